@@ -113,7 +113,8 @@ ROLES: dict[str, Role] = {
                 {
                     models.OutboxMessage: "IUD",
                     models.QueueMessage: "D",
-                    models.ConsumerGroup: "UD",
+                    models.Sequencer: "IU",
+                    models.ConsumerGroup: "IUD",
                     models.DeliveryState: "UD",
                     models.PartitionLease: "UD",
                     models.ConsumerOffset: "UD",

@@ -21,7 +21,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.naming import relayed_topic
-from django_mysqlqueue.operations import dropping, group_mode
+from django_mysqlqueue.operations import dropping, group_mode, moving
 from django_mysqlqueue.service import (
     claiming,
     groups,
@@ -113,6 +113,8 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+ELSEWHERE = "queue"
+"""Another database, to which nothing happens."""
 SAME = object()
 
 
@@ -247,6 +249,31 @@ def have_arrived(world: World, picture: Picture) -> None:
 def _(world: World) -> None:
     while relaying.relay(ALIAS, ALIAS, max_rows=2).more:
         pass
+
+
+MOVED = GroupRef("moved", TOPIC)
+"""A group that comes from the other database."""
+
+
+def all_groups_run(world: World, picture: Picture) -> None:
+    assert not any(group.paused for group in picture.rows.groups.values())
+
+
+@case("move a topic here", sequenced, commits=None, rerun=True, check=all_groups_run)
+def _(world: World) -> None:
+    groups.register(ELSEWHERE, MOVED, mode="ordered", start="earliest")
+    move = moving.Move(TOPIC, ELSEWHERE, ELSEWHERE, ALIAS, WHO)
+    moving.prepare(move)
+    moving.cut(move)
+    assert moving.has_left(moving.Move(TOPIC, ELSEWHERE, ALIAS, ELSEWHERE, WHO), 0)
+    moving.hand_over(move, MOVED, stays_paused=False)
+
+
+@case("divide a topic's messages", sequenced, commits=None, rerun=True)
+def _(world: World) -> None:
+    move = moving.Move(TOPIC, ALIAS, ELSEWHERE, ALIAS, WHO)
+    moving.cut(move)
+    moving.finish(move)
 
 
 @case("bring what is scheduled nearer", scheduled)

@@ -22,6 +22,7 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
+    moving,
     overriding,
     pausing,
     redriving,
@@ -61,7 +62,7 @@ from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
 from tests.support.filtering import EU, US
-from tests.support.harness import Sub, handler
+from tests.support.harness import USING, Sub, handler
 
 NEW = GroupRef("new", TOPIC)
 D = GroupRef("d", DLQ)
@@ -226,6 +227,26 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     """From the database to itself."""
     return relaying.relay(ALIAS, ALIAS, max_rows=2).messages
+
+
+@operation("divide a topic's messages")
+def _(a: Actor) -> object:
+    """They stay, so that the serial orders have one end."""
+    moving.finish(moving.Move(TOPIC, ALIAS, USING, ALIAS, a.name))
+    return moving.cut(moving.Move(TOPIC, ALIAS, USING, ALIAS, a.name)) > 0
+
+
+@operation("move a topic here")
+def _(a: Actor) -> object:
+    """From the same database, by another connection, on which nobody waits."""
+    ref = GroupRef("new", "moved")
+    groups.register(USING, ref, mode="ordered", start="earliest")
+    move = moving.Move("moved", ALIAS, USING, ALIAS, a.name)
+    moving.prepare(move)
+    moving.has_left(moving.Move("moved", USING, ALIAS, USING, a.name), 0)
+    moving.cut(moving.Move("moved", ALIAS, USING, ALIAS, a.name))
+    moving.hand_over(move, ref, stays_paused=False)
+    return None
 
 
 @operation("sequence, later")

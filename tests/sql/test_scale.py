@@ -38,6 +38,7 @@ NOT_IN_THE_SCRIPT = {
     "operations.redriving.check_groups": "by an operator",
     "operations.redriving.find_replaced": "by an operator",
     "service.heartbeats.count_lost": "by an operator: reads all subscribers of a day",
+    "service.heartbeats.versions": "by an operator: reads all subscribers of a day",
     "service.dead_letters.failed_groups": "before an error that an operator gets",
     "operations.steps._locked_text": "before an error that an operator gets",
     "operations.dropping._delete_some": "by an operator",

@@ -24,6 +24,7 @@ from django_mysqlqueue.inspection import (
     message_history,
     partitions,
     problems,
+    relays,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.management.commands.queuestatus import read_status
@@ -35,9 +36,10 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     RelayWatermark,
+    Sequencer,
     Slots,
 )
-from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import dead_lettering, moving, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
     claiming,
@@ -53,6 +55,7 @@ from django_mysqlqueue.service import (
     releasing,
     retention,
     rollups,
+    routing,
     scheduling,
     settling,
     slots,
@@ -68,6 +71,7 @@ from django_mysqlqueue.tails import reading
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
+OTHER = "queue"
 KEYS = 20
 ROUNDS = 12
 """Enough for what the script publishes; those groups that begin with the long log stay behind."""
@@ -212,8 +216,32 @@ def _relay() -> None:
         pass  # It reads what the log has of other topics.
     RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
     assert relaying.relay(USING, USING).messages == 8
+    relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
+    assert relaying.has_arrived(Session(USING), USING, 1)
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         retention.collect(USING)
+    _move()
+
+
+def _move() -> None:
+    """A topic that comes from another database, and one that leaves."""
+    ref = GroupRef("m", "moved")
+    groups.register(OTHER, ref, mode="ordered", start="earliest")
+    here = moving.Move("moved", OTHER, OTHER, USING, "test")
+    moving.prepare(here)
+    moving.cut(here)
+    moving.hand_over(here, ref, stays_paused=False)
+    there = moving.Move("moved", USING, USING, OTHER, "test")
+    moving.prepare(there)
+    moving.cut(there)
+    publish("moved", 1)
+    sequence()
+    assert routing.route_of(Session(USING), "moved").target == OTHER
+    assert moving.is_drained(USING, ref)
+    moving.finish(there)
+    assert moving.has_left(moving.Move("moved", OTHER, USING, OTHER, "test"), 0)
+    groups.register_options(USING, ref, "limits", {}, actor="test")
+    Sequencer.objects.update(routes={})
 
 
 def _debounce() -> None:
