@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, Sta
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problems import Problem, find_problems
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 
 URGENT = 0
@@ -151,25 +152,75 @@ def check_health(
         django.db.Error: the database refuses or does not answer.
     """
     limits = limits or HealthLimits()
-    thresholds = limits.thresholds()
-    state = get_overview(using=using, bounds=bounds, window=thresholds.window)
-    refs = {group.ref for group in state.groups}
+    state = _read(limits, using, bounds)
+    _require_known([state], groups, topics)
+    return _report(limits, state, groups, topics, stall_times)
+
+
+def databases_of(topics: Collection[str]) -> list[str]:
+    """Return the aliases of the databases to check: those of the topics, or if there are none, all of the queue's."""
+    return list(dict.fromkeys(queue_alias(topic=topic) for topic in topics)) or queue_aliases()
+
+
+def check_selected(
+    limits: HealthLimits,
+    *,
+    groups: Collection[str],
+    topics: Collection[str],
+    using: str,
+    bounds: Bounds = CHECKS,
+    stall_times: StallTimes = STALL_TIMES,
+) -> HealthReport:
+    """Check one of several databases, as ``check_health`` does, but let other databases have some of the groups.
+
+    If none of the selected groups is registered in this one, the report has no findings. Call ``require_registered``
+    with the reports of all databases.
+    """
+    state = _read(limits, using, bounds)
+    report = _report(limits, state, groups, topics, stall_times)
+    return report if report.groups or not (groups or topics) else HealthReport((), state, (), ())
+
+
+def require_registered(reports: Iterable[HealthReport], *, groups: Collection[str], topics: Collection[str]) -> None:
+    """Require that the selected groups and topics are registered in one of the databases.
+
+    Raises:
+        OperationRefused: as for ``check_health``.
+    """
+    _require_known([report.state for report in reports], groups, topics)
+
+
+def _read(limits: HealthLimits, using: str | None, bounds: Bounds) -> QueueOverview:
+    return get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
+
+
+def _require_known(states: Collection[QueueOverview], groups: Collection[str], topics: Collection[str]) -> None:
+    refs = {group.ref for state in states for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
-    chosen = tuple(
-        group
-        for group in state.groups
-        if (not groups or group.ref.group in groups) and (not topics or group.ref.topic in topics)
-    )
-    if not chosen and (groups or topics):
+    if (groups or topics) and not any(_is_selected(ref, groups, topics) for ref in refs):
         raise OperationRefused(
             f"No group {' or '.join(sorted(groups))} is registered on topic {' or '.join(sorted(topics))}."
         )
+
+
+def _is_selected(ref: GroupRef, groups: Collection[str], topics: Collection[str]) -> bool:
+    return (not groups or ref.group in groups) and (not topics or ref.topic in topics)
+
+
+def _report(
+    limits: HealthLimits,
+    state: QueueOverview,
+    groups: Collection[str],
+    topics: Collection[str],
+    stall_times: StallTimes,
+) -> HealthReport:
+    chosen = tuple(group for group in state.groups if _is_selected(group.ref, groups, topics))
     wanted = {group.ref for group in chosen}
     is_whole = not groups and not topics
     others = [
         one
-        for one in find_problems(state, thresholds=thresholds, stall_times=stall_times)
+        for one in find_problems(state, thresholds=limits.thresholds(), stall_times=stall_times)
         if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
     ]
     alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]

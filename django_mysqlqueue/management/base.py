@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,25 +15,28 @@ from django.db.migrations.executor import MigrationExecutor
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_settings
+from django_mysqlqueue.sql.parallel import read_each
 
 APP = ConsumerGroup._meta.app_label
 
 
-def database_of(alias: str | None) -> str:
-    """Return the alias of the queue's database.
+def database_of(alias: str | None, topic: str | None = None) -> str:
+    """Return the alias of the queue's database, or of the one that a topic is in.
 
     Args:
-        alias: value of ``--database``; if None, ``MYSQLQUEUE["DATABASE"]`` or the router decides.
+        alias: value of ``--database``; if None, ``DATABASE`` of the topic's entry in ``TOPICS``,
+            ``MYSQLQUEUE["DATABASE"]`` or the router decides.
+        topic: the topic that the command works on, if it works on one.
 
     Raises:
         CommandError: ``DATABASES`` has no such alias.
     """
     if alias is not None and alias not in connections:
         raise CommandError(f"DATABASES has no alias {alias!r}.")
-    return queue_alias(alias)
+    return queue_alias(alias, topic=topic)
 
 
 def add_database(parser: CommandParser) -> None:
@@ -40,7 +44,8 @@ def add_database(parser: CommandParser) -> None:
     parser.add_argument(
         "--database",
         metavar="ALIAS",
-        help="alias of the queue's database (default: MYSQLQUEUE['DATABASE'], else the router's choice)",
+        help="alias of the queue's database (default: MYSQLQUEUE['DATABASE'], else the router's choice; with DATABASE "
+        "in TOPICS, the database of the topic, or all of the queue's databases)",
     )
 
 
@@ -102,8 +107,23 @@ class LimitedCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command with the time limit."""
         # This includes the system checks, some of which query databases.
-        with self._limited(options.get("database")):
+        with contextlib.ExitStack() as limits:
+            # Invalid ones are reported by the checks or the command itself.
+            with contextlib.suppress(CommandError, ImproperlyConfigured):
+                for alias in self.databases(options):
+                    limits.enter_context(self._limited(alias))
             return super().execute(*args, **options)
+
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the aliases of the databases that the command works on, without a query.
+
+        Args:
+            options: the command's options.
+
+        Raises:
+            CommandError: ``DATABASES`` has no such alias.
+        """
+        return [database_of(options.get("database"))]
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Run the system checks; a database error becomes a ``CommandError``."""
@@ -117,12 +137,8 @@ class LimitedCommand(BaseCommand):
             raise CommandError(failures.explain(alias, error)) from error
 
     @contextlib.contextmanager
-    def _limited(self, alias: str | None) -> Iterator[None]:
-        try:
-            connection = connections[database_of(alias)]
-        except (CommandError, ImproperlyConfigured):
-            yield  # the checks or the command itself report it
-            return
+    def _limited(self, alias: str) -> Iterator[None]:
+        connection = connections[alias]
         # An open connection (``call_command`` in a program) keeps its limits.
         before, was_open = connection.settings_dict, connection.connection is not None
         connection.settings_dict = limited_settings(connection, read=self.read_timeout)
@@ -135,21 +151,58 @@ class LimitedCommand(BaseCommand):
 
 
 class QueueCommand(LimitedCommand):
-    """A command on the queue's database."""
+    """A command on the queue's database: on the one that ``--database`` names, else on that of the command's topic.
+
+    If the command has no topic, it works on the database of the project, or with ``every_database`` on all of them.
+    """
+
+    every_database: ClassVar[bool] = False
+    """Whether the command works on the whole queue, which can have several databases."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add ``--database``."""
         add_database(parser)
 
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the aliases of the databases that the command works on, without a query.
+
+        Args:
+            options: the command's options.
+
+        Raises:
+            CommandError: ``DATABASES`` has no such alias.
+        """
+        alias, topic = options.get("database"), options.get("topic")
+        if self.every_database and alias is None and not topic:
+            return queue_aliases()
+        # A command with several topics decides by itself.
+        return [database_of(alias, topic if isinstance(topic, str) else None)]
+
     def handle(self, *args: Any, **options: Any) -> None:
-        """Check the queue's tables and call ``run_on``."""
-        using = database_of(options["database"])
+        """Check the queue's tables and call ``run_on``, or ``run_on_each`` if there are several databases."""
+        aliases = self.databases(options)
+        if len(aliases) == 1:
+            with self.prepared(aliases[0]):
+                self.run_on(aliases[0], options)
+        else:
+            self.run_on_each(aliases, options)
+
+    @contextlib.contextmanager
+    def prepared(self, using: str) -> Iterator[None]:
+        """Prepare this thread's connection to a database for the command.
+
+        Args:
+            using: alias of the queue's database.
+
+        Raises:
+            CommandError: the database lacks the tables, refuses or does not answer.
+        """
         with database_errors(using), sessions.sound(using):
             require_tables(using)
             # In a project with autocommit off, the writes of operations would never be committed.
             if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
                 connections[using].set_autocommit(True)
-            self.run_on(using, options)
+            yield
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         """Run the command.
@@ -159,3 +212,153 @@ class QueueCommand(LimitedCommand):
             options: the command's options.
         """
         raise NotImplementedError
+
+    def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
+        """Run the command on several databases, one after another. If it fails on one, it goes on with the others.
+
+        Args:
+            aliases: the aliases of the databases.
+            options: the command's options.
+
+        Raises:
+            CommandError: it failed on one of them.
+        """
+        failed = []
+        for number, using in enumerate(aliases):
+            self.write_heading(using, is_first=number == 0)
+            try:
+                with self.prepared(using):
+                    self.run_on(using, options)
+            except CommandError as error:
+                self.stdout.write(self.style.ERROR(str(error)))
+                failed.append(using)
+            except SystemExit as end:  # it has said why
+                if end.code:
+                    failed.append(using)
+        require_none(failed, aliases)
+
+    def write_heading(self, using: str, *, is_first: bool) -> None:
+        """Write the heading of a database's section.
+
+        Args:
+            using: alias of the database.
+            is_first: whether it is the first section.
+        """
+        if not is_first:
+            self.stdout.write("")
+        self.stdout.write(self.style.MIGRATE_HEADING(f"Database {using!r}"))
+
+
+def require_none(failed: Sequence[str], aliases: Sequence[str]) -> None:
+    """Require that a command has failed on none of the databases.
+
+    Args:
+        failed: the aliases of those on which it has failed, each of which was reported.
+        aliases: the aliases of all databases.
+
+    Raises:
+        CommandError: it has failed on one of them.
+    """
+    if failed:
+        raise CommandError(f"Failed on {len(failed)} of {len(aliases)} databases: {', '.join(map(repr, failed))}.")
+
+
+class ReadingCommand(QueueCommand):
+    """A command that reads the queue's state and shows it as text or JSON.
+
+    Several databases are read at the same time, and shown in sections.
+    """
+
+    every_database = True
+    json_indent: ClassVar[int | None] = 2
+
+    def read(self, using: str, options: dict[str, Any]) -> Any:
+        """Return the state of one database. With several databases, this runs in a thread.
+
+        Args:
+            using: alias of the queue's database.
+            options: the command's options.
+        """
+        raise NotImplementedError
+
+    def as_json(self, using: str, found: Any) -> dict[str, Any]:
+        """Return what ``read`` has returned as JSON values.
+
+        Args:
+            using: alias of the queue's database.
+            found: what ``read`` has returned.
+        """
+        raise NotImplementedError
+
+    def show(self, using: str, found: Any) -> None:
+        """Write what ``read`` has returned as text.
+
+        Args:
+            using: alias of the queue's database.
+            found: what ``read`` has returned.
+        """
+        raise NotImplementedError
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Read and show the state of one database."""
+        found = self.read(using, options)
+        if options["format"] == "json":
+            self.write_json(self.as_json(using, found))
+        else:
+            self.show(using, found)
+        self.finish({using: found}, [], options)
+
+    def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
+        """Read several databases at the same time, and show their states in sections."""
+
+        def read(using: str) -> Any:
+            with self.prepared(using):
+                return self.read(using, options)
+
+        found: dict[str, Any] = {}
+        failed: list[str] = []
+        sections: list[dict[str, Any]] = []
+        as_json = options["format"] == "json"
+        for using, answer in read_each(aliases, read, seconds=self.read_timeout):
+            if not as_json:
+                self.write_heading(using, is_first=not (found or failed))
+            try:
+                found[using] = answer.result()
+            except CommandError as error:
+                failed.append(using)
+                sections.append({"database": using, "error": str(error)})
+                if not as_json:
+                    self.stdout.write(self.style.ERROR(str(error)))
+                continue
+            if as_json:
+                sections.append(self.as_json(using, found[using]))
+            else:
+                self.show(using, found[using])
+        if as_json:
+            self.write_json(self.together(sections))
+        self.finish(found, failed, options)
+
+    def together(self, sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the JSON object for several databases.
+
+        Args:
+            sections: the object of each database; of one that could not be read, its alias and the error.
+        """
+        return {"databases": sections}
+
+    def finish(self, found: Mapping[str, Any], failed: Sequence[str], options: dict[str, Any]) -> None:
+        """Do what is left when everything was shown, such as setting the exit status.
+
+        Args:
+            found: by alias, what ``read`` has returned.
+            failed: the aliases of the databases that could not be read.
+            options: the command's options.
+
+        Raises:
+            CommandError: a database could not be read.
+        """
+        require_none(failed, [*found, *failed])
+
+    def write_json(self, facts: dict[str, Any]) -> None:
+        """Write a JSON object."""
+        self.stdout.write(json.dumps(facts, indent=self.json_indent))

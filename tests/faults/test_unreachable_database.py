@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import signal
 import subprocess
@@ -102,6 +103,25 @@ def test_no_command_waits_for_a_frozen_server(db, server):
         took = time.monotonic() - began
     assert all(text.startswith("The database 'default' does not answer: (2013") for text in texts), texts
     assert took < CONNECT + START
+
+
+@pytest.mark.promise("Health")
+@pytest.mark.parametrize("command", ["queuestatus", "queuehealth"])
+def test_a_frozen_server_hides_no_other_database(db, server, settings, monkeypatch, command):
+    """The databases are read at the same time, each in a thread with limits of its own."""
+    settings.MYSQLQUEUE = {"TOPICS": {"first": {"DATABASE": PRIVATE}, "second": {"DATABASE": f"{PRIVATE}_queue"}}}
+    for alias in (PRIVATE, f"{PRIVATE}_queue"):
+        monkeypatch.setitem(connections.databases[alias]["OPTIONS"], "connect_timeout", PAGES_CONNECT)
+    began, out = time.monotonic(), io.StringIO()
+    with frozen(server), pytest.raises((CommandError, SystemExit)) as caught:
+        call_command(command, stdout=out, no_color=True)
+    assert time.monotonic() - began < 2 * PAGES_CONNECT, "not one after another"
+    assert getattr(caught.value, "code", 1) == 1
+    sections = out.getvalue().split("\n\nDatabase '")
+    assert sections[0].startswith("Database 'default'\n")
+    assert ("Healthy" if command == "queuehealth" else "Queue in database 'default'") in sections[0]
+    for alias, section in zip((PRIVATE, f"{PRIVATE}_queue"), sections[-2:], strict=True):
+        assert section.startswith(f"{alias}'\nThe database '{alias}' does not answer: (2013")
 
 
 class Slow(QueueCommand):

@@ -15,6 +15,7 @@ from django_mysqlqueue.service import heartbeats, retention
 class Command(QueueCommand):
     """Run garbage collection once, for all topics."""
 
+    every_database = True
     help = (
         "Delete messages that every group has settled and whose retention has expired, and rows that are no longer "
         "needed. Subscribers do this automatically."

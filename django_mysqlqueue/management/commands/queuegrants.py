@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from django_mysqlqueue import grants
-from django_mysqlqueue.management.base import LimitedCommand, add_database, database_of
+from django_mysqlqueue.management.base import LimitedCommand, add_database, database_of, require_none
+from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.sql.connection import is_server
 
 
@@ -35,8 +37,29 @@ class Command(LimitedCommand):
             help="account to grant to (default: queue_ROLE@%%; without a host: any host)",
         )
 
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the aliases of the databases to print statements for: all of the queue's, without ``--database``."""
+        return queue_aliases() if options.get("database") is None else [database_of(options["database"])]
+
     def handle(self, *args: Any, **options: Any) -> None:
-        using = database_of(options["database"])
+        aliases = self.databases(options)
+        if len(aliases) == 1:
+            self._print(aliases[0], options)
+            return
+        failed = []
+        for number, using in enumerate(aliases):
+            # All of the output is SQL.
+            if number:
+                self.stdout.write("")
+            self.stdout.write(f"-- Database {using!r}")
+            try:
+                self._print(using, options)
+            except CommandError as error:
+                self.stdout.write(f"-- {error}")
+                failed.append(using)
+        require_none(failed, aliases)
+
+    def _print(self, using: str, options: dict[str, Any]) -> None:
         connection = connections[using]
         if not is_server(connection):
             raise CommandError(f"The database {using!r} is {connection.display_name}, which has no users.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,12 +20,13 @@ from django_mysqlqueue.inspection import (
     StallTimes,
     check_health,
 )
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.inspection.health import check_selected, databases_of, require_registered
+from django_mysqlqueue.management.base import ReadingCommand, database_of
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
 
 
-class Command(QueueCommand):
+class Command(ReadingCommand):
     """Check the queue's health."""
 
     read_timeout = READ_SECONDS
@@ -86,9 +87,15 @@ class Command(QueueCommand):
         )
         add("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the aliases of the databases to check."""
+        if options.get("database") is not None:
+            return [database_of(options["database"])]
+        return databases_of(options.get("topic") or ())
+
+    def handle(self, *args: Any, **options: Any) -> None:
         try:
-            limits = HealthLimits(
+            self._limits = HealthLimits(
                 options["max_lag"],
                 options["max_age"],
                 options["max_dead_letters"],
@@ -98,8 +105,17 @@ class Command(QueueCommand):
                 min_attempts=options["min_attempts"],
                 window=options["window"],
             )
-            report = check_health(
-                limits,
+        except OperationRefused as error:
+            raise CommandError(str(error)) from error
+        self._selects = bool(options["group"] or options["topic"])
+        # With several databases, each may have some of the groups.
+        self._check = check_health if len(self.databases(options)) == 1 else check_selected
+        super().handle(*args, **options)
+
+    def read(self, using: str, options: dict[str, Any]) -> HealthReport:
+        try:
+            return self._check(
+                self._limits,
                 groups=options["group"],
                 topics=options["topic"],
                 using=using,
@@ -108,26 +124,38 @@ class Command(QueueCommand):
             )
         except (OperationRefused, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-        if options["format"] == "json":
-            self.stdout.write(json.dumps(_as_json(using, report), indent=2))
-        else:
-            self._text(report)
-        if not report.healthy:
-            sys.exit(1)
 
-    def _text(self, report: HealthReport) -> None:
-        for finding in report.findings:
+    def as_json(self, using: str, found: HealthReport) -> dict[str, Any]:
+        return _as_json(using, found)
+
+    def show(self, using: str, found: HealthReport) -> None:
+        if self._selects and not found.groups:
+            self.stdout.write("None of the selected groups is registered here.")
+            return
+        for finding in found.findings:
             self.stdout.write(self.style.ERROR(f"PROBLEM  {finding.text}"))
-        for note in report.notes:
+        for note in found.notes:
             self.stdout.write(self.style.WARNING(f"note     {note.text}"))
-        if report.healthy:
-            backlog = total(group.lag for group in report.groups)
-            age = _outbox_age(report)
+        if found.healthy:
+            backlog = total(group.lag for group in found.groups)
+            age = _outbox_age(found)
             self.stdout.write(
-                f"Healthy: {counted(len(report.groups), 'group')}, backlog {backlog}, "
-                f"outbox {report.state.outbox.waiting}"
+                f"Healthy: {counted(len(found.groups), 'group')}, backlog {backlog}, "
+                f"outbox {found.state.outbox.waiting}"
                 + ("." if age is None else f", the oldest message for {duration(age)} (not counted in the backlog).")
             )
+
+    def together(self, sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"healthy": all(one.get("healthy", False) for one in sections), **super().together(sections)}
+
+    def finish(self, found: Mapping[str, HealthReport], failed: Sequence[str], options: dict[str, Any]) -> None:
+        if not failed and self._check is check_selected:
+            try:
+                require_registered(found.values(), groups=options["group"], topics=options["topic"])
+            except OperationRefused as error:
+                raise CommandError(str(error)) from error
+        if failed or not all(report.healthy for report in found.values()):
+            sys.exit(1)
 
 
 def _outbox_age(report: HealthReport) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -17,6 +18,7 @@ from django_mysqlqueue.procedures.definitions import SESSION
 class Command(QueueCommand):
     """Install, update or remove the stored procedures."""
 
+    every_database = True
     help = (
         "Install the stored procedures with which clients in any language consume messages, or update them. Run it "
         "after each upgrade, and when settings or handlers' options have changed."
@@ -44,6 +46,13 @@ class Command(QueueCommand):
                 self._install(using)
         except OperationRefused as error:
             raise CommandError(str(error)) from error
+
+    def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
+        """Refuse to print a script for several databases; otherwise as for every command."""
+        if options["print"]:
+            known = ", ".join(map(repr, aliases))
+            raise CommandError(f"--print prints the statements for one database: pass --database, one of {known}.")
+        super().run_on_each(aliases, options)
 
     def _install(self, using: str) -> None:
         before = installing.install(using)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.core.management.base import CommandError
+
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.management.base import database_of
 from django_mysqlqueue.management.operations import check_topics
 from django_mysqlqueue.management.spark import SparkCommand
 from django_mysqlqueue.models import ConsumerGroup
@@ -16,6 +20,21 @@ class Command(SparkCommand):
 
     help = "Write a report on the queue's activity: an HTML page with charts, and its tables as Parquet and CSV files."
     name = "report"
+
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the alias of the database that the report is about.
+
+        Raises:
+            CommandError: the topics are in several databases.
+        """
+        alias, topics = options.get("database"), options.get("topic") or [None]
+        found = dict.fromkeys(database_of(alias, topic) for topic in topics)
+        if len(found) > 1:
+            raise CommandError(
+                f"A report is about one database, but these topics are in {', '.join(map(repr, found))}: make a "
+                "report for each."
+            )
+        return [*found]
 
     def check_names(self, using: str, options: dict[str, Any]) -> None:
         check_topics(using, options["topic"] or ())

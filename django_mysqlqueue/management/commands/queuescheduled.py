@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import OperationCommand, check_topics, moment
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
@@ -51,9 +51,10 @@ class ScheduledCommand(OperationCommand):
         raise NotImplementedError
 
 
-class Command(ScheduledCommand):
+class Command(ScheduledCommand, ReadingCommand):
     """List or reschedule scheduled messages."""
 
+    json_indent: ClassVar[int | None] = None
     help = "List scheduled messages. With ids and --now or --at, deliver these messages now or at another time."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -70,32 +71,36 @@ class Command(ScheduledCommand):
             help="deliver the messages with the given ids at WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
         )
 
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not options["id"]:
+            if options["now"] or options["at"]:
+                raise CommandError("--now and --at require the topic and ids of the messages: TOPIC ID…")
+            if options["key"] is not None:
+                raise CommandError("--key requires the topic and ids of the messages: TOPIC ID…")
+            if not 1 <= options["limit"] <= MOST:
+                raise CommandError(f"--limit {options['limit']}: must be at least 1 and at most {MOST:,}.")
+        super().handle(*args, **options)
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if options["id"]:
             super().run_on(using, options)
-        elif options["now"] or options["at"]:
-            raise CommandError("--now and --at require the topic and ids of the messages: TOPIC ID…")
-        elif options["key"] is not None:
-            raise CommandError("--key requires the topic and ids of the messages: TOPIC ID…")
         else:
-            self._list(using, options)
+            ReadingCommand.run_on(self, using, options)
 
-    def _list(self, using: str, options: dict[str, Any]) -> None:
-        if not 1 <= options["limit"] <= MOST:
-            raise CommandError(f"--limit {options['limit']}: must be at least 1 and at most {MOST:,}.")
+    def read(self, using: str, options: dict[str, Any]) -> Sequence[scheduled.ScheduledMessage]:
         found = scheduled.next_scheduled(using, topic=options["topic"], limit=options["limit"])
         if not found and options["topic"] is not None:
             check_topics(using, [options["topic"]])
-        if options["format"] == "json":
-            self._print_json(using, found)
-            return
+        return found
+
+    def show(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         if not found:
             self.stdout.write("No messages are scheduled.")
         for one in found:
             debounced = f"  debounced: {one.coalesce_key}" if one.coalesce_key else ""
             self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{debounced}")
 
-    def _print_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
+    def as_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> dict[str, Any]:
         rows = [
             {
                 "topic": one.topic,
@@ -106,7 +111,7 @@ class Command(ScheduledCommand):
             }
             for one in found
         ]
-        self.stdout.write(json.dumps({"database": using, "scheduled": rows}))
+        return {"database": using, "scheduled": rows}
 
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         if options["now"] == (options["at"] is not None):

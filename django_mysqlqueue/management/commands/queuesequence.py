@@ -12,6 +12,7 @@ from django_mysqlqueue.service import sequencing
 class Command(QueueCommand):
     """Move due messages into the log."""
 
+    every_database = True
     help = "Move due messages from the outbox into the log. Subscribers do this automatically."
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:

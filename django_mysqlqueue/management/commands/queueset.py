@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -11,16 +11,23 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import GroupOption, list_options
+from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import OperationCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.options import parse_text, storable
 
+Listed = Sequence[tuple[GroupRef, GroupOption]]
 
-class Command(OperationCommand):
+
+class Command(OperationCommand, ReadingCommand):
     """Override options of a consumer group, or list its options."""
 
+    json_indent: ClassVar[int | None] = None
+    _of_group = False
+    """Whether the options of one group are listed, not the overrides of all groups."""
     help = (
         "Override options of a consumer group while its subscribers run. Without an option, list the group's options; "
         "without a group, list all overridden options."
@@ -48,19 +55,23 @@ class Command(OperationCommand):
         parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
         return parser
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
+    def handle(self, *args: Any, **options: Any) -> None:
         if options["group"] is not None and options["topic"] is None:
             raise CommandError("Pass the topic, too: GROUP TOPIC.")
-        changes = bool(options["option"] or options["unset"])
+        changes = _changes(options)
         if changes and options["group"] is None:
             raise CommandError("To change options, pass the group and its topic: GROUP TOPIC.")
         if changes and options["list"]:
             raise CommandError("--list cannot be combined with OPTION=VALUE or --unset.")
+        super().handle(*args, **options)
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        self._of_group = options["group"] is not None
+        if not _changes(options):
+            ReadingCommand.run_on(self, using, options)
+            return
         try:
-            if changes:
-                super().run_on(using, options)
-            else:
-                self._list(using, options)
+            super().run_on(using, options)
         except (OperationRefused, SubscriberError) as error:
             raise CommandError(str(error)) from error
 
@@ -78,20 +89,26 @@ class Command(OperationCommand):
                 raise CommandError(str(error)) from error
         return operations.settings(options["group"], options["topic"], values, unset=options["unset"], **how)
 
-    def _list(self, using: str, options: dict[str, Any]) -> None:
+    def read(self, using: str, options: dict[str, Any]) -> Listed:
         group, topic = options["group"], options["topic"]
-        if group is not None:
-            group_of(using, group, topic, unfinished=["", "seek", "drop"])
-        found = [
-            (ref, one)
-            for ref, options_of in list_options(group=group, topic=topic, using=using).items()
-            for one in options_of
-            if group is not None or one.override
-        ]
-        if options["format"] == "json":
-            facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
-            self.stdout.write(json.dumps({"database": using, "options": facts}))
-        elif group is not None:
+        try:
+            if group is not None:
+                group_of(using, group, topic, unfinished=["", "seek", "drop"])
+            return [
+                (ref, one)
+                for ref, options_of in list_options(group=group, topic=topic, using=using).items()
+                for one in options_of
+                if group is not None or one.override
+            ]
+        except (OperationRefused, SubscriberError) as error:
+            raise CommandError(str(error)) from error
+
+    def as_json(self, using: str, found: Listed) -> dict[str, Any]:
+        facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
+        return {"database": using, "options": facts}
+
+    def show(self, using: str, found: Listed) -> None:
+        if self._of_group:
             rows = [(one.name, shortened(one.text), _origin(one)) for _ref, one in found]
             write_table(self.stdout, ("option", "value", "from"), rows)
             for _ref, one in found:
@@ -102,6 +119,10 @@ class Command(OperationCommand):
             write_table(self.stdout, ("group", "topic", "option", "value", "from"), table)
         else:
             self.stdout.write("No options are overridden.")
+
+
+def _changes(options: dict[str, Any]) -> bool:
+    return bool(options["option"] or options["unset"])
 
 
 def _origin(one: GroupOption) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from django_mysqlqueue.inspection import (
     partitions,
 )
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
@@ -46,7 +45,7 @@ class Status:
     problems: Sequence[Problem]
 
 
-class Command(QueueCommand):
+class Command(ReadingCommand):
     """Show the state of the queue."""
 
     help = "Show topics, consumer groups, their backlogs, dead letters, leases and problems."
@@ -57,12 +56,14 @@ class Command(QueueCommand):
         super().add_arguments(parser)
         parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        status = read_status(using)
-        if options["format"] == "json":
-            self.stdout.write(json.dumps(_as_json(using, status), indent=2))
-        else:
-            self._text(using, status)
+    def read(self, using: str, options: dict[str, Any]) -> Status:
+        return read_status(using)
+
+    def as_json(self, using: str, found: Status) -> dict[str, Any]:
+        return _as_json(using, found)
+
+    def show(self, using: str, found: Status) -> None:
+        self._text(using, found)
 
     def _text(self, using: str, status: Status) -> None:
         heading = self.style.MIGRATE_HEADING
