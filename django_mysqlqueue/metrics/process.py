@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,9 +18,7 @@ from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
 
-Count = TypeVar("Count")
-
-LABELS = ("topic", "group")
+LABELS = ("database", "topic", "group")
 OUTCOMES = tuple(
     outcome for outcome in Outcome if outcome not in (Outcome.DELETED, Outcome.EXPIRED, Outcome.SUPERSEDED)
 )
@@ -36,18 +33,26 @@ BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
 
+class Source(NamedTuple):
+    """What a process subscribes to in one database."""
+
+    using: str
+    """Alias of the database."""
+    refs: Iterable[GroupRef]
+    """The groups."""
+    inbox: Inbox
+    """The inbox whose deliveries are counted."""
+
+
 class ProcessMetrics:
     """Counters and histograms of one process.
 
     Args:
-        refs: the groups of the process.
-        inboxes: the inboxes whose deliveries are counted.
+        sources: what the process subscribes to, by database.
         registry: the registry to add the metrics to.
     """
 
-    def __init__(
-        self, refs: Iterable[GroupRef], inboxes: Sequence[Inbox], registry: CollectorRegistry = REGISTRY
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], registry: CollectorRegistry = REGISTRY) -> None:
         self._deliveries = Counter(
             "mysqlqueue_deliveries",
             "Deliveries of this process, by outcome.",
@@ -69,14 +74,16 @@ class ProcessMetrics:
             registry=registry,
         )
         self._registry = registry
-        self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(inboxes))
+        self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(sources))
         registry.register(self._collectors[-1])
-        for ref in refs:
-            # Start at 0: a rate needs two samples, and it should include the first failure.
-            for outcome in OUTCOMES:
-                self._deliveries.labels(ref.topic, ref.group, outcome)
-            self._processing.labels(ref.topic, ref.group)
-            self._end_to_end.labels(ref.topic, ref.group)
+        for source in sources:
+            for ref in source.refs:
+                labels = (source.using, ref.topic, ref.group)
+                # Start at 0: a rate needs two samples, and it should include the first failure.
+                for outcome in OUTCOMES:
+                    self._deliveries.labels(*labels, outcome)
+                self._processing.labels(*labels)
+                self._end_to_end.labels(*labels)
 
     def unregister(self) -> None:
         """Remove all metrics from the registry."""
@@ -86,7 +93,7 @@ class ProcessMetrics:
     def settled(self, ends: Sequence[Settled]) -> None:
         """Count settled deliveries whose outcomes are committed."""
         for end in ends:
-            labels = (end.delivery.topic, end.delivery.group)
+            labels = (end.delivery._using, end.delivery.topic, end.delivery.group)
             self._deliveries.labels(*labels, end.outcome).inc()
             if end.messages:
                 self._processing.labels(*labels).observe(end.seconds / end.messages)
@@ -95,12 +102,8 @@ class ProcessMetrics:
 
 
 class _InboxCollector(Collector):
-    def __init__(self, inboxes: Sequence[Inbox]) -> None:
-        self._inboxes = inboxes
-
-    def _of_all(self, counts: Callable[[Inbox], Mapping[GroupRef, Count]]) -> Iterator[tuple[GroupRef, Count]]:
-        for inbox in self._inboxes:
-            yield from counts(inbox).items()
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
@@ -109,22 +112,23 @@ class _InboxCollector(Collector):
         waiting = GaugeMetricFamily(
             "mysqlqueue_process_waiting", "Messages that this process has claimed but not started.", labels=LABELS
         )
-        for ref, (waits, runs) in self._of_all(Inbox.counts):
-            running.add_metric((ref.topic, ref.group), runs)
-            waiting.add_metric((ref.topic, ref.group), waits)
-        yield running
-        yield waiting
         deleted = CounterMetricFamily(
             "mysqlqueue_process_deleted", "Claimed messages that were deleted before they were handled.", labels=LABELS
         )
-        for ref, number in self._of_all(Inbox.deleted_counts):
-            deleted.add_metric((ref.topic, ref.group), number)
-        yield deleted
-        for reason, text in PASSED.items():
-            passed = CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
-            for ref, number in self._of_all(partial(Inbox.passed_counts, reason=reason)):
-                passed.add_metric((ref.topic, ref.group), number)
-            yield passed
+        passed = {
+            reason: CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
+            for reason, text in PASSED.items()
+        }
+        for using, _, inbox in self._sources:
+            for ref, (waits, runs) in inbox.counts().items():
+                running.add_metric((using, ref.topic, ref.group), runs)
+                waiting.add_metric((using, ref.topic, ref.group), waits)
+            for ref, number in inbox.deleted_counts().items():
+                deleted.add_metric((using, ref.topic, ref.group), number)
+            for reason, family in passed.items():
+                for ref, number in inbox.passed_counts(reason).items():
+                    family.add_metric((using, ref.topic, ref.group), number)
+        yield from (running, waiting, deleted, *passed.values())
 
 
 def serve(
@@ -144,22 +148,22 @@ def serve(
     Raises:
         SubscriberError: the address or port cannot be used.
     """
-    inboxes = [worker.inbox for worker in subscriber.workers]
-    metrics = ProcessMetrics(subscriber.handlers, inboxes, registry)
+    sources = [Source(one.using, one.handlers, one.inbox) for one in subscriber.workers]
+    metrics = ProcessMetrics(sources, registry)
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as error:
         metrics.unregister()
         raise SubscriberError(_cannot_be_had(address, port, error)) from error
-    for inbox in inboxes:
-        inbox.watch.listeners.append(metrics.settled)
+    for source in sources:
+        source.inbox.watch.listeners.append(metrics.settled)
 
     def stop() -> None:
         server.shutdown()
         server.server_close()
         thread.join(5)
-        for inbox in inboxes:
-            inbox.watch.listeners.remove(metrics.settled)
+        for source in sources:
+            source.inbox.watch.listeners.remove(metrics.settled)
         metrics.unregister()
 
     return stop

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from django.db import Error
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.sql.parallel import read_each
 
 UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
-LABELS = ("topic", "group")
+DATABASE = ("database",)
+LABELS = ("database", "topic", "group")
 COUNTS = {
     "lag": f"Messages in the log that the group has not settled ({UP_TO}).",
     "in_flight": f"Messages that subscribers have claimed and not settled ({UP_TO}).",
@@ -24,14 +29,24 @@ COUNTS = {
 class QueueCollector(Collector):
     """Reads the state of the queue at each scrape. Register it with a ``CollectorRegistry``.
 
+    All metrics have the label ``database``, also if there is only one. Several databases are read at the same time.
+
     Args:
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the only database to read (default: all of the queue's databases).
     """
 
     bounds: ClassVar[Bounds] = SCRAPES
+    patience: ClassVar[float] = 8.0
+    """Seconds after which the metrics of other databases do not wait any longer for one that does not answer:
+    Prometheus, by default, waits for 10."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
+
+    @property
+    def aliases(self) -> list[str]:
+        """The aliases of the databases to read."""
+        return queue_aliases() if self.using is None else [queue_alias(self.using)]
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, so that registering the collector needs no query."""
@@ -40,15 +55,41 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read the queue's state and return all metrics.
 
+        Of a database that cannot be read, there is only ``mysqlqueue_database_up``, which is 0.
+
         Raises:
-            django.db.Error: the database cannot be read.
+            django.db.Error: none of the databases can be read.
         """
-        state = get_overview(using=self.using, bounds=self.bounds)
+        aliases = self.aliases
+        states = [self._read(aliases[0])] if len(aliases) == 1 else self._read_each(aliases)
+        if not any(isinstance(state, QueueOverview) for state in states):
+            raise next(state for state in states if isinstance(state, Error))
         families = _Families()
-        families.add_queue(state)
-        for group in state.groups:
-            families.add_group(group, state.now)
+        for alias, state in zip(aliases, states, strict=True):
+            families.up.add_metric((alias,), int(isinstance(state, QueueOverview)))
+            if isinstance(state, QueueOverview):
+                families.add_queue(state)
         yield from families.all()
+
+    def _read_each(self, aliases: list[str]) -> list[QueueOverview | Error | None]:
+        """Return the state of each database, the error, or None if it is late."""
+        states: list[QueueOverview | Error | None] = []
+        deadline = time.monotonic() + self.patience
+        answers = [answer for _alias, answer in read_each(aliases, self._read)]
+        for answer in answers:
+            try:
+                states.append(answer.result(max(0.0, deadline - time.monotonic())))
+            except TimeoutError:
+                states.append(None)
+        if not any(isinstance(state, QueueOverview) for state in states) and None in states:
+            states[0] = answers[0].result()  # There is nothing to show meanwhile.
+        return states
+
+    def _read(self, alias: str) -> QueueOverview | Error:
+        try:
+            return get_overview(using=alias, bounds=self.bounds)
+        except Error as error:
+            return error
 
 
 class _Families:
@@ -58,6 +99,7 @@ class _Families:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"mysqlqueue_{name}", text, labels=labels)
 
+        self.up = gauge("database_up", "0 if the database cannot be read, otherwise 1.", DATABASE)
         self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
         self.exact = gauge(
             "count_exact",
@@ -71,19 +113,26 @@ class _Families:
         )
         self.subscribers = gauge("subscribers", "Live subscribers.", LABELS)
         self.paused = gauge("paused", "1 while the group is paused.", LABELS)
-        self.outbox = gauge("outbox_waiting", f"Due messages in the outbox (counted up to {SCRAPES.count:,}).")
+        self.outbox = gauge(
+            "outbox_waiting", f"Due messages in the outbox (counted up to {SCRAPES.count:,}).", DATABASE
+        )
         self.outbox_age = gauge(
-            "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none."
+            "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none.", DATABASE
         )
-        self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).")
+        self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).", DATABASE)
         self.debounced = CounterMetricFamily(
-            "mysqlqueue_debounced", "Debounced messages that later ones have replaced before they entered the log."
+            "mysqlqueue_debounced",
+            "Debounced messages that later ones have replaced before they entered the log.",
+            labels=DATABASE,
         )
-        self.last_offset = gauge("last_offset", "The highest offset of the log. It grows with every message.")
-        self.more = gauge("more_groups", f"1 if there are more groups than the {SCRAPES.groups:,} that are included.")
+        self.last_offset = gauge("last_offset", "The highest offset of the log. It grows with every message.", DATABASE)
+        self.more = gauge(
+            "more_groups", f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE
+        )
 
     def all(self) -> list[Metric]:
         return [
+            self.up,
             *self.counts.values(),
             self.exact,
             self.oldest,
@@ -98,21 +147,24 @@ class _Families:
         ]
 
     def add_queue(self, state: QueueOverview) -> None:
+        labels = (state.using,)
         waiting = state.outbox.waiting_since
-        self.outbox.add_metric((), state.outbox.waiting.value)
-        self.outbox_age.add_metric((), _age(waiting, state.now))
-        self.scheduled.add_metric((), state.outbox.scheduled.value)
-        self.debounced.add_metric((), state.debounced)
-        self.last_offset.add_metric((), state.last_offset)
-        self.more.add_metric((), int(state.more_groups))
+        self.outbox.add_metric(labels, state.outbox.waiting.value)
+        self.outbox_age.add_metric(labels, _age(waiting, state.now))
+        self.scheduled.add_metric(labels, state.outbox.scheduled.value)
+        self.debounced.add_metric(labels, state.debounced)
+        self.last_offset.add_metric(labels, state.last_offset)
+        self.more.add_metric(labels, int(state.more_groups))
+        for group in state.groups:
+            self._add_group(state, group)
 
-    def add_group(self, group: GroupOverview, now: int) -> None:
-        labels = (group.ref.topic, group.ref.group)
+    def _add_group(self, state: QueueOverview, group: GroupOverview) -> None:
+        labels = (state.using, group.ref.topic, group.ref.group)
         for name, family in self.counts.items():
             count: Count = getattr(group, name)
             family.add_metric(labels, count.value)
             self.exact.add_metric((*labels, name), int(count.exact))
-        self.oldest.add_metric(labels, _age(group.oldest_at, now))
+        self.oldest.add_metric(labels, _age(group.oldest_at, state.now))
         self.subscribers.add_metric(labels, len(group.live))
         self.paused.add_metric(labels, int(group.paused))
 

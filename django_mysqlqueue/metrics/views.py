@@ -14,7 +14,6 @@ from prometheus_client.exposition import choose_encoder
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 
@@ -32,23 +31,25 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
     login of a staff user with the permission to view the dashboard. Others get 401 if they send
     no token or a wrong one (if no token is configured, the response names the setting), 403 if they are
     logged in without the permission, and 500 if the setting has a bad value. The answer is 503 if
-    the database refuses or does not answer.
+    the database refuses or does not answer; with several databases, if none of them can be read. Of one that cannot be
+    read while others can, ``mysqlqueue_database_up`` is 0.
 
     Args:
         request: the HTTP request.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the only database to read (default: all of the queue's databases).
     """
     refusal = _refusal(request)
     if refusal is not None:
         return refusal
-    registry = CollectorRegistry()
-    registry.register(QueueCollector(using))
+    collector, registry = QueueCollector(using), CollectorRegistry()
+    registry.register(collector)
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    alias = queue_alias(using)
+    alias = collector.aliases[0]
     try:
-        with bounded(alias):
+        with bounded(alias):  # If there are several, the collector reads each on a connection of its own.
             return HttpResponse(encode(registry), content_type=content_type)
     except Error as error:
+        alias = failures.alias_of(error) or alias
         if failures.kind_of(alias, error) is None:
             raise
         return _text(f"{failures.summarize(alias, error)}.", 503)

@@ -25,6 +25,7 @@ from django.urls import path
 
 from django_mysqlqueue import metrics
 from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, Operation
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -34,6 +35,7 @@ from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT as DASHBOARD
 from tests.support.dashboard import confirm
 from tests.support.dashboard import urlpatterns as admin_urls
+from tests.support.metrics import Samples, parsed
 from tests.support.outages import PRIVATE
 from tests.support.paths import ROOT
 from tests.support.processes import freeze
@@ -252,6 +254,24 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert site.get(DASHBOARD).status_code == site.get("/admin/django_mysqlqueue/operation/").status_code == 200
+
+
+@pytest.mark.promise("Health")
+def test_a_scrape_shows_the_other_databases_while_one_is_frozen(site, server, settings, monkeypatch):
+    monkeypatch.setattr(QueueCollector, "patience", 2.0)
+    settings.MYSQLQUEUE = {
+        "METRICS_TOKEN": "0123456789abcdefghij",
+        "TOPICS": {"a": {"DATABASE": PRIVATE}, "b": {"DATABASE": f"{PRIVATE}_queue"}},
+    }
+    began = time.monotonic()
+    with frozen(server):
+        response = site.get("/metrics/", headers={"Authorization": "Bearer 0123456789abcdefghij"})
+        assert time.monotonic() - began < CONNECT - 2, "it does not wait until the driver gives up"
+    found = Samples(parsed(response.content.decode()))
+    ups = [found.value("database_up", database=alias) for alias in ("default", PRIVATE, f"{PRIVATE}_queue")]
+    assert ups == [1, 0, 0]
+    assert found.value("outbox_waiting") == 0
+    assert {dict(labels)["database"] for name, labels in found if name == "mysqlqueue_more_groups"} == {"default"}
 
 
 def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):

@@ -13,7 +13,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.metrics.process import OUTCOMES, ProcessMetrics, serve
+from django_mysqlqueue.metrics.process import OUTCOMES, ProcessMetrics, Source, serve
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
@@ -30,7 +30,7 @@ class Process:
     def __init__(self, *handlers, **options):
         self.sub = Sub(*handlers, **options)
         self.registry = CollectorRegistry()
-        self.metrics = ProcessMetrics(self.sub.handlers, [self.sub.inbox], self.registry)
+        self.metrics = ProcessMetrics([Source(USING, self.sub.handlers, self.sub.inbox)], self.registry)
         self.sub.inbox.watch.listeners.append(self.metrics.settled)
 
     def samples(self):
@@ -76,7 +76,7 @@ def test_deliveries_by_outcome(db):
     }
     assert found.value("processing_seconds_count", topic="t", group="g") == 9
     assert found.value("end_to_end_seconds_count", topic="t", group="g") == 3
-    assert {name for _, labels in found for name, _ in labels} == {"topic", "group", "outcome", "le"}
+    assert {name for _, labels in found for name, _ in labels} == {"database", "topic", "group", "outcome", "le"}
 
 
 def test_a_message_that_is_dead_lettered_without_a_call_has_no_processing_time(db):

@@ -31,13 +31,15 @@ def collected(collector=None):
 
 def test_an_empty_queue(db):
     found = collected()
+    labels = (("database", "default"),)
     assert found == {
-        ("mysqlqueue_outbox_waiting", ()): 0,
-        ("mysqlqueue_outbox_oldest_age_seconds", ()): 0,
-        ("mysqlqueue_outbox_scheduled", ()): 0,
-        ("mysqlqueue_debounced_total", ()): found.value("debounced_total"),
-        ("mysqlqueue_last_offset", ()): found.value("last_offset"),
-        ("mysqlqueue_more_groups", ()): 0,
+        ("mysqlqueue_database_up", labels): 1,
+        ("mysqlqueue_outbox_waiting", labels): 0,
+        ("mysqlqueue_outbox_oldest_age_seconds", labels): 0,
+        ("mysqlqueue_outbox_scheduled", labels): 0,
+        ("mysqlqueue_debounced_total", labels): found.value("debounced_total"),
+        ("mysqlqueue_last_offset", labels): found.value("last_offset"),
+        ("mysqlqueue_more_groups", labels): 0,
     }
 
 
@@ -121,9 +123,9 @@ def test_no_label_names_a_key_or_a_message(db):
     """Nor does any value of a label: one series for each key would fill the memory of Prometheus."""
     busy()
     found = collected()
-    assert {name for _, labels in found for name, _ in labels} == {"topic", "group", "count"}
+    assert {name for _, labels in found for name, _ in labels} == {"database", "topic", "group", "count"}
     values = {value for _, labels in found for _, value in labels}
-    assert values == {"t", "g", "idle", "lag", "in_flight", "retrying", "dead_letters"}
+    assert values == {"default", "t", "g", "idle", "lag", "in_flight", "retrying", "dead_letters"}
 
 
 def test_names_of_plain_sql_are_escaped(db):

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from prometheus_client import CollectorRegistry
 
 from django_mysqlqueue.inspection.bounds import SCRAPES
-from django_mysqlqueue.metrics.process import ProcessMetrics
+from django_mysqlqueue.metrics.process import ProcessMetrics, Source
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from tests.support.metrics import free_ports, scrape
@@ -117,7 +117,7 @@ def test_the_reference_lists_every_metric(db):
     page = (ROOT / "docs/reference/monitoring.md").read_text()
     registry = CollectorRegistry()
     registry.register(QueueCollector())
-    ProcessMetrics({}, [Inbox([], leases_good=lambda: True)], registry)
+    ProcessMetrics([Source("default", {}, Inbox([], leases_good=lambda: True))], registry)
     named = {family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()}
     assert set(re.findall(r"^\| `(mysqlqueue_\w+)` \|", page, re.MULTILINE)) == named
     guide = (ROOT / "docs/howto/observe.md").read_text()

@@ -11,8 +11,12 @@ from django.urls import path
 
 from django_mysqlqueue import conf, metrics, publish
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import get_overview
+from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.models import OutboxMessage
-from tests.support.metrics import parsed
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.metrics import Samples, parsed
 
 TOKEN = "0123456789abcdefghij"  # noqa: S105
 urlpatterns = [
@@ -36,12 +40,17 @@ def get(client, authorization=None, where="/metrics/", **headers):
     return client.get(where, headers=headers)
 
 
+def samples(response):
+    assert response.status_code == 200
+    return Samples(parsed(response.content.decode()))
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_the_token(site, scheme):
     publish("t", 1)
     response = get(site, f"{scheme} {TOKEN}")
     assert response.status_code == 200
-    assert parsed(response.content.decode())["mysqlqueue_outbox_waiting", ()] == 1
+    assert samples(response).value("outbox_waiting") == 1
     assert response["Content-Type"].startswith("text/plain; version=0.0.4")
     assert "no-store" in response["Cache-Control"]
 
@@ -147,9 +156,47 @@ def test_open_metrics(site):
 
 def test_a_queue_on_another_alias(site, queue_db):
     OutboxMessage.objects.using("queue").create(topic="t", payload=b"1")
-    found = parsed(get(site, f"Bearer {TOKEN}", "/elsewhere/").content.decode())
-    assert found["mysqlqueue_outbox_waiting", ()] == 1
-    assert parsed(get(site, f"Bearer {TOKEN}").content.decode())["mysqlqueue_outbox_waiting", ()] == 0
+    assert samples(get(site, f"Bearer {TOKEN}", "/elsewhere/")).value("outbox_waiting", database="queue") == 1
+    assert samples(get(site, f"Bearer {TOKEN}")).value("outbox_waiting") == 0
+
+
+# -- several databases ----------------------------------------------------------
+
+TOPICS = {"orders": {"DATABASE": "queue"}}
+BROKEN = {**TOPICS, "lost": {"DATABASE": "other"}}
+"""The alias ``other`` has no tables."""
+
+
+def test_all_databases_of_the_queue(site, queue_db, settings):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN, "TOPICS": TOPICS}
+    publish("orders", 1)
+    groups.register("queue", GroupRef("g", "orders"), mode="ordered", start="earliest")
+    found = samples(get(site, f"Bearer {TOKEN}"))
+    assert [found.value("database_up", database=alias) for alias in ("default", "queue")] == [1, 1]
+    assert [found.value("outbox_waiting", database=alias) for alias in ("default", "queue")] == [0, 1]
+    assert found.value("lag", topic="orders", group="g", database="queue") == 0
+    assert not any(dict(labels).get("database") == "default" for name, labels in found if name == "mysqlqueue_lag")
+    found = samples(get(site, f"Bearer {TOKEN}", "/elsewhere/"))
+    assert {dict(labels)["database"] for _, labels in found} == {"queue"}
+
+
+def test_a_database_that_cannot_be_read_hides_no_other(site, queue_db, settings):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN, "TOPICS": BROKEN}
+    publish("orders", 1)
+    found = samples(get(site, f"Bearer {TOKEN}"))
+    assert [found.value("database_up", database=alias) for alias in ("default", "queue", "other")] == [1, 1, 0]
+    assert found.value("outbox_waiting", database="queue") == 1
+    assert [name for name, labels in found if dict(labels)["database"] == "other"] == ["mysqlqueue_database_up"]
+
+
+def test_without_any_database_it_is_unavailable(site, settings, monkeypatch):
+    monkeypatch.setattr(queue, "get_overview", lambda using, bounds: get_overview(using="other", bounds=bounds))
+    for topics in ({}, TOPICS):
+        settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN, "DATABASE": "other", "TOPICS": topics}
+        response = get(site, f"Bearer {TOKEN}")
+        assert (response.status_code, response["Content-Type"]) == (503, "text/plain")
+        said = "The database 'other' lacks a table or column of the queue; run manage.py migrate --database other.\n"
+        assert response.content.decode() == said
 
 
 def test_the_token_is_not_shown(settings):

@@ -19,8 +19,8 @@ def parsed(text):
 
 
 class Samples(dict):
-    def value(self, name, **labels):
-        return self[f"mysqlqueue_{name}", tuple(sorted(labels.items()))]
+    def value(self, name, *, database="default", **labels):
+        return self[f"mysqlqueue_{name}", tuple(sorted({"database": database, **labels}.items()))]
 
 
 def free_ports(count):
