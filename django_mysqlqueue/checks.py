@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
@@ -38,8 +38,9 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import dialect_of, failures
 from django_mysqlqueue.sql.connection import is_server, server_version
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.effective import GroupOption
@@ -135,47 +136,51 @@ def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if ``migrate`` would not create all of the queue's tables in the queue's database (W014)."""
-    alias = _alias()
-    if alias is None:
-        return []
-    kept_out = [model._meta.db_table for model in MODELS if not router.allow_migrate_model(alias, model)]
-    if not kept_out:
-        return []
+    """Warn if ``migrate`` would not create all of the queue's tables in each of its databases (W014)."""
+    kept_out = {
+        alias: [model._meta.db_table for model in MODELS if not router.allow_migrate_model(alias, model)]
+        for alias in _aliases()
+    }
     return [
         checks.Warning(
             f"The queue is in database {alias!r}, but the routers' allow_migrate does not allow these tables there: "
-            f"{', '.join(kept_out)}.",
+            f"{', '.join(tables)}.",
             hint=f"Let allow_migrate({alias!r}, 'django_mysqlqueue') return True or None, "
             "unless another project migrates that database.",
             id="django_mysqlqueue.W014",
         )
+        for alias, tables in kept_out.items()
+        if tables
     ]
 
 
 @checks.register("django_mysqlqueue")
 def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about atomic handlers if no other model is written to the queue's database (W015)."""
-    alias = _alias()
-    if alias is None or conf.problems():
+    """Warn about atomic handlers if no other model is written to the database of their topic (W015)."""
+    aliases = _aliases()
+    if not aliases or conf.problems():
         return []
     others = [model for model in apps.get_models() if model._meta.app_label != QueueMessage._meta.app_label]
-    if not others or any(router.db_for_write(model) == alias for model in others):
+    written = {router.db_for_write(model) for model in others}
+    if not others or written.issuperset(aliases):
         return []
+    atomic: dict[str, list[str]] = {}
     try:
-        atomic = [handler.where for handler in registry.handlers().values() if handler.atomic]
+        for handler in registry.handlers().values():
+            if handler.atomic:
+                atomic.setdefault(queue_alias(topic=handler.ref.topic), []).append(handler.where)
     except SubscriberError:
         return []  # reported by E008
-    if not atomic:
-        return []
     return [
         checks.Warning(
-            f"Handlers with atomic=True: {', '.join(sorted(atomic))}. Their transaction is on the queue's database "
+            f"Handlers with atomic=True: {', '.join(sorted(places))}. Their transaction is on the queue's database "
             f"{alias!r}, but no other model of the project is written there.",
             hint="Writes to other databases are not part of that transaction and can happen more than once. Make them "
             "idempotent (by delivery.id), or move the queue to the database of the handlers' tables.",
             id="django_mysqlqueue.W015",
         )
+        for alias, places in atomic.items()
+        if alias in aliases and alias not in written
     ]
 
 
@@ -222,10 +227,21 @@ def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if the SQLite database lacks options that the queue needs (W010)."""
-    alias = _alias()
-    if alias is None or is_server(connections[alias]):
-        return []
+    """Warn if an SQLite database lacks options that the queue needs (W010)."""
+    wanted = {alias: _missing_options(alias) for alias in _aliases() if not is_server(connections[alias])}
+    return [
+        checks.Warning(
+            f"The queue's SQLite database {alias!r} lacks options: with more than one process, statements may fail "
+            "with “database is locked”.",
+            hint=f"Add to its entry in DATABASES: 'OPTIONS': {{{', '.join(options)}}}.",
+            id="django_mysqlqueue.W010",
+        )
+        for alias, options in wanted.items()
+        if options
+    ]
+
+
+def _missing_options(alias: str) -> list[str]:
     options = connections[alias].settings_dict.get("OPTIONS", {})
     wanted = []
     if options.get("transaction_mode") != "IMMEDIATE":
@@ -235,43 +251,22 @@ def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     pragmas = str(options.get("init_command", "")).lower().replace(" ", "")
     if "journal_mode=wal" not in pragmas or "synchronous=normal" not in pragmas:
         wanted.append("'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'")
-    if not wanted:
-        return []
-    return [
-        checks.Warning(
-            f"The queue's SQLite database {alias!r} lacks options: with more than one process, statements may fail "
-            "with “database is locked”.",
-            hint=f"Add to its entry in DATABASES: 'OPTIONS': {{{', '.join(wanted)}}}.",
-            id="django_mysqlqueue.W010",
-        )
-    ]
+    return wanted
 
 
 @checks.register(checks.Tags.database)
 def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check that the server can run the queue (E011), in ``check --database`` and ``migrate``."""
-    alias = _alias()
-    if alias is None or alias not in (databases or ()):
-        return []
-    with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
-        return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+    """Check that the servers can run the queue (E011), in ``check --database`` and ``migrate``."""
+    found: list[checks.CheckMessage] = []
+    for alias in _chosen(databases):
+        with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
+            found += [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+    return found
 
 
 @checks.register(checks.Tags.database)
 def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if the queue is not tested on the server's version (W018)."""
-    alias = _alias()
-    if alias is None or alias not in (databases or ()):
-        return []
-    with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
-        connection = connections[alias]
-        try:
-            name = dialect_of(connection).name
-        except ImproperlyConfigured:
-            return []  # reported by E011
-        version = server_version(connection)
-    if name not in TESTED or _is_below(version, MINIMUM[name]) or not _is_below(version, TESTED[name]):
-        return []
+    """Warn if the queue is not tested on a server's version (W018)."""
     return [
         checks.Warning(
             f"The queue's database {alias!r} runs {name} {_dotted(version)}, on which django_mysqlqueue is not tested.",
@@ -279,40 +274,80 @@ def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: An
             f"{_dotted(MINIMUM[name])} supports, but run your project's tests on this version.",
             id="django_mysqlqueue.W018",
         )
+        for alias in _chosen(databases)
+        for name, version in _version(alias)
+        if name in TESTED and not _is_below(version, MINIMUM[name]) and _is_below(version, TESTED[name])
     ]
+
+
+def _version(alias: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the dialect and version of a server; nothing if E011 reports that the queue cannot use it."""
+    with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
+        try:
+            return [(dialect_of(connections[alias]).name, server_version(connections[alias]))]
+        except ImproperlyConfigured:
+            return []
 
 
 @checks.register(checks.Tags.database)
 def check_sessions(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the session variables of the project's connections to the queue's database (E017).
+    """Check the session variables of the project's connections to the queue's databases (E017).
 
     Subscribers and the queue's commands set these variables on their own connections; web processes do not.
     """
-    alias = _alias()
-    if alias is None or alias not in (databases or ()):
-        return []
-    connection = connections[alias]
+    found: list[checks.CheckMessage] = []
+    for alias in _chosen(databases):
+        connection = connections[alias]
+        try:
+            faults = dialect_of(connection).session_faults(connection)
+        except ImproperlyConfigured:
+            continue  # reported by E011
+        found += [
+            checks.Error(
+                f"Connections to the queue's database {alias!r} have {one.name} = {value}: {one.effect}.",
+                hint=f"Set {one.name} = {one.value} on the server, or for the connections of this project: "
+                f"DATABASES[{alias!r}]['OPTIONS']['init_command'] = \"SET {one.name} = {one.value}\".",
+                id="django_mysqlqueue.E017",
+            )
+            for one, value in faults
+        ]
+    return found
+
+
+def _aliases() -> list[str]:
+    """Return the aliases of the queue's databases."""
     try:
-        faults = dialect_of(connection).session_faults(connection)
+        return [alias for alias in queue_aliases() if alias in connections]
     except ImproperlyConfigured:
-        return []  # reported by E011
+        return []  # reported by E001 to E006
+
+
+def _chosen(databases: Sequence[str] | None) -> list[str]:
+    """Return those of the queue's databases that Django passes to a check of databases."""
+    return [alias for alias in _aliases() if alias in (databases or ())]
+
+
+@checks.register(checks.Tags.database)
+def check_tables(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about one of several databases that lacks the queue's tables (W022)."""
+    if len(_aliases()) == 1:
+        return []  # Every command says so.
     return [
-        checks.Error(
-            f"Connections to the queue's database {alias!r} have {one.name} = {value}: {one.effect}.",
-            hint=f"Set {one.name} = {one.value} on the server, or for the connections of this project: "
-            f"DATABASES[{alias!r}]['OPTIONS']['init_command'] = \"SET {one.name} = {one.value}\".",
-            id="django_mysqlqueue.E017",
+        checks.Warning(
+            f"The settings put topics into database {alias!r}, which lacks the queue's tables.",
+            hint=f"Run {failures.migrate_command(alias)}, unless this is that command.",
+            id="django_mysqlqueue.W022",
         )
-        for one, value in faults
+        for alias in _chosen(databases)
+        if not _has_tables(alias)
     ]
 
 
-def _alias() -> str | None:
+def _has_tables(alias: str) -> bool:
     try:
-        alias = conf.get_settings().database or router.db_for_write(OutboxMessage) or DEFAULT_DB_ALIAS
-    except ImproperlyConfigured:
-        return None  # reported by E001 to E006
-    return alias if alias in connections else None
+        return ConsumerGroup._meta.db_table in connections[alias].introspection.table_names()
+    except DatabaseError:
+        return True  # The server cannot be reached, which others report.
 
 
 @checks.register(checks.Tags.database)
@@ -320,13 +355,13 @@ def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) ->
     """Warn about overrides that the code does not know: subscribers ignore them, or refuse a filter (W019)."""
     return [
         checks.Warning(
-            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is overridden with "
+            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r}{_where(alias)} is overridden with "
             f"{shortened(one.override.text)}, but subscribers "
             f"{'claim nothing because of it' if one.refused else 'ignore that'}: {one.ignored}.",
             hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
             id="django_mysqlqueue.W019",
         )
-        for ref, options in _options_of_groups(databases)
+        for alias, ref, options in _options_of_groups(databases)
         for one in options
         if one.override is not None and one.ignored
     ]
@@ -337,12 +372,12 @@ def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -
     """Warn about registered options that differ from those of the code (W020)."""
     return [
         checks.Warning(
-            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is {one.code_text} in the code, but "
-            f"{one.registered_text} is registered.",
+            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r}{_where(alias)} is {one.code_text} in the "
+            f"code, but {one.registered_text} is registered.",
             hint="Subscribers ignore the limits, filter and allowed users of the code until migrate registers them.",
             id="django_mysqlqueue.W020",
         )
-        for ref, options in _options_of_groups(databases)
+        for alias, ref, options in _options_of_groups(databases)
         for one in options
         if one.source and one.registered_text
     ]
@@ -351,32 +386,54 @@ def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -
 @checks.register(checks.Tags.database)
 def check_procedures(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn about stored procedures of another release or for other settings, and about missing ones (W021)."""
-    alias = _alias()
-    if alias is None or alias not in (databases or ()) or conf.problems() or not is_server(connections[alias]):
+    if conf.problems():
         return []
-    try:
-        with sessions.sound(alias):
-            state = installing.state(alias)
-    except (SubscriberError, DatabaseError):
-        return []  # E008 reports it; or the server cannot be reached
-    if state.is_current or not (state.is_installed or conf.get_settings().sql_topics):
-        return []
-    text = "The stored procedures for clients in plain SQL are those of another release, or for other settings."
-    if not state.is_installed:
-        text = "MYSQLQUEUE['GROUPS'] has SQL_TOPICS, but the stored procedures for clients in plain SQL are missing."
-    return [checks.Warning(text, hint="Run manage.py queueprocedures.", id="django_mysqlqueue.W021")]
+    found: list[checks.CheckMessage] = []
+    for alias in _chosen(databases):
+        if not is_server(connections[alias]):
+            continue
+        try:
+            with sessions.sound(alias):
+                state = installing.state(alias)
+        except (SubscriberError, DatabaseError):
+            continue  # E008 reports it; or the server cannot be reached
+        is_wanted = alias in {
+            queue_alias(topic=name) for names in conf.get_settings().sql_topics.values() for name in names
+        }
+        if state.is_current or not (state.is_installed or is_wanted):
+            continue
+        text = (
+            f"The stored procedures for clients in plain SQL{_where(alias)} are those of another release, or for other "
+            "settings."
+        )
+        if not state.is_installed:
+            text = (
+                "MYSQLQUEUE['GROUPS'] has SQL_TOPICS, but the stored procedures for clients in plain SQL"
+                f"{_where(alias)} are missing."
+            )
+        found.append(checks.Warning(text, hint="Run manage.py queueprocedures.", id="django_mysqlqueue.W021"))
+    return found
 
 
-def _options_of_groups(databases: Sequence[str] | None) -> Iterable[tuple[GroupRef, Sequence[GroupOption]]]:
-    """Return the options of the registered groups; nothing if they cannot be read, which other checks report."""
-    alias = _alias()
-    if alias is None or alias not in (databases or ()) or conf.problems():
-        return []
-    try:
-        with sessions.sound(alias):  # a setting that E017 reports must not affect this query
-            return list_options(using=alias).items()
-    except (SubscriberError, DatabaseError):
-        return []  # E008 reports it; or the tables are not there yet
+def _where(alias: str) -> str:
+    """Return which of several databases a text is about."""
+    return f" in database {alias!r}" if len(_aliases()) > 1 else ""
+
+
+def _options_of_groups(
+    databases: Sequence[str] | None,
+) -> Iterator[tuple[str, GroupRef, Sequence[GroupOption]]]:
+    """Yield the options of the registered groups; nothing if they cannot be read, which other checks report."""
+    if conf.problems():
+        return
+    for alias in _chosen(databases):
+        try:
+            with sessions.sound(alias):  # a setting that E017 reports must not affect this query
+                found = list_options(using=alias)
+        except (SubscriberError, DatabaseError):
+            continue  # E008 reports it; or the tables are not there yet
+        for ref, options in found.items():
+            yield alias, ref, options
 
 
 def server_problems(alias: str) -> Iterator[str]:
