@@ -118,15 +118,16 @@ def make_request(
             where = filter_policies.parse(where)
         except ValueError as error:
             raise InvalidMessage(f"where: {error}") from None
+    name = naming.check_subscribed_topic(topic)
     return TailRequest(
-        naming.check_subscribed_topic(topic),
+        name,
         _since(since),
         offset,  # type: ignore[arg-type]
         None if key is None else naming.check_key(key),
         where,
         follow,
         limit,  # type: ignore[arg-type]
-        queue_alias(using),
+        queue_alias(using, topic=name),
     )
 
 
@@ -431,7 +432,7 @@ def tail(
         where: only messages whose metadata match: a filter as for subscriptions.
         follow: do not end at the end of the log, but wait for new messages.
         limit: maximum number of messages; None: no limit. Gaps do not count.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the queue's database (default: the one that the topic is in).
 
     Returns:
         An iterator over ``ReceivedMessage`` and ``Gap``, in the order of the log.

@@ -89,7 +89,7 @@ class TailView(View):
     streams, or the database does not answer. With ``REDACT`` set, payloads and metadata are redacted.
 
     Attributes:
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the queue's database (default: the one that the topic is in).
         topics: the topics that may be followed; None: all.
         max_listeners: maximum number of streams in this process. Under WSGI, each occupies a thread.
         max_duration: seconds after which a stream ends. The browser then connects again, and permissions are checked
@@ -146,7 +146,7 @@ class TailView(View):
         if (self.topics is not None and topic not in self.topics) or not self.has_permission(request, topic):
             return _text(f"You do not have permission to follow the topic {topic!r}.", 403)
         redaction_hook()  # An invalid REDACT is an error here, not in the middle of the stream.
-        alias = queue_alias(self.using)
+        alias = queue_alias(self.using, topic=topic)
         try:
             with bounded(alias):
                 found = self._request(request, topic, alias)
