@@ -9,21 +9,20 @@ For pytest, there is the fixture ``mysqlqueue``.
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Model
-
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
-from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.limits import AT_ONCE, priority_of
+from django_mysqlqueue.exceptions import QueueError, SubscriberError
+from django_mysqlqueue.limits import AT_ONCE, RELAY_MARK, priority_of, relay_target, relayed_from
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
-from django_mysqlqueue.service import expiry, scheduling
-from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber
+from django_mysqlqueue.service import expiry, scheduling, sequencing
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
     Message,
@@ -36,6 +35,7 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -71,27 +71,54 @@ def published(topic: str | None = None, *, using: str | None = None) -> list[Pub
 
     A scheduled message enters the log when messages are delivered after its time, for example by ``deliver_all``.
 
+    Messages that were published ``via`` another database, and not relayed yet, are among those of the database in whose
+    outbox they are. For a topic, this looks there if ``VIA`` in ``TOPICS`` names it.
+
     Args:
         topic: only messages of this topic; dead letters are in the DLQ topic (``"orders_dlq"``).
             If None, the messages of all topics except dead letters.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the only database to look in (default: the topic's; without a topic, all of the queue's
+            databases, one after another).
     """
-    alias = queue_alias(using)
-    found: list[Published] = []
+    if using is not None:
+        aliases = [queue_alias(using)]
+    elif topic is None:
+        aliases = queue_aliases()
+    else:
+        via = get_settings().topics.of(topic).via
+        aliases = list(dict.fromkeys([queue_alias(topic=topic), *([] if via is None else [via])]))
+    return [_published(row) for alias in aliases for row in _stored(alias, topic)]
+
+
+def _stored(alias: str, topic: str | None) -> list[QueueMessage | OutboxMessage]:
+    """Return the rows of a database, without those that are only left there because they were relayed."""
+    targets = [other for other in queue_aliases() if other != alias]
+    names = [] if topic is None else [topic, *(f"{topic}{RELAY_MARK}{target}" for target in targets)]
+    found: list[QueueMessage | OutboxMessage] = []
     for model, order in ((QueueMessage, "offset"), (OutboxMessage, "outbox_id")):
         rows = model._default_manager.using(alias).order_by(order)
-        rows = rows.filter(failed_group="") if topic is None else rows.filter(topic=topic)
-        found += [_published(row) for row in rows]
-    return found
+        if topic is None:
+            rows = rows.filter(failed_group="")
+        else:
+            rows = rows.filter(topic__in=names) if targets else rows.filter(topic=topic)
+        found += rows
+    return [row for row in found if not _is_relayed(row)]
 
 
-def _published(row: Model) -> Published:
-    assert isinstance(row, (QueueMessage, OutboxMessage))  # noqa: S101  # for the type checker
+def _is_relayed(row: QueueMessage | OutboxMessage) -> bool:
+    target = relay_target(row.topic)
+    if target is None:
+        return False
+    same = {"topic": relayed_from(row.topic), "message_id": row.message_id}
+    return any(model._default_manager.using(target).filter(**same).exists() for model in (QueueMessage, OutboxMessage))
+
+
+def _published(row: QueueMessage | OutboxMessage) -> Published:
     metadata = decode_metadata(row.metadata)
     due = getattr(row, "deliver_at", 0)
     expires = expiry.expires_at(metadata, row.created_at, row.original_id)
     return Published(
-        topic=row.topic,
+        topic=relayed_from(row.topic),
         key=publisher_key(row.partition_key, metadata),
         id=row.message_id,
         payload=decode(bytes(row.payload), metadata),
@@ -157,7 +184,7 @@ def delivery(
     )
     claimed = Claimed(handler.ref, row.partition_key, offset, 1, attempt, suspect=False, size=len(row.payload))
     body = Body(row.message_id, row.payload, row.metadata, "", now, now)
-    return Delivery(handler, claimed, body, queue_alias())
+    return Delivery(handler, claimed, body, queue_alias(topic=topic))
 
 
 def deliver_all(
@@ -177,13 +204,16 @@ def deliver_all(
     ``on_commit`` hooks follow Django's rules: in a ``TestCase``, wrap the call in
     ``captureOnCommitCallbacks(execute=True)``.
 
+    If topics are in several databases, the handlers of each database's topics run one database after another, again and
+    again while handlers publish to other databases. A ``TestCase`` must have all of them in its ``databases``.
+
     Args:
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
             If False, retry the message as a subscriber does.
         advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
             allow further messages, are brought forward by this time before delivering; messages expire earlier by it.
         groups: run only the handlers of these consumer groups.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the only database in which messages are delivered (default: all of the queue's databases).
 
     Returns:
         The deliveries, in order.
@@ -196,7 +226,7 @@ def deliver_all(
             handler's, or its filter cannot be parsed.
         QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start.
     """
-    alias = queue_alias(using)
+    aliases = queue_aliases() if using is None else [queue_alias(using)]
     handlers = registry.handlers()
     if groups is not None:
         unknown = sorted(set(groups) - {ref.group for ref in handlers})
@@ -204,12 +234,52 @@ def deliver_all(
             raise SubscriberError(f"groups={unknown!r}: no handler has these groups")
         handlers = {ref: handler for ref, handler in handlers.items() if ref.group in groups}
     if advance is not None:
-        scheduling.advance(alias, duration_ms("advance", advance, longest=100 * LONGEST_DELAY))
-    if not handlers:
-        return []
-    subscriber = InlineSubscriber(alias, handlers, get_settings())
-    delivered, errors = subscriber.run(ignore_backoff=True, stop_at_error=raise_exceptions)
-    for error in errors:
-        if raise_exceptions or isinstance(error, KeyboardInterrupt):
-            raise error
+        milliseconds = duration_ms("advance", advance, longest=100 * LONGEST_DELAY)
+        for alias in aliases:
+            scheduling.advance(alias, milliseconds)
+    by_database = {alias: found for alias in aliases if (found := _handlers_of(alias, handlers))}
+    return _deliver(by_database, raise_exceptions=raise_exceptions)
+
+
+Handlers = Mapping[GroupRef, Handler]
+
+
+def _handlers_of(alias: str, handlers: Handlers) -> Handlers:
+    """Return the handlers whose topics are in a database: all of them, if it is not one of several."""
+    known = queue_aliases()
+    if len(known) == 1 or alias not in known:
+        return handlers
+    return {ref: handler for ref, handler in handlers.items() if queue_alias(topic=ref.topic) == alias}
+
+
+def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> list[Delivered]:
+    """Deliver in each database, until none has been left with messages by the handlers of the others."""
+    delivered: list[Delivered] = []
+    allowed = None if len(by_database) == 1 else MOST + sum(_due(*one) for one in by_database.items())
+    quiet = 0
+    for alias, handlers in itertools.cycle(by_database.items()):
+        # Messages that were published via a database to be relayed are relayed here. If there were any: quiet = 0.
+        most = MOST if allowed is None else allowed - len(delivered) - _due(alias, handlers)
+        try:
+            found, errors = InlineSubscriber(alias, handlers, get_settings()).run(
+                ignore_backoff=True, stop_at_error=raise_exceptions, most=most
+            )
+        except QueueError as error:
+            if allowed is None or type(error) is not QueueError:
+                raise
+            last = str(error).partition(": ")[2]
+            raise QueueError(f"Stopped after {allowed} deliveries in {len(by_database)} databases: {last}") from None
+        for one in errors:
+            if raise_exceptions or isinstance(one, KeyboardInterrupt):
+                raise one
+        delivered += found
+        # It has left nothing in its own database.
+        quiet = 1 if found else quiet + 1
+        if quiet >= len(by_database):
+            break
     return delivered
+
+
+def _due(alias: str, handlers: Handlers) -> int:
+    """Return how many deliveries the due messages of a database can need."""
+    return len(handlers) * sequencing.count_due(Session(alias))

@@ -42,7 +42,7 @@ def test_the_pytest_fixture(tmp_path):
     """Away from this suite's conftest.py; that the fixture is found shows the entry point."""
     shutil.copy(ROOT / "tests" / "user_project" / "shop" / "check_fixture.py", tmp_path / "test_fixture.py")
     output = run("pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path))
-    assert "3 passed" in output
+    assert "4 passed" in output
 
 
 def test_importing_the_plugin_needs_neither_settings_nor_django():

@@ -12,5 +12,8 @@ if os.environ.get("DATABASE_URL"):
     DATABASES["default"]["OPTIONS"].update(
         charset="utf8mb4", isolation_level=os.environ.get("TEST_ISOLATION", "read committed")
     )
+DATABASES["second"] = {**DATABASES["default"]}
+if os.environ.get("DATABASE_URL"):
+    DATABASES["second"]["NAME"] = f"{DATABASES['default']['NAME']}_second"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True

@@ -1,5 +1,7 @@
 """The pytest fixture, as a project's tests use it."""
 
+import pytest
+
 from django_mysqlqueue import publish
 from tests.user_project.shop.models import Mail
 
@@ -20,3 +22,11 @@ def test_with_real_transactions(mysqlqueue, transactional_db):
     publish("reminders", 8)
     mysqlqueue.deliver_all()
     assert Mail.objects.get().text == "reminder 8"
+
+
+@pytest.mark.django_db(databases=["default", "second"])
+def test_with_several_databases(mysqlqueue, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"reminders": {"DATABASE": "second"}}}
+    publish("reminders", 9)
+    assert [message.payload for message in mysqlqueue.published()] == [9]
+    assert [one.topic for one in mysqlqueue.deliver_all()] == ["reminders"]

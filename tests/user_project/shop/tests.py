@@ -300,6 +300,57 @@ class EagerOften(TestCase):
             publish("actions", "again")
 
 
+@override_settings(MYSQLQUEUE={"TOPICS": {"invoices": {"DATABASE": "second"}, "reminders": {"DATABASE": "second"}}})
+class SeveralDatabases(TestCase):
+    databases = {"default", "second"}
+
+    def test_handlers_publish_to_each_others_databases(self):
+        publish_many("orders", ({"order": number} for number in range(3)))
+        with mock.patch("tests.user_project.shop.subscribers.publish", publish_anyway):
+            delivered = deliver_all()
+        self.assertEqual({one.group for one in delivered}, {"billing", "mail", "archive"})
+        self.assertEqual(len(delivered), 9)
+        self.assertIn("archived [0, 1, 2]", texts())
+        self.assertEqual(deliver_all(), [])
+
+    def test_what_was_published_where(self):
+        publish("reminders", 1)
+        publish("orders", {"order": 1})
+        self.assertEqual([one.topic for one in published()], ["orders", "reminders"])
+        self.assertEqual([one.payload for one in published("reminders")], [1])
+        self.assertEqual(published("reminders", using="default"), [])
+        self.assertEqual([one.topic for one in published(using="second")], ["reminders"])
+
+    def test_one_database_only(self):
+        publish("reminders", 1)
+        publish("orders", {"order": 1})
+        self.assertEqual([one.topic for one in deliver_all(using="second")], ["reminders"])
+        self.assertEqual([one.topic for one in deliver_all(using="default", groups=["mail"])], ["orders"])
+
+    def test_time_moves_everywhere(self):
+        publish("reminders", 1, delay=60)
+        self.assertEqual(deliver_all(), [])
+        self.assertEqual([one.topic for one in deliver_all(advance=61)], ["reminders"])
+
+    def test_delivery_names_the_database_of_its_topic(self):
+        self.assertEqual(delivery(topic="reminders")._using, "second")
+
+
+def publish_anyway(*args, **options):
+    """As a handler that accepts the risk: the transaction of an atomic one is on the database of its topic."""
+    return publish(*args, on_mismatch="commit_now", **options)
+
+
+@override_settings(MYSQLQUEUE={"TOPICS": {"reminders": {"DATABASE": "second"}}})
+class ForbiddenDatabase(TestCase):
+    def test_the_error_names_it(self):
+        self.assertEqual(published("orders"), [])
+        for call in (deliver_all, published, lambda: published("reminders"), lambda: publish("reminders", 1)):
+            with self.assertRaisesRegex(AssertionError, r"'second' are not allowed.*Add 'second' to .*databases"):
+                call()
+        self.assertEqual(deliver_all(using="default"), [])
+
+
 class Committing(TransactionTestCase):
     def test_deliver_all(self):
         ConsumerGroup.objects.all().delete()

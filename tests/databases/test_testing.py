@@ -1,0 +1,120 @@
+"""Test helpers where topics are in several databases. tests/user_project has tests inside a ``TestCase``."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import publish, subscriber
+from django_mysqlqueue import testing as helpers
+from django_mysqlqueue.exceptions import QueueError
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.testing import deliver_all, published
+from tests.support.queue_alias import command
+
+QUEUE = "queue"
+TOPICS = {"orders": {"DATABASE": QUEUE}}
+
+
+@pytest.fixture
+def topics(queue_db, settings, no_handlers):
+    settings.MYSQLQUEUE = {"TOPICS": TOPICS}
+
+
+def handle(*topics, group="g"):
+    """Declares a handler for each topic, and returns what they get: (topic, payload)."""
+    found = []
+
+    def note(delivery):
+        found.append((delivery.topic, delivery.payload))
+        if delivery.payload > 1:
+            publish("mails" if delivery.topic == "orders" else "orders", delivery.payload - 1)
+
+    for topic in topics:
+        subscriber(topic, group=group)(note)
+    return found
+
+
+@pytest.mark.parametrize("first", ["orders", "mails"])
+def test_rounds_until_nothing_is_left(topics, first):
+    found = handle("orders", "mails")
+    publish(first, 6)
+    assert [one.payload for one in deliver_all()] == [6, 5, 4, 3, 2, 1]
+    assert {topic for topic, payload in found if payload % 2 == 0} == {first}
+    assert deliver_all() == []
+
+
+def test_messages_that_wait_in_each_database(topics):
+    found = handle("orders", "mails")
+    for topic in ("orders", "mails", "orders"):
+        publish(topic, 1)
+    deliver_all()
+    assert sorted(found) == [("mails", 1), ("orders", 1), ("orders", 1)]
+
+
+def test_a_database_without_handlers_is_left_alone(topics, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {**TOPICS, "lost": {"DATABASE": "other"}}}
+    handle("orders", "mails")
+    publish("orders", 2)
+    assert len(deliver_all()) == 2
+    assert len(deliver_all(groups=["g"])) == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 6, 7])
+def test_handlers_that_keep_publishing_to_each_other(topics, monkeypatch, most):
+    """The limit counts the deliveries in all databases together, after those that were due at the start."""
+    found = handle("orders", "mails")
+    monkeypatch.setattr(helpers, "MOST", most)
+    publish("orders", 100)
+    text = f"Stopped after {most + 1} deliveries in 2 databases: the last was to the group 'g' on "
+    with pytest.raises(QueueError, match=text):
+        deliver_all()
+    assert len(found) == most + 1
+
+
+def test_an_exception_ends_all_rounds(topics):
+    @subscriber("mails", group="g")
+    def fail(delivery):
+        raise ValueError("on purpose")
+
+    found = handle("orders")
+    publish("mails", 1)
+    publish("orders", 1)
+    with pytest.raises(ValueError, match="on purpose"):
+        deliver_all()
+    assert found == []
+    assert [one.outcome for one in deliver_all(raise_exceptions=False) if one.topic == "orders"] == ["acked"]
+
+
+def test_a_message_in_another_database_than_its_topics(topics, settings):
+    """Its handler does not run there, as that of a subscriber does not."""
+    found = handle("orders", "mails")
+    publish("orders", 1, using="default")
+    assert deliver_all() == deliver_all(using="default") == []
+    settings.MYSQLQUEUE = {}
+    assert len(deliver_all()) == 1
+    assert found == [("orders", 1)]
+
+
+# -- messages to be relayed -------------------------------------------------------
+
+
+def test_messages_to_be_relayed(topics, settings):
+    publish("orders", 1, via="default", id="one")
+    publish("mails", 1, via=QUEUE, id="two")
+    assert [(one.topic, one.id) for one in published()] == [("orders", "one"), ("mails", "two")]
+    assert published("orders") == []
+    assert [one.id for one in published("orders", using="default")] == ["one"]
+    settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": QUEUE, "VIA": "default"}}}
+    assert [one.topic for one in published("orders")] == ["orders"]
+
+
+def test_a_relayed_message_is_not_listed_twice(topics, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": QUEUE, "VIA": "default"}}}
+    for number in range(2):
+        publish("orders", number, id=f"m{number}")
+    command("queuesequence")
+    assert [one.topic for one in QueueMessage.objects.using("default")] == ["orders@queue"] * 2
+    publish("orders", 0, id="m0", using=QUEUE)  # as the relay does
+    assert OutboxMessage.objects.using(QUEUE).count() == 1
+    for found in (published(), published("orders")):
+        assert sorted(one.id for one in found) == ["m0", "m1"]
