@@ -11,10 +11,12 @@ from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.inspection import HealthFinding, HealthLimits, check_health
+from django_mysqlqueue.inspection import HealthFinding, HealthLimits, HealthReport, check_health
+from django_mysqlqueue.inspection.health import check_selected, databases_of, require_registered
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.parallel import read_each
 
 __all__ = ["QueueHealth"]
 
@@ -37,7 +39,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the only database to check (default: those of the topics; without topics, all of the queue's).
     """
 
     max_lag: int | None = None
@@ -65,22 +67,48 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         )
 
     def run(self) -> None:
-        """Run the check once. It runs in a thread and closes that thread's connection.
+        """Run the check once. It runs in a thread and closes that thread's connections.
+
+        With several databases, they are checked at the same time, and the text says in which one a problem is.
 
         Raises:
-            ServiceUnavailable: the queue is unhealthy, or the database refuses or does not answer within 20 seconds.
+            ServiceUnavailable: the queue is unhealthy, or a database refuses or does not answer within 20 seconds.
                 The text says which.
         """
-        alias = queue_alias(self.using)
+        aliases = databases_of(self.topics) if self.using is None else [queue_alias(self.using)]
+        try:
+            problems = self._run_on(aliases[0]) if len(aliases) == 1 else self._run_on_each(aliases)
+        except (OperationRefused, ImproperlyConfigured) as error:
+            raise ServiceUnavailable(str(error)) from error
+        if problems:
+            raise ServiceUnavailable(" ".join(problems))
+
+    def _run_on(self, alias: str) -> list[str]:
         try:
             with bounded(alias), connections[alias].temporary_connection():
                 report = check_health(self._limits, groups=self.groups, topics=self.topics, using=alias)
-        except (OperationRefused, ImproperlyConfigured) as error:
-            raise ServiceUnavailable(str(error)) from error
         except Error as error:
             raise ServiceUnavailable(f"{failures.summarize(alias, error)}.") from error
-        if report.findings:
-            raise ServiceUnavailable(" ".join(_public(finding) for finding in report.findings))
+        return [_public(finding) for finding in report.findings]
+
+    def _run_on_each(self, aliases: Sequence[str]) -> list[str]:
+        def check(alias: str) -> HealthReport:
+            with connections[alias].temporary_connection():
+                return check_selected(self._limits, groups=self.groups, topics=self.topics, using=alias)
+
+        problems: list[str] = []
+        reports: list[HealthReport] = []
+        for alias, answer in read_each(aliases, check):
+            try:
+                report = answer.result()
+            except Error as error:
+                problems.append(f"{failures.summarize(alias, error)}.")
+            else:
+                reports.append(report)
+                problems += [f"Database {alias!r}: {_public(finding)}" for finding in report.findings]
+        if len(reports) == len(aliases):
+            require_registered(reports, groups=self.groups, topics=self.topics)
+        return problems
 
 
 def _public(finding: HealthFinding) -> str:

@@ -14,6 +14,8 @@ from health_check.views import HealthCheckView
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from tests.support.harness import USING, Sub, handler, in_thread
 from tests.support.health import backlog, register
@@ -96,6 +98,61 @@ def test_its_thread_keeps_no_connection(db):
         return connections[USING].connection
 
     assert in_thread(check) is None
+
+
+# -- several databases ----------------------------------------------------------
+
+TOPICS = {"orders": {"DATABASE": "queue"}}
+
+
+@pytest.fixture
+def topics(queue_db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": TOPICS}
+    for topic, alias in (("t", USING), ("orders", "queue")):
+        groups.register(alias, GroupRef("g", topic), mode="ordered", start="earliest")
+    groups.register("queue", GroupRef("late", "orders"), mode="ordered", start="earliest")
+
+
+def test_all_databases_are_checked(topics):
+    assert QueueHealth().run() is None
+    with pytest.raises(ServiceUnavailable) as caught:
+        QueueHealth(min_subscribers=1).run()
+    assert str(caught.value) == "Unavailable: " + " ".join(
+        f"Database {alias!r}: {ref} has 0 live subscribers; the minimum is 1."
+        for alias, ref in (("default", "g/t"), ("queue", "g/orders"), ("queue", "late/orders"))
+    )
+    with pytest.raises(ServiceUnavailable, match=r"^Unavailable: late/orders has 0 live subscribers; the minimum is 1"):
+        QueueHealth(min_subscribers=1, topics=["orders"], groups=["late"]).run()
+    with pytest.raises(ServiceUnavailable, match=r"^Unavailable: g/t has 0 live"):
+        QueueHealth(min_subscribers=1, using=USING).run()
+
+
+def test_a_group_may_be_in_any_database(topics):
+    assert QueueHealth(groups=["late"]).run() is None
+    with pytest.raises(ServiceUnavailable, match=r"^Unavailable: Database 'queue': late/orders has 0 live"):
+        QueueHealth(groups=["late"], min_subscribers=1).run()
+    with pytest.raises(ServiceUnavailable, match=r"No group 'x' is registered\. Registered: g, late"):
+        QueueHealth(groups=["x"]).run()
+
+
+def test_a_database_that_cannot_be_read_is_named(topics, settings):
+    """The alias ``other`` has no tables. What is wrong in the others is told too."""
+    settings.MYSQLQUEUE = {"TOPICS": {**TOPICS, "lost": {"DATABASE": "other"}}}
+    with pytest.raises(ServiceUnavailable) as caught:
+        QueueHealth(min_subscribers=1, groups=["late"]).run()
+    assert str(caught.value) == (
+        "Unavailable: Database 'queue': late/orders has 0 live subscribers; the minimum is 1. "
+        "The database 'other' lacks a table or column of the queue; run manage.py migrate --database other."
+    )
+    assert QueueHealth(topics=["orders"]).run() is None
+
+
+def test_the_check_of_several_keeps_no_connection(topics):
+    def check():
+        QueueHealth().run()
+        return [connections[alias].connection for alias in (USING, "queue")]
+
+    assert in_thread(check) == [None, None]
 
 
 def test_in_the_view(db, settings):

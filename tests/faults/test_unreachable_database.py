@@ -22,8 +22,10 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, transaction
 from django.test import Client
 from django.urls import path
+from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue import metrics
+from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, Operation
@@ -254,6 +256,20 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert site.get(DASHBOARD).status_code == site.get("/admin/django_mysqlqueue/operation/").status_code == 200
+
+
+@pytest.mark.promise("Health")
+def test_a_health_check_names_the_frozen_databases(db, server, settings, monkeypatch):
+    settings.MYSQLQUEUE = {"TOPICS": {"a": {"DATABASE": PRIVATE}, "b": {"DATABASE": f"{PRIVATE}_queue"}}}
+    for alias in (PRIVATE, f"{PRIVATE}_queue"):
+        monkeypatch.setitem(connections.databases[alias]["OPTIONS"], "connect_timeout", PAGES_CONNECT)
+    began = time.monotonic()
+    with frozen(server), pytest.raises(ServiceUnavailable) as caught:
+        QueueHealth().run()
+    assert time.monotonic() - began < 2 * PAGES_CONNECT, "not one after another"
+    assert str(caught.value) == "Unavailable: " + " ".join(
+        f"The database '{alias}' does not answer." for alias in (PRIVATE, f"{PRIVATE}_queue")
+    )
 
 
 @pytest.mark.promise("Health")
