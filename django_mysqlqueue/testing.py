@@ -35,6 +35,7 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.relaying import relay
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
@@ -205,7 +206,8 @@ def deliver_all(
     ``captureOnCommitCallbacks(execute=True)``.
 
     If topics are in several databases, the handlers of each database's topics run one database after another, again and
-    again while handlers publish to other databases. A ``TestCase`` must have all of them in its ``databases``.
+    again while handlers publish to other databases. Messages that were published ``via`` another database are relayed.
+    A ``TestCase`` must have all of them in its ``databases``.
 
     Args:
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
@@ -237,8 +239,7 @@ def deliver_all(
         milliseconds = duration_ms("advance", advance, longest=100 * LONGEST_DELAY)
         for alias in aliases:
             scheduling.advance(alias, milliseconds)
-    by_database = {alias: found for alias in aliases if (found := _handlers_of(alias, handlers))}
-    return _deliver(by_database, raise_exceptions=raise_exceptions)
+    return _deliver({alias: _handlers_of(alias, handlers) for alias in aliases}, raise_exceptions=raise_exceptions)
 
 
 Handlers = Mapping[GroupRef, Handler]
@@ -254,32 +255,49 @@ def _handlers_of(alias: str, handlers: Handlers) -> Handlers:
 
 def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> list[Delivered]:
     """Deliver in each database, until none has been left with messages by the handlers of the others."""
+    chosen = {alias: handlers for alias, handlers in by_database.items() if handlers}
+    is_alone = len(by_database) == 1
+    allowed = 0 if is_alone else MOST + sum(map(len, chosen.values())) * sum(map(_due, by_database))
     delivered: list[Delivered] = []
-    allowed = None if len(by_database) == 1 else MOST + sum(_due(*one) for one in by_database.items())
-    quiet = 0
-    for alias, handlers in itertools.cycle(by_database.items()):
-        # Messages that were published via a database to be relayed are relayed here. If there were any: quiet = 0.
-        most = MOST if allowed is None else allowed - len(delivered) - _due(alias, handlers)
-        try:
-            found, errors = InlineSubscriber(alias, handlers, get_settings()).run(
-                ignore_backoff=True, stop_at_error=raise_exceptions, most=most
-            )
-        except QueueError as error:
-            if allowed is None or type(error) is not QueueError:
-                raise
-            last = str(error).partition(": ")[2]
-            raise QueueError(f"Stopped after {allowed} deliveries in {len(by_database)} databases: {last}") from None
-        for one in errors:
-            if raise_exceptions or isinstance(one, KeyboardInterrupt):
-                raise one
-        delivered += found
-        # It has left nothing in its own database.
-        quiet = 1 if found else quiet + 1
-        if quiet >= len(by_database):
-            break
-    return delivered
+    while True:
+        quiet = 0
+        for alias, handlers in itertools.cycle(chosen.items()):
+            most = MOST if is_alone else allowed - len(delivered) - len(handlers) * _due(alias)
+            try:
+                found, errors = InlineSubscriber(alias, handlers, get_settings()).run(
+                    ignore_backoff=True, stop_at_error=raise_exceptions, most=most
+                )
+            except QueueError as error:
+                if is_alone or type(error) is not QueueError:
+                    raise
+                last = str(error).partition(": ")[2]
+                text = f"Stopped after {allowed} deliveries in {len(by_database)} databases: {last}"
+                raise QueueError(text) from None
+            for one in errors:
+                if raise_exceptions or isinstance(one, KeyboardInterrupt):
+                    raise one
+            delivered += found
+            # It has left nothing in its own database.
+            quiet = 1 if found else quiet + 1
+            if quiet >= len(chosen):
+                break
+        if not _relay(by_database):
+            return delivered
 
 
-def _due(alias: str, handlers: Handlers) -> int:
-    """Return how many deliveries the due messages of a database can need."""
-    return len(handlers) * sequencing.count_due(Session(alias))
+def _relay(aliases: Collection[str]) -> bool:
+    """Relay messages that were published via another database, and return whether there were any."""
+    has_relayed = False
+    for source in aliases if len(aliases) > 1 else ():
+        while sequencing.sequence(source).more:
+            pass
+        for target in aliases:
+            more = source != target
+            while more:
+                done = relay(source, target)
+                has_relayed, more = has_relayed or done.messages > 0, done.more
+    return has_relayed
+
+
+def _due(alias: str) -> int:
+    return sequencing.count_due(Session(alias))

@@ -51,12 +51,13 @@ def test_messages_that_wait_in_each_database(topics):
     assert sorted(found) == [("mails", 1), ("orders", 1), ("orders", 1)]
 
 
-def test_a_database_without_handlers_is_left_alone(topics, settings):
-    settings.MYSQLQUEUE = {"TOPICS": {**TOPICS, "lost": {"DATABASE": "other"}}}
-    handle("orders", "mails")
+def test_a_database_without_handlers(topics):
+    found = handle("mails")
     publish("orders", 2)
-    assert len(deliver_all()) == 2
-    assert len(deliver_all(groups=["g"])) == 0
+    publish("mails", 1)
+    assert len(deliver_all(groups=["g"])) == 1
+    assert found == [("mails", 1)]
+    assert [one.payload for one in published("orders")] == [2]
 
 
 @pytest.mark.parametrize("most", [1, 2, 6, 7])
@@ -65,10 +66,10 @@ def test_handlers_that_keep_publishing_to_each_other(topics, monkeypatch, most):
     found = handle("orders", "mails")
     monkeypatch.setattr(helpers, "MOST", most)
     publish("orders", 100)
-    text = f"Stopped after {most + 1} deliveries in 2 databases: the last was to the group 'g' on "
+    text = f"Stopped after {most + 2} deliveries in 2 databases: the last was to the group 'g' on "
     with pytest.raises(QueueError, match=text):
         deliver_all()
-    assert len(found) == most + 1
+    assert len(found) == most + 2, "one message was due, and there are two handlers"
 
 
 def test_an_exception_ends_all_rounds(topics):
@@ -106,6 +107,30 @@ def test_messages_to_be_relayed(topics, settings):
     assert [one.id for one in published("orders", using="default")] == ["one"]
     settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": QUEUE, "VIA": "default"}}}
     assert [one.topic for one in published("orders")] == ["orders"]
+
+
+def test_messages_are_relayed_and_delivered(topics):
+    found = handle("orders")
+    publish("orders", 1, via="default")
+    publish("mails", 1, via=QUEUE)
+    assert [one.topic for one in deliver_all()] == ["orders"]
+    assert found == [("orders", 1)]
+    assert sorted((one.topic, one.payload) for one in published()) == [("mails", 1), ("orders", 1)]
+    assert deliver_all() == []
+    publish("orders", 1, via="default")
+    assert deliver_all(using=QUEUE) == [], "its outbox is in another database"
+    assert len(deliver_all()) == 1
+
+
+def test_a_handler_publishes_via_its_own_database(topics):
+    @subscriber("mails", group="g", atomic=True)
+    def answer(delivery):
+        publish("orders", delivery.payload, via="default")
+
+    found = handle("orders")
+    publish("mails", 1)
+    assert [one.topic for one in deliver_all()] == ["mails", "orders"]
+    assert found == [("orders", 1)]
 
 
 def test_a_relayed_message_is_not_listed_twice(topics, settings):
