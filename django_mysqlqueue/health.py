@@ -16,7 +16,7 @@ from django_mysqlqueue.inspection.health import check_selected, databases_of, re
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
-from django_mysqlqueue.sql.parallel import read_each
+from django_mysqlqueue.sql.several import start_each
 
 __all__ = ["QueueHealth"]
 
@@ -98,7 +98,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
 
         problems: list[str] = []
         reports: list[HealthReport] = []
-        for alias, answer in read_each(aliases, check):
+        for alias, answer in start_each(aliases, check).items():
             try:
                 report = answer.result()
             except Error as error:

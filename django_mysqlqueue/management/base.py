@@ -18,7 +18,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_settings
-from django_mysqlqueue.sql.parallel import read_each
+from django_mysqlqueue.sql.several import start_each
 
 APP = ConsumerGroup._meta.app_label
 
@@ -319,7 +319,7 @@ class ReadingCommand(QueueCommand):
         failed: list[str] = []
         sections: list[dict[str, Any]] = []
         as_json = options["format"] == "json"
-        for using, answer in read_each(aliases, read, seconds=self.read_timeout):
+        for using, answer in start_each(aliases, read, seconds=self.read_timeout).items():
             if not as_json:
                 self.write_heading(using, is_first=not (found or failed))
             try:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
-from django_mysqlqueue.sql.parallel import read_each
+from django_mysqlqueue.sql.several import TOTAL_SECONDS, start_each
 
 UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
 DATABASE = ("database",)
@@ -36,7 +36,7 @@ class QueueCollector(Collector):
     """
 
     bounds: ClassVar[Bounds] = SCRAPES
-    patience: ClassVar[float] = 8.0
+    patience: ClassVar[float] = TOTAL_SECONDS
     """Seconds after which the metrics of other databases do not wait any longer for one that does not answer:
     Prometheus, by default, waits for 10."""
 
@@ -75,7 +75,7 @@ class QueueCollector(Collector):
         """Return the state of each database, the error, or None if it is late."""
         states: list[QueueOverview | Error | None] = []
         deadline = time.monotonic() + self.patience
-        answers = [answer for _alias, answer in read_each(aliases, self._read)]
+        answers = list(start_each(aliases, self._read).values())
         for answer in answers:
             try:
                 states.append(answer.result(max(0.0, deadline - time.monotonic())))

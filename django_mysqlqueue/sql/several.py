@@ -5,14 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from django.db import Error
 from django.utils import timezone, translation
 
 from django_mysqlqueue.sql import failures
-from django_mysqlqueue.sql.connection import bounded, close_connections, may_be_bounded
+from django_mysqlqueue.sql.connection import (
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    bounded,
+    close_connections,
+    may_be_bounded,
+)
 
 ANSWER_SECONDS = 4.0
 """Seconds for which each database is waited for: until it is connected, and for the answer to each statement."""
@@ -53,17 +60,68 @@ def read_each(databases: Sequence[str], read: Callable[[str], T]) -> dict[str, T
     if len(databases) == 1:
         with bounded(databases[0]):
             return {databases[0]: _read(databases[0], read)}
-    threads = [_Reading(alias, read) for alias in databases if may_be_bounded(alias)]
     until = time.monotonic() + TOTAL_SECONDS
-    for thread in threads:
-        thread.start()
+    started = start_each(databases, lambda alias: _read(alias, read), seconds=ANSWER_SECONDS, connect=ANSWER_SECONDS)
     found: dict[str, T | Unread] = {}
+    for alias, answer in started.items():
+        try:
+            found[alias] = answer.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            if answer.done():
+                raise  # by the function
+            found[alias] = Unread(failures.explain_silence(alias, TOTAL_SECONDS))
+    return found
+
+
+def start_each(
+    databases: Sequence[str],
+    read: Callable[[str], T],
+    *,
+    seconds: float = READ_SECONDS,
+    connect: float = CONNECT_SECONDS,
+) -> dict[str, Future[T]]:
+    """Start to read several databases, and return by alias what will be read of each.
+
+    The threads are those of ``read_each``, but the caller says how long each waits, and decides how long to wait for
+    each. What is read in the caller's thread has been read at the return.
+
+    Args:
+        databases: their aliases.
+        read: as for ``read_each``. What it raises is raised by ``result()``.
+        seconds: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
+        connect: seconds to wait for the connection, likewise.
+    """
+    language, zone = translation.get_language(), timezone.get_current_timezone()
+
+    def read_apart(alias: str) -> T:
+        try:
+            with (
+                translation.override(language),
+                timezone.override(zone),
+                bounded(alias, read=seconds, connect=connect),
+            ):
+                return read(alias)
+        finally:
+            close_connections()
+
+    found: dict[str, Future[T]] = {alias: Future() for alias in databases}
+    for alias in filter(may_be_bounded, databases):
+        # A daemon: nothing waits for it when the process ends.
+        name = f"mysqlqueue-read-{alias}"
+        threading.Thread(target=_fulfil, args=(found[alias], read_apart, alias), name=name, daemon=True).start()
     for alias in databases:
         if not may_be_bounded(alias):
-            found[alias] = _read(alias, read)
-    for thread in threads:
-        found[thread.alias] = thread.result(until)
-    return {alias: found[alias] for alias in databases}
+            _fulfil(found[alias], read, alias)
+    return found
+
+
+def _fulfil(future: Future[T], read: Callable[[str], T], alias: str) -> None:
+    try:
+        value = read(alias)
+    except BaseException as error:  # noqa: BLE001  # raised where the result is taken
+        future.set_exception(error)
+    else:
+        future.set_result(value)
 
 
 def _read(alias: str, read: Callable[[str], T]) -> T | Unread:
@@ -73,37 +131,3 @@ def _read(alias: str, read: Callable[[str], T]) -> T | Unread:
         if failures.kind_of(alias, error) is None:
             raise
         return Unread(failures.explain(alias, error))
-
-
-class _Reading(threading.Thread, Generic[T]):
-    """The reading of one database. Nothing waits for it when the process ends."""
-
-    def __init__(self, alias: str, read: Callable[[str], T]) -> None:
-        super().__init__(name=f"mysqlqueue-read-{alias}", daemon=True)
-        self.alias = alias
-        self._function = read
-        self._language, self._zone = translation.get_language(), timezone.get_current_timezone()
-        self._found: list[T | Unread] = []
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            with (
-                translation.override(self._language),
-                timezone.override(self._zone),
-                bounded(self.alias, read=ANSWER_SECONDS, connect=ANSWER_SECONDS),
-            ):
-                self._found.append(_read(self.alias, self._function))
-        except Exception as error:  # noqa: BLE001  # The caller raises it.
-            self._error = error
-        finally:
-            close_connections()
-
-    def result(self, until: float) -> T | Unread:
-        """Wait for the thread's end, but no longer than until a time of the monotonic clock."""
-        self.join(max(0.0, until - time.monotonic()))
-        if self.is_alive():
-            return Unread(failures.explain_silence(self.alias, TOTAL_SECONDS))
-        if self._error is not None:
-            raise self._error
-        return self._found[0]

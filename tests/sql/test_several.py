@@ -11,7 +11,7 @@ from django.utils import timezone, translation
 
 from django_mysqlqueue.sql import several
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.sql.several import Unread, read_each
+from django_mysqlqueue.sql.several import Unread, read_each, start_each
 
 pytestmark = pytest.mark.usefixtures("queue_db")
 BOTH = ["default", "queue"]
@@ -120,3 +120,44 @@ def test_a_database_that_refuses_in_the_callers_thread():
         raise OperationalError(2002, "no such table")
 
     assert [type(found) for found in read_each(["queue"], read).values()] == [Unread]
+
+
+# -- with limits of the caller's ------------------------------------------------
+
+
+def test_what_is_read_is_there_as_soon_as_it_was_read(in_threads):
+    end = threading.Event()
+    started = start_each(BOTH, lambda alias: alias == "queue" or end.wait(30))
+    try:
+        assert started["queue"].result(10) is True
+        assert not started["default"].done()
+    finally:
+        end.set()
+    assert started["default"].result(10) is True
+
+
+@pytest.mark.parametrize("error", [OperationalError(2002, "gone"), TimeoutError("a bug"), SystemExit(3)])
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_result_raises_what_was_raised(monkeypatch, error, threads):
+    monkeypatch.setattr(several, "may_be_bounded", lambda alias: threads)
+
+    def read(alias):
+        raise error
+
+    started = start_each(BOTH, read)
+    with pytest.raises(type(error)):
+        started["queue"].result(10)
+    if isinstance(error, TimeoutError):
+        with pytest.raises(TimeoutError, match="a bug"):
+            read_each(BOTH, read)
+
+
+@pytest.mark.servers_only
+def test_limits_that_the_caller_says():
+    def read(alias):
+        options = connections[alias].settings_dict["OPTIONS"]
+        return options["connect_timeout"], options["read_timeout"]
+
+    started = start_each(BOTH, read, seconds=7, connect=3)
+    assert [answer.result(10) for answer in started.values()] == [(3, 7), (3, 7)]
+    assert start_each(["queue"], read)["queue"].result(10) == (10, 20)
