@@ -214,7 +214,7 @@ class QueueCommand(LimitedCommand):
         raise NotImplementedError
 
     def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
-        """Run the command on several databases, one after another. If it fails on one, it goes on with the others.
+        """Run the command on several databases, one after another. If it fails on one, it continues with the others.
 
         Args:
             aliases: the aliases of the databases.
