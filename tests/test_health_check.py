@@ -145,6 +145,8 @@ def test_a_database_that_cannot_be_read_is_named(topics, settings):
         "The database 'other' lacks a table or column of the queue; run manage.py migrate --database other."
     )
     assert QueueHealth(topics=["orders"]).run() is None
+    with pytest.raises(ServiceUnavailable, match=r"^Unavailable: The database 'other' lacks"):
+        QueueHealth(groups=["x"]).run()  # It may be registered there.
 
 
 def test_the_check_of_several_keeps_no_connection(topics):

@@ -208,6 +208,17 @@ def sections_of_nothing():
     return f"Database 'default'\n{text}\nDatabase 'queue'\n{text}"
 
 
+def test_a_database_without_selected_groups_has_no_problems(topics, clock):
+    """Its outbox is stuck, which is a problem of every group there, but of none elsewhere."""
+    groups.register(QUEUE, GroupRef("late", "lates"), mode="ordered", start="earliest")
+    command("queuesequence", "--database", QUEUE)
+    clock.advance(60)
+    assert run("queuehealth", "--group", "late")[1] is None
+    out, code = run("queuehealth")
+    assert code == 1
+    assert "PROBLEM" in sections(out)["default"]
+
+
 def test_a_topic_in_a_sound_database_does_not_need_the_others(topics, settings):
     settings.MYSQLQUEUE = {"TOPICS": BROKEN}
     assert run("queuehealth", "--topic", "orders")[1] is None

@@ -79,6 +79,25 @@ def test_deliveries_by_outcome(db):
     assert {name for _, labels in found for name, _ in labels} == {"database", "topic", "group", "outcome", "le"}
 
 
+def test_the_database_of_a_delivery(queue_db):
+    """One process can have several, each with an inbox of its own."""
+    subs = [Sub(handler(), using=alias) for alias in (USING, "queue")]
+    registry = CollectorRegistry()
+    metrics = ProcessMetrics([Source(sub.using, sub.handlers, sub.inbox) for sub in subs], registry)
+    for sub in subs:
+        sub.inbox.watch.listeners.append(metrics.settled)
+    publish_many("t", [1, 2], using="queue")
+    publish("t", 1)
+    for sub in subs:
+        sub.settle()
+    found = Samples(parsed(generate_latest(registry).decode()))
+    for alias, number in ((USING, 1), ("queue", 2)):
+        labels = {"topic": "t", "group": "g", "database": alias}
+        assert found.value("deliveries_total", outcome="acked", **labels) == number
+        assert found.value("end_to_end_seconds_count", **labels) == number
+        assert found.value("process_waiting", **labels) == 0
+
+
 def test_a_message_that_is_dead_lettered_without_a_call_has_no_processing_time(db):
     publish("t", "deadly")
     process = Process(handler(max_attempts=1, mode="shared"))

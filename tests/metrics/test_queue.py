@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
+from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import pausing
@@ -159,3 +164,21 @@ def test_a_scrape_changes_nothing(db):
     with CaptureQueriesContext(connection) as captured:
         collected()
     assert all(query["sql"].startswith("SELECT") for query in captured), captured.captured_queries
+
+
+def test_a_scrape_waits_if_there_is_nothing_to_show(db, settings, monkeypatch):
+    """It answers with the error, or, if it was only late, with what has been read."""
+    settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": "queue"}}}
+    monkeypatch.setattr(QueueCollector, "patience", 0.05)
+
+    def late(value):
+        answers = {alias: Future() for alias in (USING, "queue")}
+        threading.Timer(0.3, answers[USING].set_result, [value]).start()
+        monkeypatch.setattr(queue, "start_each", lambda aliases, read: answers)
+
+    late(get_overview())
+    found = collected()
+    assert [found.value("database_up", database=alias) for alias in (USING, "queue")] == [1, 0]
+    late(OperationalError(2013, "no answer"))
+    with pytest.raises(OperationalError, match="no answer"):
+        list(QueueCollector().collect())
