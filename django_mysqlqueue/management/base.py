@@ -106,11 +106,13 @@ class LimitedCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command with the time limit."""
-        # This includes the system checks, some of which query databases.
         with contextlib.ExitStack() as limits:
             # Invalid ones are reported by the checks or the command itself.
             with contextlib.suppress(CommandError, ImproperlyConfigured):
-                for alias in self.databases(options):
+                aliases = self.databases(options)
+                # This includes the system checks, some of which query databases: any of several may be down.
+                several = queue_aliases() if _are_several() else []
+                for alias in dict.fromkeys([*aliases, *several]):
                     limits.enter_context(self._limited(alias))
             return super().execute(*args, **options)
 
@@ -126,7 +128,7 @@ class LimitedCommand(BaseCommand):
         return [database_of(options.get("database"))]
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Run the system checks; a database error becomes a ``CommandError``."""
+        """Run the system checks; a database error becomes a ``CommandError``, or with several databases a warning."""
         # Since Django 6.1, model checks query each database for its features.
         try:
             super().check(*args, **kwargs)
@@ -134,7 +136,11 @@ class LimitedCommand(BaseCommand):
             alias = failures.alias_of(error)
             if alias is None:
                 raise
-            raise CommandError(failures.explain(alias, error)) from error
+            text = failures.explain(alias, error)
+            if not _are_several():
+                raise CommandError(text) from error
+            # The command may work on the others. If it does not, it says so itself.
+            self.stderr.write(self.style.WARNING(f"System checks were not run: {text}"))
 
     @contextlib.contextmanager
     def _limited(self, alias: str) -> Iterator[None]:
@@ -148,6 +154,13 @@ class LimitedCommand(BaseCommand):
             connection.settings_dict = before
             if is_server(connection) and not was_open and not connection.in_atomic_block:
                 connection.close()
+
+
+def _are_several() -> bool:
+    try:
+        return len(queue_aliases()) > 1
+    except ImproperlyConfigured:
+        return False  # The checks report it.
 
 
 class QueueCommand(LimitedCommand):

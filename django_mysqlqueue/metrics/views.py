@@ -49,7 +49,6 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
         with bounded(alias):  # If there are several, the collector reads each on a connection of its own.
             return HttpResponse(encode(registry), content_type=content_type)
     except Error as error:
-        alias = failures.alias_of(error) or alias
         if failures.kind_of(alias, error) is None:
             raise
         return _text(f"{failures.summarize(alias, error)}.", 503)

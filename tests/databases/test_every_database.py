@@ -7,8 +7,8 @@ import json
 import re
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.db import connection
+from django.core.management import BaseCommand, CommandError, call_command
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
@@ -169,6 +169,37 @@ def test_a_database_that_fails_hides_no_other(topics, settings):
     out, error = run("queuestatus", "--format", "json")
     assert [one.get("error") for one in json.loads(out)["databases"]] == [None, NO_TABLES, None]
     assert error == "Failed on 1 of 3 databases: 'other'."
+
+
+def test_checks_that_cannot_be_run_hide_no_other_database(topics, settings, monkeypatch):
+    """Since Django 6.1, system checks query each database, whichever the command works on."""
+
+    def ask(*arguments, **options):
+        gone = connections["other"].copy("other")
+        gone.settings_dict = {**gone.settings_dict, "NAME": "/nowhere/nothing"}
+        gone.ensure_connection()
+
+    monkeypatch.setattr(BaseCommand, "check", ask)
+    said = io.StringIO()
+    assert "is paused." in command("queuepause", "g", "orders", "--noinput", skip_checks=False, stderr=said)
+    assert said.getvalue().startswith("System checks were not run: The database that DATABASES names for 'other' ")
+    settings.MYSQLQUEUE = {"DATABASE": QUEUE}
+    with pytest.raises(CommandError, match=r"^The database that DATABASES names for 'other' .*: unable to open"):
+        command("queueresume", "g", "orders", "--noinput", skip_checks=False)
+
+
+@pytest.mark.servers_only
+def test_system_checks_wait_for_no_database_without_a_limit(topics, monkeypatch):
+    limits = {}
+
+    def ask(*arguments, **options):
+        for alias in ("default", QUEUE):
+            limits[alias] = connections[alias].settings_dict["OPTIONS"].get("read_timeout")
+
+    monkeypatch.setattr(BaseCommand, "check", ask)
+    command("queuepause", "g", "orders", "--noinput", skip_checks=False)
+    assert limits == {"default": 60, QUEUE: 60}
+    assert "read_timeout" not in connections["default"].settings_dict["OPTIONS"]
 
 
 # -- queuehealth ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.management.base import CommandError, CommandParser
-from django.db import Error, connections
+from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
 from django_mysqlqueue.checks import server_problems
@@ -145,15 +145,6 @@ class Command(LimitedCommand):
         if self.lifeline is not None and not self.lifeline.reload:
             options["skip_checks"] = True  # the supervisor has run them on the same code
         return super().execute(*args, **options)
-
-    def check(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            super().check(*args, **kwargs)
-        except CommandError as error:
-            # Since Django 6.1, model checks query each database for its features.
-            if not isinstance(error.__cause__, Error) or len(queue_aliases()) == 1:
-                raise
-            self.stderr.write(self.style.WARNING(f"System checks were not run: {error}"))
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._verbosity = options["verbosity"]
