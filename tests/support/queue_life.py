@@ -214,9 +214,9 @@ def _relay() -> None:
     sequence()
     while not relaying.relay(USING, USING, max_rows=12).messages:
         pass  # It reads what the log has of other topics.
+    relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
     RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
     assert relaying.relay(USING, USING).messages == 8
-    relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
     assert relaying.has_arrived(Session(USING), USING, 1)
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         retention.collect(USING)
