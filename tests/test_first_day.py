@@ -97,7 +97,9 @@ def test_check_warns_of_a_batch_size_without_a_batch_handler(settings, no_handle
     [["queuestatus"], ["queuegc"], ["queuesequence"], ["queuedropgroup", "g", "t"], ["runsubscriber", "--drain"]],
 )
 def test_before_migrate_commands_say_what_to_do(monkeypatch, db, command):
-    monkeypatch.setattr(connection.introspection, "table_names", lambda cursor=None: ["auth_user"])
+    # Of each connection: subscribers open their own.
+    introspection = type(connection.introspection)
+    monkeypatch.setattr(introspection, "table_names", lambda self, cursor=None: ["auth_user"])
     with pytest.raises(CommandError, match=r"'default' does not have the queue's tables\. Run manage\.py migrate\."):
         call_command(*command)
 
