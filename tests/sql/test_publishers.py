@@ -12,6 +12,7 @@ from django_mysqlqueue.inspection import list_dead_letters
 from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import sequencing
+from django_mysqlqueue.service.relaying import relay
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.roles import DENIED, account
 
@@ -104,6 +105,14 @@ def test_it_may_publish_to_every_topic_with_every_key(sql):
     assert handled() == [1]
 
 
+def test_it_may_publish_to_topics_in_other_databases(sql, queue_db):
+    sql("INSERT INTO queue_outbox (topic, payload) VALUES ('t@queue', '1')")
+    sequence()
+    assert relay(USING, "queue").messages == 1
+    assert OutboxMessage.objects.using("queue").get().topic == "t"
+
+
+@pytest.mark.promise("Roles")
 def test_an_id_that_can_be_guessed_can_be_taken_first(sql):
     sql("INSERT INTO queue_outbox (topic, partition_key, id, payload) VALUES ('t', 'k', 'order-1', '\"forged\"')")
     publish("t", "true", key="k", id="order-1")
