@@ -17,6 +17,7 @@ from django_mysqlqueue.sql.several import TOTAL_SECONDS, start_each
 
 UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
 DATABASE = ("database",)
+RELAY = (*DATABASE, "target")
 LABELS = ("database", "topic", "group")
 COUNTS = {
     "lag": f"Messages in the log that the group has not settled ({UP_TO}).",
@@ -120,6 +121,12 @@ class _Families:
             "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none.", DATABASE
         )
         self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).", DATABASE)
+        self.relay = gauge(
+            "relay_waiting", f"Messages that wait to be relayed (counted up to {SCRAPES.walked:,}).", RELAY
+        )
+        self.relay_age = gauge(
+            "relay_oldest_age_seconds", "Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY
+        )
         self.debounced = CounterMetricFamily(
             "mysqlqueue_debounced",
             "Debounced messages that later ones have replaced before they entered the log.",
@@ -141,6 +148,8 @@ class _Families:
             self.outbox,
             self.outbox_age,
             self.scheduled,
+            self.relay,
+            self.relay_age,
             self.debounced,
             self.last_offset,
             self.more,
@@ -155,6 +164,9 @@ class _Families:
         self.debounced.add_metric(labels, state.debounced)
         self.last_offset.add_metric(labels, state.last_offset)
         self.more.add_metric(labels, int(state.more_groups))
+        for relay in state.relays:
+            self.relay.add_metric((state.using, relay.target), relay.messages.value)
+            self.relay_age.add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))
         for group in state.groups:
             self._add_group(state, group)
 

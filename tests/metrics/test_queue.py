@@ -16,10 +16,11 @@ from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.relaying import relay
 from django_mysqlqueue.sql.session import Session
 from tests.support import oracle
 from tests.support.harness import USING, Sub, handler, sequence
@@ -182,3 +183,15 @@ def test_a_scrape_waits_if_there_is_nothing_to_show(db, settings, monkeypatch):
     late(OperationalError(2013, "no answer"))
     with pytest.raises(OperationalError, match="no answer"):
         list(QueueCollector().collect())
+
+
+def test_messages_that_wait_to_be_relayed(queue_db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": "queue"}}}
+    publish_many("orders", range(2), via=USING)
+    sequence()
+    QueueMessage.objects.update(published_at=1)
+    found = collected()
+    assert found.value("relay_waiting", target="queue") == 2
+    assert found.value("relay_oldest_age_seconds", target="queue") > 10**6
+    assert relay(USING, "queue").messages == 2
+    assert collected().value("relay_oldest_age_seconds", target="queue") == 0
