@@ -11,6 +11,7 @@ from django.db import Error, connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.management.ports import MetricsPorts
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -57,7 +58,7 @@ def show_banner(
     for using, handlers in databases.items():
         try:
             # The others must not wait for one that does not answer.
-            with bounded(using, read=READ):
+            with bounded(using, read=READ), sessions.sound(using):
                 out.write(f"  database  {using} ({dialect_of(connections[using]).name}: {_name(using)})")
                 warnings += _one_partition(using, handlers, settings, threads[using] * (processes or 1))
                 warnings += _mistyped(using, handlers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
+from django_mysqlqueue.procedures import installing
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.support.routers import QueueElsewhere, ReadsFromReplica
@@ -37,3 +38,11 @@ def replica(db, settings):
     settings.DATABASE_ROUTERS = [ReadsFromReplica()]
     with pytest.raises(AssertionError, match="the replica was read"):
         Effect.objects.exists()
+
+
+@pytest.fixture
+def no_procedures(queue_db):
+    """Databases without the stored procedures that other tests may have installed."""
+    for alias in ("default", QUEUE):
+        if connections[alias].vendor == "mysql":
+            installing.remove(alias)

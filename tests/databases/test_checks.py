@@ -27,7 +27,7 @@ def of(alias, found):
     return repr(alias) in found.msg and not any(repr(one) in found.msg for one in {*BOTH, "other"} - {alias})
 
 
-def test_sound_databases_pass(topics):
+def test_sound_databases_pass(topics, no_procedures):
     for options in ({"tags": ["django_mysqlqueue"]}, {"tags": [django_checks.Tags.database], "databases": BOTH}):
         found = django_checks.run_checks(**options)
         assert [one for one in found if one.id.startswith("django_mysqlqueue")] == []
@@ -111,7 +111,7 @@ def test_one_database_is_not_named(queue_db, no_handlers):
 
 
 @pytest.mark.servers_only
-def test_procedures_of_each(topics, settings):
+def test_procedures_of_each(topics, no_procedures, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "GROUPS": {"g": {"SQL_TOPICS": ["orders"]}}}
     (found,) = checks.check_procedures(databases=BOTH)
     assert found.id == "django_mysqlqueue.W021"

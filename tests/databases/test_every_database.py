@@ -277,7 +277,7 @@ def test_a_subscriber_is_forgotten_where_it_is_known(topics):
 
 
 @pytest.mark.servers_only
-def test_procedures_of_each_database(topics):
+def test_procedures_of_each_database(topics, no_procedures):
     assert command("queueprocedures").count("Installed ") == 2
     command("queueprocedures", "--remove", "--database", QUEUE)
     out, error = run("queueprocedures", "--check")
