@@ -20,7 +20,7 @@ from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
 from django_mysqlqueue.limits import relay_target
-from django_mysqlqueue.topic_settings import WILDCARDS, TopicMap
+from django_mysqlqueue.topic_settings import DATABASES, WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
 SQL_TOPICS = "sql_topics"
@@ -406,15 +406,14 @@ def _topics(raw: Any, settings: Settings, problems: list[Problem]) -> TopicMap:
         "RETENTION": _FIELDS["retention"],
         "PARTITIONS": validators.integer(1, 100_000),
         "GROUPLESS": validators.boolean,
-        "DATABASE": validators.alias,
-        "VIA": validators.alias,
+        **dict.fromkeys(DATABASES, validators.alias),
     }
     for topic, options in raw.items():
         where = f"MYSQLQUEUE['TOPICS'][{topic!r}]"
         _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", WILDCARDS.sub("x", str(topic)), "E005", problems)
         entries[str(topic)] = parsed = _options(where, options, parsers, "E005", problems)
         if str(topic).endswith(settings.dlq_suffix):
-            for name in sorted({"DATABASE", "VIA"} & parsed.keys()):
+            for name in sorted(parsed.keys() & {*DATABASES}):
                 hint = "Dead letters are in the database of their topic: set it there."
                 problems.append(Problem("E005", f"{where}[{name!r}] is set for a DLQ topic.", hint))
     return TopicMap(entries, settings.dlq_suffix)

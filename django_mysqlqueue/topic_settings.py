@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 WILDCARDS = re.compile(r"[*?]")
+DATABASES = ("DATABASE", "VIA", "MOVES_FROM")
+"""The settings that name databases."""
 REMEMBERED = 1000
 """Number of topics whose settings are kept in memory."""
 
@@ -26,6 +28,8 @@ class TopicSettings:
     """Alias of the database that the topic is in."""
     via: str | None = None
     """Alias of the database whose outbox takes its messages, and from which subscribers relay them."""
+    moves_from: str | None = None
+    """Alias of the database that the topic leaves, in which subscribers work for its groups until they have moved."""
 
 
 class TopicMap(Mapping[str, Mapping[str, Any]]):
@@ -86,5 +90,5 @@ class TopicMap(Mapping[str, Mapping[str, Any]]):
 
     def aliases(self) -> list[str]:
         """Return the aliases of databases that the entries name, in their order."""
-        named = (entry.get(name) for entry in self._entries.values() for name in ("DATABASE", "VIA"))
+        named = (entry.get(name) for entry in self._entries.values() for name in DATABASES)
         return list(dict.fromkeys(alias for alias in named if alias is not None))

@@ -144,7 +144,7 @@ def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMess
         topic: the topic.
         message_id: the id, as ``publish`` returned it.
     """
-    return _by_id(session, [(0, one.outbox_id) for one in scheduling.find(session, topic, [message_id])])
+    return _by_id(session, [(0, one.outbox_id) for one in scheduling.find(session, [topic], [message_id])])
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:

@@ -14,7 +14,7 @@ from functools import partial
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.service import audit, heartbeats, leasing, relaying, routing
+from django_mysqlqueue.service import audit, heartbeats, leasing, log, relaying, routing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import HERE, Route
 from django_mysqlqueue.sql.session import Session, run
@@ -73,9 +73,17 @@ def prepare(move: Move) -> None:
 
     From then on, settings that name the target can be deployed: what they publish still goes to the source.
     """
+    register(move)
+    if move.target != move.via:
+        # From an earlier stay there, a route may lead away.
+        run(move.target, lambda session: routing.set_route(session, move.topic, Route(HERE, move.source)))
+    _set_route(move, move.source)
+
+
+def register(move: Move) -> None:
+    """Register the groups at the target, paused, as far as they are not. To be called only before the cut."""
     for ref, row in groups_of(move.source, move.topic).items():
         run(move.target, partial(_register_paused, move=move, ref=ref, row=row))
-    _set_route(move, move.source)
 
 
 def _register_paused(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
@@ -84,7 +92,9 @@ def _register_paused(session: Session, *, move: Move, ref: GroupRef, row: Consum
     if there.select_for_update().exists():
         there.update(**values)
     else:
-        there.create(consumer_group=ref.group, topic=ref.topic, **values)
+        # The log may have messages from an earlier stay, which the group has settled.
+        end = log.end_of_log(session)
+        there.create(consumer_group=ref.group, topic=ref.topic, start_offset=end, **values)
     _record(session, move, ref, f"waits for its messages in {move.source}")
 
 
@@ -136,9 +146,10 @@ def is_drained(using: str, ref: GroupRef) -> bool:
             return True
 
 
-def hand_over(move: Move, ref: GroupRef, *, stays_paused: bool) -> None:
-    """Resume a group at the target, unless it was paused at the source, and drop it there."""
-    if not stays_paused:
+def hand_over(move: Move, ref: GroupRef) -> None:
+    """Resume a group at the target, unless it is paused at the source, and drop it there."""
+    row = groups_of(move.source, ref.topic).get(ref)
+    if row is not None and not row.paused:
         run(move.target, lambda session: _resume(session, move, ref))
     dropping.drop(move.source, ref, actor=move.actor, reason=move.reason or f"moved to {move.target}")
 

@@ -141,7 +141,7 @@ def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[
     wanted = texts("ids", ids)
     if key is not None:
         text("key", key, most=KEY_LENGTH)
-    found = scheduling.find(Session(alias), topic, wanted, key)
+    found = scheduling.find(Session(alias), scheduling.stored_topics(topic, alias), wanted, key)
     there = {one.message_id for one in found}
     missing = [one for one in wanted if one not in there]
     if not found:

@@ -21,7 +21,7 @@ from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.moving import Move
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.service import heartbeats, routing
-from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.databases import queue_alias, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session
@@ -54,6 +54,10 @@ def prepare_move(
         known = routing.route_of(Session(via), topic)
         source = queue_alias(topic=topic) if known is None else known.target or via
         move = _move(topic, via, source, target, actor, reason)
+        if known is not None and known.source != source and moving.groups_of(known.source, topic):
+            raise OperationRefused(
+                f"The topic {topic!r} has not left the database {known.source!r}: finish its move to {source!r} first."
+            )
         check_topic(source, topic)
         found = moving.groups_of(source, topic)
         if not dry_run:
@@ -69,11 +73,8 @@ def prepare_move(
             max(1, len(found)),
             text % {"topic": topic, "source": source, "target": target},
             _("Groups, which are registered there and wait: %(names)s.") % {"names": _names(found)},
-            _(
-                "Next, set DATABASE to %(target)s and VIA to %(via)s for the topic in MYSQLQUEUE['TOPICS'], and deploy "
-                "that everywhere."
-            )
-            % {"target": repr(target), "via": repr(via)},
+            _("Next, deploy these settings of the topic in MYSQLQUEUE['TOPICS'] everywhere: %(settings)s.")
+            % {"settings": repr({"DATABASE": target, "VIA": via} | ({} if source == via else {"MOVES_FROM": source}))},
             dry_run=dry_run,
         )
 
@@ -117,16 +118,24 @@ def move_topic(
                 "Deploy the new settings first."
             )
         move = _move(topic, via, known.source, target, actor, reason)
+        if move.source not in works_on(topic):
+            raise OperationRefused(
+                f"The topic {topic!r} leaves the database {move.source!r}, but MYSQLQUEUE['TOPICS'] does not say so: "
+                f"subscribers would not work for its groups there. Deploy MOVES_FROM = {move.source!r}."
+            )
         found = moving.groups_of(move.source, topic)
         if dry_run:
             return _preview(move, found)
+        if known.target != move.route(target).target:
+            moving.register(move)  # Those that were registered or resumed since.
         offset = moving.cut(move)
         while not moving.has_left(move, offset):
             time.sleep(PAUSE)
         left = dict(found)
         while left:
             for ref in [ref for ref in left if moving.is_drained(move.source, ref)]:
-                moving.hand_over(move, ref, stays_paused=left.pop(ref).paused)
+                moving.hand_over(move, ref)
+                del left[ref]
                 progress(1)
             if left:
                 time.sleep(PAUSE)

@@ -33,12 +33,14 @@ def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
 
 
 def works_on(topic: str) -> list[str]:
-    """Return the databases in which subscribers handle a topic's messages: its own, and that of its publishers.
+    """Return the databases in which subscribers handle a topic's messages: its own first, and those that it leaves.
 
-    In the second one its groups are registered only until the topic has moved away (``operations.moving``).
+    In those (``VIA``, ``MOVES_FROM``) its groups are registered only until it has moved (``operations.moving``).
     """
-    via = get_settings().topics.of(topic.removesuffix(get_settings().dlq_suffix)).via
-    return list(dict.fromkeys([queue_alias(topic=topic), *([via] if via is not None else [])]))
+    settings = get_settings()
+    found = settings.topics.of(topic.removesuffix(settings.dlq_suffix))
+    others = (alias for alias in (found.via, found.moves_from) if alias is not None)
+    return list(dict.fromkeys([queue_alias(topic=topic), *others]))
 
 
 def queue_aliases() -> list[str]:

@@ -16,9 +16,10 @@ from django.db import transaction
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
+from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from django_mysqlqueue.service import debouncing, expiry, messages, slots
-from django_mysqlqueue.service.databases import transaction_elsewhere
+from django_mysqlqueue.service.databases import queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
@@ -137,6 +138,8 @@ async def areschedule(
 
 def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[[Session, list[int]], int]) -> int:
     alias, topic = stored
+    # Under the name that it has if it is to be relayed, too: the settings may have changed since it was scheduled.
+    topics = stored_topics(topic, alias)
     if not naming.check_text("id", id):
         raise InvalidMessage("id '': must not be empty")
     if key is not None:
@@ -150,7 +153,7 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
         )
 
     def operation(session: Session) -> int:
-        changed = change(session, [found.outbox_id for found in find(session, topic, [id], key)])
+        changed = change(session, [found.outbox_id for found in find(session, topics, [id], key)])
         if changed:
             wake_on_commit(session)
         return changed
@@ -170,8 +173,15 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
     return run(alias, operation)
 
 
-def find(session: Session, topic: str, ids: Sequence[str], key: str | None = None) -> list[Found]:
-    """Return the scheduled messages of a topic with one of the given ids, and with the publisher's key if it is given.
+def stored_topics(topic: str, alias: str) -> list[str]:
+    """Return the topics under which the outbox of a database may have messages of a topic."""
+    plain = naming.relayed_from(topic)
+    others = (f"{plain}{RELAY_MARK}{other}" for other in queue_aliases() if other != alias)
+    return list(dict.fromkeys([topic, plain, *others]))
+
+
+def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str | None = None) -> list[Found]:
+    """Return the scheduled messages of topics with one of the given ids, and with the publisher's key if it is given.
 
     This reads the index from the current time to its end: 17 to 34 ms for 200,000 scheduled messages. It locks
     nothing. A locking search would, at REPEATABLE READ, lock gaps too, and block the publishing of other messages.
@@ -182,8 +192,9 @@ def find(session: Session, topic: str, ids: Sequence[str], key: str | None = Non
     for chunk in session.chunks(sorted(set(ids)), weight=len):
         rows = session.rows(
             f"SELECT {columns} FROM {OUTBOX} s{hint} WHERE s.deliver_at > {session.dialect.now_ms} "
-            f"AND s.id IN ({session.dialect.placeholders(len(chunk), '%s')}) AND s.topic = %s",
-            (*chunk, topic),
+            f"AND s.id IN ({session.dialect.placeholders(len(chunk), '%s')}) "
+            f"AND s.topic IN ({session.dialect.placeholders(len(topics), '%s')})",
+            (*chunk, *topics),
         )
         found += [
             Found(outbox_id, message_id)

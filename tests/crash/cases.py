@@ -266,7 +266,7 @@ def _(world: World) -> None:
     moving.prepare(move)
     moving.cut(move)
     assert moving.has_left(moving.Move(TOPIC, ELSEWHERE, ALIAS, ELSEWHERE, WHO), 0)
-    moving.hand_over(move, MOVED, stays_paused=False)
+    moving.hand_over(move, MOVED)
 
 
 @case("divide a topic's messages", sequenced, commits=None, rerun=True)

@@ -11,13 +11,14 @@ import pytest
 from django.core.management import CommandError
 from django.test import override_settings
 
-from django_mysqlqueue import operations, publish, publish_many
+from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import moving
 from django_mysqlqueue.operations import topics as topics_operations
 from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.relaying import relay
 from django_mysqlqueue.service.routing import Route, route_of
@@ -31,7 +32,7 @@ from tests.support.queue_alias import command
 OLD, NEW = "default", "queue"
 BEFORE = {"TOPICS": {}}
 AFTER = {"TOPICS": {"p.plain": {"DATABASE": NEW, "VIA": OLD}, "t": {"DATABASE": NEW, "VIA": OLD}}}
-BACK = {"TOPICS": {"t": {"DATABASE": OLD, "VIA": OLD}, "other": {"DATABASE": NEW}}}
+BACK = {"TOPICS": {"t": {"DATABASE": OLD, "VIA": OLD, "MOVES_FROM": NEW}}}
 REF = GroupRef("g", "t")
 BY = {"actor": "ada"}
 
@@ -103,6 +104,134 @@ def test_from_the_cut_on_all_messages_go_to_the_new_database(settings, waits):
     assert groups.find(OLD, REF) is None
     details = Operation.objects.filter(action="move").order_by("id").values_list("detail", flat=True)
     assert [detail.split(",")[0] for detail in details][:2] == ["messages go to default", "messages go to queue"]
+
+
+def work(alias):
+    """What the group gets in a database."""
+    got = []
+    sub = Sub(handler(function=lambda delivery: got.append(delivery.payload)), name=alias, using=alias)
+    sub.settle()
+    sub.leave()
+    return got
+
+
+def move(target, after, before=BEFORE):
+    """Both steps, with nothing to wait for."""
+    with override_settings(MYSQLQUEUE=before):
+        operations.prepare_move("t", target, **BY)
+    with override_settings(MYSQLQUEUE=after):
+        operations.move_topic("t", target, **BY)
+
+
+def test_there_and_back_and_there_again(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    assert work(OLD) == [1]
+    move(NEW, AFTER)
+    move(OLD, BACK, AFTER)
+    assert work(OLD) == []  # What it has settled in its earlier stay is not delivered again.
+    settings.MYSQLQUEUE = BACK
+    publish("t", 2)
+    assert work(OLD) == [2]
+    move(NEW, AFTER, BACK)
+    settings.MYSQLQUEUE = AFTER
+    publish("t", 3)
+    sequence(OLD)
+    assert relay(OLD, NEW).messages == 1
+    assert work(NEW) == [3]
+
+
+def test_subscribers_work_on_the_database_that_a_topic_leaves(settings):
+    settings.MYSQLQUEUE = BACK
+    assert works_on("t") == [OLD, NEW]
+    assert queue_aliases() == [OLD, NEW]
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    move(NEW, AFTER)
+    settings.MYSQLQUEUE = AFTER
+    result = operations.prepare_move("t", OLD, **BY)
+    assert "{'DATABASE': 'default', 'VIA': 'default', 'MOVES_FROM': 'queue'}" in result.summary[-1]
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": OLD, "VIA": OLD}}}
+    with pytest.raises(OperationRefused, match="Deploy MOVES_FROM = 'queue'"):
+        operations.move_topic("t", OLD, **BY)
+
+
+def test_a_group_that_is_resumed_while_it_waits_moves(settings, monkeypatch):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.pause("g", "t", **BY)
+    operations.prepare_move("t", NEW, **BY)
+    publish("t", 1)
+    sequence(OLD)
+    settings.MYSQLQUEUE = AFTER
+
+    def sleep(seconds):
+        operations.resume("g", "t", using=OLD, **BY)
+        assert work(OLD) == [1]
+
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+    operations.move_topic("t", NEW, **BY)
+    assert not groups.find(NEW, REF).paused
+
+
+def test_a_move_must_be_finished_before_the_way_back(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    publish("t", 1)
+    sequence(OLD)
+    settings.MYSQLQUEUE = AFTER
+    with pytest.raises(Waits):
+        operations.move_topic("t", NEW, **BY)
+    with pytest.raises(OperationRefused, match="has not left the database 'default': finish its move to 'queue' first"):
+        operations.prepare_move("t", OLD, **BY)
+    assert not groups.find(OLD, REF).paused
+
+
+def test_a_group_that_was_resumed_too_early_is_paused_before_the_cut(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1, key="k")
+    sequence(OLD)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    operations.resume("g", "t", **BY)
+    with pytest.raises(Waits):
+        operations.move_topic("t", NEW, **BY)
+    assert groups.find(NEW, REF).paused
+
+
+def test_two_moves_at_once(settings, monkeypatch):
+    """What an operator does to the group afterwards stays."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    publish("t", 1)
+    sequence(OLD)
+    settings.MYSQLQUEUE = AFTER
+
+    def sleep(seconds):
+        work(OLD)
+        operations.move_topic("t", NEW, **BY)
+        operations.pause("g", "t", **BY)
+
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+    operations.move_topic("t", NEW, **BY)
+    assert groups.find(NEW, REF).paused
+
+
+def test_messages_that_were_scheduled_before_can_be_cancelled(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1, id="x", delay=600)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    assert reschedule("x", topic="t", delay=700) == 1
+    assert cancel("x", topic="t") == 1
+    publish("t", 1, id="y", delay=600)
+    settings.MYSQLQUEUE = BACK
+    assert cancel("y", topic="t") == 1
 
 
 def test_a_group_that_was_paused_stays_paused(settings):

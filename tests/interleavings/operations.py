@@ -245,7 +245,7 @@ def _(a: Actor) -> object:
     moving.prepare(move)
     moving.has_left(moving.Move("moved", USING, ALIAS, USING, a.name), 0)
     moving.cut(moving.Move("moved", ALIAS, USING, ALIAS, a.name))
-    moving.hand_over(move, ref, stays_paused=False)
+    moving.hand_over(move, ref)
     return None
 
 

@@ -230,7 +230,7 @@ def _move() -> None:
     here = moving.Move("moved", OTHER, OTHER, USING, "test")
     moving.prepare(here)
     moving.cut(here)
-    moving.hand_over(here, ref, stays_paused=False)
+    moving.hand_over(here, ref)
     there = moving.Move("moved", USING, USING, OTHER, "test")
     moving.prepare(there)
     moving.cut(there)

@@ -65,6 +65,7 @@ def test_the_databases_of_the_queue(mysqlqueue):
         ({"a": {"DATABASE": "nowhere"}}, "['a']['DATABASE'] = 'nowhere' must be an alias of DATABASES"),
         ({"a": {"VIA": None}}, "['a']['VIA'] = None must be an alias of DATABASES"),
         ({"a_dlq": {"DATABASE": QUEUE}}, "['a_dlq']['DATABASE'] is set for a DLQ topic. Dead letters are in"),
+        ({"a": {"MOVES_FROM": "nowhere"}}, "['a']['MOVES_FROM'] = 'nowhere' must be an alias of DATABASES"),
         ({"a_dlq": {"VIA": QUEUE}}, "['a_dlq']['VIA'] is set for a DLQ topic"),
         ({"a b*": {}}, "has 'a b*': a name must be"),
     ],
