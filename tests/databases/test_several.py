@@ -9,6 +9,7 @@ import time
 from collections import Counter
 
 import pytest
+from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, SubscriberHeartbeat
@@ -148,6 +149,7 @@ def test_a_database_that_stops_answering_holds_up_no_other(start, far, settings)
         wait_for(lambda: numbers("plain")[60], second, timeout=15)
         beats = SubscriberHeartbeat.objects.filter(subscriber_name__contains=f":{worker.process.pid}:")
         wait_for(lambda: not beats.filter(consumer_group="plain", deregistered_at=0).exists(), timeout=10)
+        assert worker.wait(12) == 1, worker.output
     finally:
         os.kill(far.pid, signal.SIGCONT)
     wait_for(lambda: numbers("shared")[1], second, timeout=60)
@@ -167,6 +169,16 @@ def test_a_database_that_is_down_at_the_start_is_served_when_it_is_up(start, far
     far.start()
     wait_for(lambda: effects("shared"), worker)
     assert "database.available" in worker.output
+
+
+@pytest.mark.servers_only
+def test_two_names_of_one_database_are_refused(start, far):
+    twins = {"TEST_FAR_SOCKET": str(connection.settings_dict["OPTIONS"].get("unix_socket", ""))}
+    if not twins["TEST_FAR_SOCKET"]:
+        pytest.skip("the server has no socket")
+    worker = start(*GROUPS, topics=WITH_FAR, env=twins | {"TEST_FAR_NAME": connection.settings_dict["NAME"]})
+    assert worker.wait() == 1
+    assert "The databases 'default' and 'far' of the queue are the same one" in worker.output
 
 
 @pytest.mark.servers_only

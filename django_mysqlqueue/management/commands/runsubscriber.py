@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -51,6 +51,25 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
     return int(text)
+
+
+def _refuse_twins(aliases: Sequence[str]) -> None:
+    """Require that each alias leads to a database of its own: two workers would take each other's leases for their own.
+
+    Raises:
+        CommandError: two of them lead to one database.
+    """
+    seen: dict[tuple[str, ...], str] = {}
+    for alias in aliases:
+        given = connections[alias].settings_dict
+        options = given.get("OPTIONS", {})
+        place = (given["ENGINE"], given["HOST"], str(given["PORT"]), options.get("unix_socket", ""), str(given["NAME"]))
+        if place in seen:
+            raise CommandError(
+                f"The databases {seen[place]!r} and {alias!r} of the queue are the same one: MYSQLQUEUE must name each "
+                "database by one alias."
+            )
+        seen[place] = alias
 
 
 def _at_home(chosen: Mapping[str, Mapping[GroupRef, Handler]]) -> dict[str, dict[GroupRef, Handler]]:
@@ -163,6 +182,7 @@ class Command(LimitedCommand):
         """
         chosen = self._choose(options["group"], options["topic"])
         aliases = queue_aliases()
+        _refuse_twins(aliases)
         only = None if options["database"] is None else database_of(options["database"])
         if only is not None and only not in aliases:
             return {only: chosen}

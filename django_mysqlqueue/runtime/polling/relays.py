@@ -79,6 +79,8 @@ class Relay:
         pause = 0.0
         try:
             while self._has_work(pause):
+                # The name of a database may lead to another server now, while the old one still answers.
+                sessions.renew()
                 pause = self._passes(failures)
         finally:
             close_connections()
@@ -117,7 +119,7 @@ class Relay:
                 if not done.more:
                     self._done = asked
                     break
-        except (Error, CommitOutcomeUnknown, Retry) as error:
+        except Exception as error:  # noqa: BLE001  # Without this thread, nothing would be relayed.
             pause = failures.add()
             if is_worth_a_line(failures.count):
                 event(
@@ -127,6 +129,7 @@ class Relay:
                     target=self._target,
                     error=f"{type(error).__name__}: {error}",
                     failures=failures.count,
+                    exc_info=not isinstance(error, (Error, CommitOutcomeUnknown, Retry)),
                 )
             for alias in (self._source, self._target):
                 drop_connection(connections[alias])

@@ -34,6 +34,8 @@ from django_mysqlqueue.version import __version__
 
 SHUTDOWN_MARGIN = 5.0
 """Seconds after SHUTDOWN_TIMEOUT for writing outcomes and releasing leases, before the process exits anyway."""
+FROZEN = 5.0
+"""Seconds without an answer of one of several databases after which the end of a process does not wait for it."""
 RELEASE_TIMEOUT = 2.0
 """Seconds that a process that exits uncleanly has to release its leases and deliveries."""
 MEMORY_GRACE = 5.0
@@ -280,7 +282,7 @@ class Subscriber:
             for worker in self.workers:
                 worker.inbox.wake()
             give_up_at = min(give_up_at, time.monotonic() + self.settings.shutdown_timeout + SHUTDOWN_MARGIN)
-            if time.monotonic() >= give_up_at:
+            if time.monotonic() >= give_up_at or self._waits_for_frozen():
                 # A database does not answer. Messages with unwritten outcomes will be redelivered.
                 event(logging.ERROR, "shutdown.timed_out", name=self.name)
                 self._stop.ask("the shutdown took too long", exit_code=EXIT_UNCLEAN)
@@ -290,6 +292,17 @@ class Subscriber:
             if worker.error is not None:
                 raise worker.error
         return self.exit_code
+
+    def _waits_for_frozen(self) -> bool:
+        """Return whether only workers are left whose databases do not answer, and that run no handler.
+
+        The others have stopped: the process must not last longer because of one of several databases.
+        """
+        left = [worker for worker in self.workers if not worker.finished.is_set()]
+        frozen_since = time.monotonic() - FROZEN
+        return 0 < len(left) < len(self.workers) and all(
+            worker.progress.at < frozen_since and not worker.inbox.running() for worker in left
+        )
 
     def _heed_signals(self) -> None:
         if self._signalled:
