@@ -185,6 +185,14 @@ def _via(topic: str, target: str, using: str | None, actor: str, reason: str) ->
 
 
 def _move(topic: str, via: str, source: str, target: str, actor: str, reason: str) -> Move:
+    """Return the move.
+
+    Raises:
+        OperationRefused: the topic is in the target already.
+        InvalidMessage: the names of topic and database are too long together.
+    """
     if source == target:
         raise OperationRefused(f"The topic {topic!r} is in the database {target!r} already.")
+    for alias in (source, target):
+        naming.relayed_topic(topic, alias)  # Or the sequencer could not store its messages.
     return Move(topic, via, source, target, actor, reason)

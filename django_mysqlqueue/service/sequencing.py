@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from django_mysqlqueue.columns import COPIED_COLUMNS
-from django_mysqlqueue.limits import COALESCE, RELAY_MARK, relayed_topic
+from django_mysqlqueue.limits import COALESCE, RELAY_MARK
 from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service import coalescing, debouncing
@@ -286,5 +286,5 @@ def _routed(routes: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
     for topic, route in routes.items():
         marked = f"{topic}{RELAY_MARK}"
         cases += f" WHEN topic = %s OR SUBSTR(topic, 1, {len(marked)}) = %s THEN %s"
-        names += [topic, marked, relayed_topic(topic, route["to"]) if route["to"] else topic]
+        names += [topic, marked, f"{marked}{route['to']}" if route["to"] else topic]
     return f"CASE{cases} ELSE topic END", names

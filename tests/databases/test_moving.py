@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError
 from django.test import override_settings
 
-from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
+from django_mysqlqueue import cancel, limits, operations, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import moving
@@ -300,6 +300,15 @@ def test_what_is_refused(settings, call, error):
         call()
     assert route_of(Session(OLD), "t") is None
     assert not ConsumerGroup.objects.using(NEW).exists()
+
+
+def test_names_that_are_too_long_to_be_relayed_are_refused(settings, monkeypatch):
+    monkeypatch.setattr(limits, "TOPIC_COLUMN_LENGTH", 6)
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    with pytest.raises(InvalidMessage, match="to be relayed, both names may have at most 5 characters together"):
+        operations.prepare_move("t", NEW, **BY)
+    assert route_of(Session(OLD), "t") is None
 
 
 def test_settings_that_were_not_deployed_are_refused(settings):

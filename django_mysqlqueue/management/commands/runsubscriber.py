@@ -106,7 +106,7 @@ class Command(LimitedCommand):
             "--threads",
             type=positive,
             metavar="N",
-            help="handler threads per process (default: MYSQLQUEUE['THREADS'], 4)",
+            help="handler threads per process, for each database (default: MYSQLQUEUE['THREADS'], 4)",
         )
         add("--processes", type=positive, metavar="N", help="run N subscriber processes and replace those that end")
         add("--name", help="first part of the subscriber's name (default: the host name)")
