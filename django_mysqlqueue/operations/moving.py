@@ -147,8 +147,18 @@ def is_drained(using: str, ref: GroupRef) -> bool:
 
 
 def hand_over(move: Move, ref: GroupRef) -> None:
-    """Resume a group at the target, unless it is paused at the source, and drop it there."""
+    """Resume a group at the target, unless it is paused at the source, and drop it there.
+
+    Raises:
+        OperationRefused: the target has no such group, which would miss messages.
+    """
     row = groups_of(move.source, ref.topic).get(ref)
+    if row is not None and ref not in groups_of(move.target, ref.topic):
+        raise OperationRefused(
+            f"The group {ref.group!r} on topic {ref.topic!r} was registered in the database {move.source!r} after the "
+            f"move had begun, and not in {move.target!r}. Register it there (its subscribers do that when they start "
+            "with the new settings), and move the topic again."
+        )
     if row is not None and not row.paused:
         run(move.target, lambda session: _resume(session, move, ref))
     dropping.drop(move.source, ref, actor=move.actor, reason=move.reason or f"moved to {move.target}")

@@ -202,6 +202,27 @@ def test_a_group_that_was_resumed_too_early_is_paused_before_the_cut(settings, w
     assert groups.find(NEW, REF).paused
 
 
+def test_a_group_that_only_the_old_database_has_is_not_dropped(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    late = GroupRef("late", "t")
+    register(OLD, {late: handler(group="late")})
+    settings.MYSQLQUEUE = AFTER
+    publish("t", 1, using=OLD)
+    operations.pause("g", "t", using=OLD, **BY)
+    with override_settings(MYSQLQUEUE=BEFORE):
+        QueueMessage.objects.all().delete()
+    operations.move_topic("t", NEW, **BY)  # It was registered there before the cut.
+    assert groups.find(NEW, late) is not None
+    with override_settings(MYSQLQUEUE=BEFORE):
+        register(OLD, {REF: handler()})  # A subscriber with old settings.
+    ConsumerGroup.objects.using(NEW).filter(consumer_group="g").delete()
+    with pytest.raises(OperationRefused, match="was registered in the database 'default' after the move had begun"):
+        operations.move_topic("t", NEW, **BY)
+    assert groups.find(OLD, REF) is not None
+
+
 def test_two_moves_at_once(settings, monkeypatch):
     """What an operator does to the group afterwards stays."""
     settings.MYSQLQUEUE = BEFORE
