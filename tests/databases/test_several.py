@@ -69,6 +69,19 @@ def test_one_command_serves_all_databases(start, processes):
     assert set(QueueMessage.objects.using(QUEUE).values_list("topic", flat=True)) == {"p.shared"}
 
 
+def test_a_database_without_handlers_is_sequenced_and_relayed(start):
+    publish_both(20)
+    publish("p.shared", {"n": 20}, via="default", delay=2)
+    worker = start("--group", "shared")
+    wait_for(lambda: numbers("shared") == Counter(range(21)), worker)
+    assert not effects("plain")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+    assert "poller.died" not in worker.output
+    worker = start("--group", "shared", "--drain")
+    assert worker.wait() == 0, worker.output
+
+
 def test_one_database_of_several(start):
     """Its relays are served too: those from it to the others."""
     publish_both(20)

@@ -162,7 +162,7 @@ class Poller:
             self.poll_soon()
         if now >= self._next_poll:
             self._poll()
-        self.groups.append(self.groups.pop(0))
+        self.groups[:] = [*self.groups[1:], *self.groups[:1]]
         for group in self.groups:
             if time.monotonic() >= group.rests_until:
                 self._turn(group)
