@@ -53,7 +53,7 @@ def reset() -> None:
 
     with connection.cursor() as cursor:
         for label in ("django_mysqlqueue", "app"):
-            for model in apps.get_app_config(label).get_models():
+            for model in (one for one in apps.get_app_config(label).get_models() if one._meta.managed):
                 table = model._meta.db_table
                 cursor.execute(f"DELETE FROM {table}" if connection.vendor == "sqlite" else f"TRUNCATE TABLE {table}")
         cursor.execute("INSERT INTO queue_sequencer (id) VALUES (1)")  # the mutex
