@@ -46,11 +46,12 @@ def make_durable() -> None:
             cursor.execute("SET GLOBAL sync_binlog = 1")
 
 
-def reset() -> None:
-    """Empty every table of the queue and of the benchmarks."""
+def reset(using: str = "default") -> None:
+    """Empty every table of the queue and of the benchmarks in a database."""
     from django.apps import apps
-    from django.db import connection
+    from django.db import connections
 
+    connection = connections[using]
     with connection.cursor() as cursor:
         for label in ("django_mysqlqueue", "app"):
             for model in (one for one in apps.get_app_config(label).get_models() if one._meta.managed):
@@ -121,10 +122,11 @@ def report(name: str, result: dict[str, Any], table: Sequence[Sequence[str]], pa
 
 
 class Running:
-    """``runsubscriber`` processes. After they have exited, ``records`` has the record of each."""
+    """``runsubscriber`` processes. After they have exited, ``records`` has the record of each, ``codes`` the status."""
 
     def __init__(self, count: int, arguments: Sequence[str], settings: dict[str, Any]) -> None:
         self.records: list[dict[str, Any]] = []
+        self.codes: list[int] = []
         self._folder = tempfile.TemporaryDirectory()
         env = os.environ | {
             "BENCH_RECORD": self._folder.name,
@@ -137,12 +139,17 @@ class Running:
                 subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) for _ in range(count)
             ]
 
-    def stop(self) -> None:
+    def handled(self) -> int:
+        """Return the number of deliveries so far of handlers that count theirs."""
+        found = [path.read_bytes() for path in Path(self._folder.name).glob("*.count")]
+        return sum(int.from_bytes(one, sys.byteorder) for one in found)
+
+    def stop(self, *, check: bool = True) -> None:
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
-        codes = [process.wait(60) for process in self.processes]
-        if any(codes):
-            raise RuntimeError(f"exit statuses {codes}:\n{Path(self._folder.name, 'log').read_text()[-3000:]}")
+        self.codes = [process.wait(60) for process in self.processes]
+        if check and any(self.codes):
+            raise RuntimeError(f"exit statuses {self.codes}:\n{Path(self._folder.name, 'log').read_text()[-3000:]}")
         self.records = [json.loads(path.read_text()) for path in Path(self._folder.name).glob("*.json")]
         self._folder.cleanup()
 

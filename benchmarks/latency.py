@@ -25,8 +25,17 @@ PARTITIONS = 20
 PUBLISHERS = 4
 
 
-def publish_steadily(rate: float, seconds: float) -> dict[int, float]:
-    """Publish at a steady rate. Return when each message's COMMIT was answered, in epoch seconds."""
+def publish_steadily(
+    rate: float, seconds: float, *, using: str = "default", via: str | None = None
+) -> dict[int, float]:
+    """Publish at a steady rate. Return when each message's COMMIT was answered, in epoch seconds.
+
+    Args:
+        rate: messages per second.
+        seconds: how long.
+        using: alias of the database in whose transactions they are published.
+        via: as in ``publish``.
+    """
     from django.db import connections, transaction
 
     from django_mysqlqueue import publish
@@ -38,8 +47,8 @@ def publish_steadily(rate: float, seconds: float) -> dict[int, float]:
     def work(place: int) -> None:
         for number in range(place, total, PUBLISHERS):
             time.sleep(max(0.0, began + number / rate - time.time()))
-            with transaction.atomic():
-                publish("latency", {"n": number, **common.PAYLOAD}, key=f"k{number % PARTITIONS}")
+            with transaction.atomic(using):
+                publish("latency", {"n": number, **common.PAYLOAD}, key=f"k{number % PARTITIONS}", via=via)
             committed[number] = time.time()
         connections.close_all()
 

@@ -1,4 +1,7 @@
-"""Publish in a process of its own: python -m benchmarks.publisher ours|ceiling TOPIC MESSAGES PARTITIONS BATCH."""
+"""Publish in a process of its own.
+
+python -m benchmarks.publisher ours|ceiling TOPIC MESSAGES PARTITIONS BATCH [VIA]
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from benchmarks import ceiling, common
 
 
-def main(kind: str, topic: str, messages: int, partitions: int, batch: int) -> None:
+def main(kind: str, topic: str, messages: int, partitions: int, batch: int, via: str | None = None) -> None:
     if kind == "ceiling":
         rows = [ceiling.row(topic, number, partitions, common.PAYLOAD) for number in range(messages)]
         connection = ceiling.connect()
@@ -18,17 +21,18 @@ def main(kind: str, topic: str, messages: int, partitions: int, batch: int) -> N
     import django
 
     django.setup()
-    from django.db import connection as django_connection
+    from django.db import connections
 
     from django_mysqlqueue import Message, publish_many
+    from django_mysqlqueue.conf import get_settings
 
-    django_connection.ensure_connection()
+    connections[via or get_settings().database_of(topic) or "default"].ensure_connection()
     ready = [Message({"n": n, **common.PAYLOAD}, key=f"k{n % partitions}") for n in range(messages)]
     print(time.time(), flush=True)
     for start in range(0, messages, batch):
-        publish_many(topic, ready[start : start + batch])
+        publish_many(topic, ready[start : start + batch], via=via)
 
 
 if __name__ == "__main__":
-    name, topic, *numbers = sys.argv[1:]
-    main(name, topic, *map(int, numbers))
+    name, topic, messages, partitions, batch, *via = sys.argv[1:]
+    main(name, topic, int(messages), int(partitions), int(batch), *via)

@@ -1,6 +1,7 @@
 """Settings of the benchmarks: the queue, and an application with two tables.
 
-The environment variable DATABASE_URL selects the server. BENCH_MYSQLQUEUE (JSON) overrides the queue's defaults.
+The environment variable DATABASE_URL selects the server. BENCH_DATABASES (JSON) has the URLs of further ones by alias,
+and BENCH_MYSQLQUEUE (JSON) overrides the queue's defaults.
 """
 
 import json
@@ -22,4 +23,7 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     }
 else:
     DATABASES["default"]["OPTIONS"] = {**DATABASES["default"].get("OPTIONS", {}), "charset": "utf8mb4"}
+for _alias, _url in json.loads(os.environ.get("BENCH_DATABASES", "{}")).items():
+    DATABASES[_alias] = dict(environ.Env.db_url_config(_url))
+    DATABASES[_alias]["OPTIONS"] = {**DATABASES[_alias].get("OPTIONS", {}), "charset": "utf8mb4"}
 MYSQLQUEUE: dict[str, object] = json.loads(os.environ.get("BENCH_MYSQLQUEUE", "{}"))

@@ -2,14 +2,18 @@
 
 If BENCH_RECORD names a folder, each process writes a file there at its end: when its first and its last message arrived
 (epoch seconds), the number of messages, and for the topics "latency" and "control" the number of each measured message
-and the start of its handler. BENCH_SLEEP is the duration of the handlers of "control" in seconds.
+and the start of its handler. BENCH_SLEEP is the duration of the handlers of "control" and "backlog" in seconds.
+While it runs, another file there has the number of deliveries of the topics "backlog" and "scale.…" so far.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import mmap
 import os
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +34,28 @@ def note(messages: int = 1) -> None:
         Record.first = now
     Record.last = now
     Record.count += messages  # not thread-safe, but good enough for a rate
+
+
+class Tally:
+    """A number that other processes can read in a file, which is made at the first call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._file: mmap.mmap | None = None
+
+    def add(self) -> None:
+        with self._lock:
+            if self._file is None:
+                with Path(os.environ["BENCH_RECORD"], f"{os.getpid()}.count").open("w+b") as file:
+                    file.write(bytes(8))
+                    file.flush()
+                    self._file = mmap.mmap(file.fileno(), 8)
+            self._count += 1
+            self._file[:8] = self._count.to_bytes(8, sys.byteorder)
+
+
+tally = Tally()
 
 
 def leave_record() -> None:
@@ -94,3 +120,22 @@ def control(delivery: Delivery) -> None:
         Record.starts.append((delivery.payload["n"], time.time()))
     note()
     time.sleep(SLEEP)
+
+
+@subscriber("backlog", group="ordered")
+@subscriber("backlog", group="shared", mode="shared")
+def backlog(delivery: Delivery) -> None:
+    tally.add()
+    time.sleep(SLEEP)
+
+
+@subscriber("beside", group="g1")
+def beside(delivery: Delivery) -> None:
+    pass
+
+
+@subscriber("scale.a", group="g1", atomic=True)
+@subscriber("scale.b", group="g1", atomic=True)
+@subscriber("scale.c", group="g1", atomic=True)
+def scale(delivery: Delivery) -> None:
+    tally.add()
