@@ -178,11 +178,11 @@ def wait_for(condition: Callable[[], bool], *, timeout: float = 600, every: floa
     return time.time()
 
 
-def is_drained(topic: str, groups: Sequence[str]) -> bool:
+def is_drained(topic: str, groups: Sequence[str], using: str = "default") -> bool:
     """Everything published has been sequenced, claimed and settled, and the state rows are gone."""
-    from django.db import connection
+    from django.db import connections
 
-    with connection.cursor() as cursor:
+    with connections[using].cursor() as cursor:
         cursor.execute("SELECT EXISTS(SELECT 1 FROM queue_outbox)")
         if cursor.fetchone()[0]:
             return False

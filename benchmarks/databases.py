@@ -22,6 +22,9 @@ second.
 
 ``relay``: messages per second, and latency, of messages that are published directly, and of messages that are published
 via another database, in turn.
+
+``size``: bytes of the log's table, and bytes that the server writes to its redo log, per message that is published
+directly and handled by one group; and connections of a subscriber process that works on two databases and relays.
 """
 
 from __future__ import annotations
@@ -476,19 +479,17 @@ def passed_per_second(messages: int, batch: int, via: str | None) -> float:
         common.wait_for(lambda: SubscriberHeartbeat.objects.using(SHOP).exists(), timeout=60)
         command = [sys.executable, "-m", "benchmarks.publisher", "ours", "noop", str(messages), "10", str(batch)]
         done = subprocess.run([*command, *([via] if via else [])], cwd=ROOT, capture_output=True, text=True, check=True)
-        common.wait_for(partial(is_handled, messages), timeout=120)
+        common.wait_for(partial(is_handled, "noop", messages), timeout=120)
     (record,) = one.records
     if record["count"] != messages:
         raise RuntimeError(f"{record['count']} of {messages} messages were handled")
     return float(messages / (record["last"] - float(done.stdout)))
 
 
-def is_handled(messages: int) -> bool:
-    """Return whether all messages are in the log of the second database and settled."""
+def is_handled(topic: str, messages: int) -> bool:
+    """Return whether all messages of a topic are in the log of the second database and settled."""
     moved = rows(SHOP, "SELECT COALESCE(MAX(last_offset), 0) FROM queue_sequencer")[0][0]
-    unsettled = "SELECT EXISTS(SELECT 1 FROM queue_offsets WHERE offset_acked < offset_claimed)"
-    claimed = rows(SHOP, "SELECT COALESCE(MAX(offset_claimed), 0) FROM queue_offsets")[0][0]
-    return moved >= messages and claimed >= messages and not rows(SHOP, unsettled)[0][0]
+    return moved >= messages and common.is_drained(topic, ["g1"], SHOP)
 
 
 def waits(rate: float, seconds: float, via: str | None) -> list[float]:
@@ -500,7 +501,7 @@ def waits(rate: float, seconds: float, via: str | None) -> list[float]:
     with common.subscribers(1, *BOTH, "--topic", "latency", TOPICS=TOPICS) as one:
         common.wait_for(lambda: SubscriberHeartbeat.objects.using(SHOP).exists(), timeout=60)
         committed = publish_steadily(rate, seconds, using=via or SHOP, via=via)
-        common.wait_for(partial(is_handled, len(committed)), timeout=60)
+        common.wait_for(partial(is_handled, "latency", len(committed)), timeout=60)
     starts = {number: at for record in one.records for number, at in record["starts"]}
     if starts.keys() != committed.keys():
         raise RuntimeError(f"published {len(committed)} messages, but {len(starts)} were handled")
@@ -549,9 +550,46 @@ def relay(servers: dict[str, Any], options: argparse.Namespace) -> tuple[dict[st
     return result, table
 
 
+# -- size ---------------------------------------------------------------------
+
+
+def size(servers: dict[str, Any], options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure the space that messages take, and connections. Return the figures, and the rows of a table."""
+    status = "SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'"
+    before = int(rows(SHOP, status)[0][1])
+    passed_per_second(options.messages, 100, None)
+    written = (int(rows(SHOP, status)[0][1]) - before) / options.messages
+    rows(SHOP, "ANALYZE TABLE queue_messages")
+    space = "FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'queue_messages'"
+    ((table_bytes,),) = rows(SHOP, f"SELECT data_length + index_length {space}")
+    reset()
+    others = "SELECT COUNT(*) FROM information_schema.processlist WHERE user <> 'system user' AND id <> CONNECTION_ID()"
+    idle = {alias: rows(alias, others)[0][0] for alias in (ALIASES[0], SHOP)}
+    arguments = ("--topic", "backlog", "--topic", "beside", "--threads", "4")
+    with common.subscribers(1, *arguments, TOPICS=TOPICS) as one, worker("beside", TOPICS=TOPICS):
+        time.sleep(WARM_UP)
+        fill(200)
+        common.wait_for(lambda: one.handled() == 400, timeout=60)
+        time.sleep(1)
+        connections = {alias: rows(alias, others)[0][0] - idle[alias] for alias in idle}
+    connections[ALIASES[0]] -= 1  # that of the publisher
+    result = {
+        "log_bytes_per_message": round(int(table_bytes) / options.messages),
+        "redo_bytes_per_message": round(written),
+        "connections_with_4_threads": connections,
+    }
+    table = [
+        ["size", "value"],
+        ["bytes of the log's table per message", f"{result['log_bytes_per_message']:,}"],
+        ["bytes of redo log per message", f"{result['redo_bytes_per_message']:,}"],
+        *([f"connections to {alias}, 4 threads", str(count)] for alias, count in connections.items()),
+    ]
+    return result, table
+
+
 # -- the command --------------------------------------------------------------
 
-PARTS = {"scale": scale, "stopped": stopped, "relay": relay}
+PARTS = {"scale": scale, "stopped": stopped, "relay": relay, "size": size}
 
 
 def main() -> None:
@@ -573,7 +611,7 @@ def main() -> None:
     add("--clients", type=int, nargs="+", default=[1, 4], help="scale: publishers per topic (default: 1 4)")
     add("--backlog", type=int, default=600_000, help="stopped: messages of the backlog (default: 600000)")
     add("--stopped-rounds", type=int, default=5, help="stopped: how often the server is stopped (default: 5)")
-    add("--messages", type=int, default=20_000, help="relay: messages per round (default: 20000)")
+    add("--messages", type=int, default=20_000, help="relay, size: messages (default: 20000)")
     add("--rate", type=float, nargs="+", default=[50.0], help="relay: messages per second for latencies (default: 50)")
     add("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     add("--worker", nargs="+", help=argparse.SUPPRESS)
@@ -588,7 +626,7 @@ def main() -> None:
         for name, part in PARTS.items():
             if name in options.only:
                 results[name], lines = part(servers, options)
-                table += [[*line, "", ""][:5] for line in ([[""]] if table else []) + lines]
+                table += [[*line, *[""] * (5 - len(line))] for line in ([[""]] if table else []) + lines]
         settings = {name: value for name, value in vars(options).items() if name not in ("worker", "json")}
         result = {"settings": settings, "environment": environment, "results": results}
         common.report("databases", result, table, options.json)
