@@ -17,8 +17,8 @@ and writes a binary log. ``--limits`` selects what limits the servers:
 
 ``stopped``: deliveries per second from a backlog in one database, while the server of another one answers and while it
 is stopped (SIGSTOP), in turn; and seconds until a new process calls its first handler and, after SIGTERM, until it has
-released its leases in the database that answers. Meanwhile, messages are published via the first database for the
-second.
+released its leases in the database that answers, and until it exits. Meanwhile, messages are published via the first
+database for the second.
 
 ``relay``: messages per second, and latency, of messages that are published directly, and of messages that are published
 via another database, in turn.
@@ -347,15 +347,13 @@ def scale(servers: dict[str, Any], options: argparse.Namespace) -> tuple[dict[st
 
 
 @contextlib.contextmanager
-def frozen(server: Any, *, really: bool = True) -> Iterator[None]:
+def frozen(server: Any) -> Iterator[None]:
     """Stop a server during the block."""
-    if really:
-        os.kill(server.pid, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        if really:
-            os.kill(server.pid, signal.SIGCONT)
+        os.kill(server.pid, signal.SIGCONT)
 
 
 def fill(messages: int) -> None:
@@ -372,18 +370,22 @@ def fill(messages: int) -> None:
 
 def rates_beside(server: Any, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
     """Measure deliveries per second while a server answers, and while it is stopped, in turn."""
-    os.environ["BENCH_SLEEP"] = "0"
+    os.environ["BENCH_SLEEP"] = str(options.handler_ms / 1000)
     reset()
     fill(options.backlog)
     arguments = ("--topic", "backlog", "--topic", "beside")
-    answers: list[float] = []
-    stopped: list[float] = []
+    answers: list[dict[str, float]] = []
+    stopped: list[dict[str, float]] = []
 
-    def measure(values: list[float]) -> None:
-        before, began = one.handled(), time.monotonic()
+    def measure(values: list[dict[str, float]]) -> None:
+        pids = [process.pid for process in one.processes]
+        before, used, began = one.handled(), cpu_seconds(pids), time.monotonic()
         time.sleep(options.seconds)
-        values.append((one.handled() - before) / (time.monotonic() - began))
-        say(f"{'stopped' if values is stopped else 'answers'}: {values[-1]:,.0f} deliveries per second")
+        count, used = one.handled() - before, cpu_seconds(pids) - used
+        took = time.monotonic() - began
+        values.append({"deliveries/s": count / took, "deliveries/CPU s": count / used})
+        text = ", ".join(f"{value:,.0f} {name}" for name, value in values[-1].items())
+        say(f"{'stopped' if values is stopped else 'answers'}: {text}")
 
     with common.subscribers(1, *arguments, TOPICS=TOPICS) as one, worker("beside", TOPICS=TOPICS):
         common.wait_for(lambda: one.handled() > 0, timeout=60)
@@ -396,27 +398,40 @@ def rates_beside(server: Any, options: argparse.Namespace) -> tuple[dict[str, An
             measure(answers)
         if one.handled() >= 2 * options.backlog:
             raise RuntimeError("the backlog was too small: use --backlog")
-    # Each one compared with those before and after it.
-    ratios = [value / statistics.mean(pair) for value, pair in zip(stopped, itertools.pairwise(answers), strict=True)]
-    rates = {"answers": common.median(answers), "stopped": common.median(stopped)}
-    ratio = round(common.median(ratios), 2)
-    result = {
-        **{name: round(value) for name, value in rates.items()},
-        "ratio": ratio,
-        "ratios": [round(value, 2) for value in ratios],
-    }
-    row = ["deliveries/s", *(f"{value:,.0f}" for value in rates.values()), str(ratio)]
-    return result, [row]
+    result: dict[str, Any] = {}
+    table: list[list[str]] = []
+    for name in answers[0]:
+        # Each one compared with those before and after it.
+        ratios = [
+            value[name] / statistics.mean((before[name], after[name]))
+            for value, (before, after) in zip(stopped, itertools.pairwise(answers), strict=True)
+        ]
+        ratio = round(common.median(ratios), 2)
+        rates = [round(common.median([value[name] for value in values])) for values in (answers, stopped)]
+        result[name] = {
+            "answers": rates[0],
+            "stopped": rates[1],
+            "ratio": ratio,
+            "ratios": [round(value, 2) for value in ratios],
+        }
+        table.append([name, *(f"{rate:,}" for rate in rates), str(ratio)])
+    return result, table
 
 
-def start_and_stop(server: Any, *, stop: bool, messages: int) -> dict[str, float]:
+STATES = ("answers", "stopped before", "stopped meanwhile")
+"""When the server of the second database stops, compared with the start of a subscriber process."""
+
+
+def start_and_stop(server: Any, state: str, messages: int) -> dict[str, float]:
     """Return the seconds that a process needs to start and to stop while it has a backlog."""
     os.environ["BENCH_SLEEP"] = "0.02"
     reset()
     fill(messages)
     owned = "SELECT COUNT(*) FROM queue_partition_leases WHERE leased_by <> ''"
     live = "SELECT COUNT(*) FROM queue_subscriber_heartbeats WHERE deregistered_at = 0 AND topic = 'backlog'"
-    with worker("beside", TOPICS=TOPICS), frozen(server, really=stop):
+    with worker("beside", TOPICS=TOPICS), contextlib.ExitStack() as stack:
+        if state == "stopped before":
+            stack.enter_context(frozen(server))
         time.sleep(1)
         began = time.monotonic()
         running = common.Running(1, ("--topic", "backlog", "--topic", "beside"), {"TOPICS": TOPICS})
@@ -426,6 +441,9 @@ def start_and_stop(server: Any, *, stop: bool, messages: int) -> dict[str, float
             started = time.monotonic() - began
             common.wait_for(lambda: rows("default", owned)[0][0] > 0, timeout=60)
             time.sleep(2)
+            if state == "stopped meanwhile":
+                stack.enter_context(frozen(server))
+                time.sleep(2)
         finally:
             began = time.monotonic()
             ended.start()
@@ -450,18 +468,18 @@ def stopped(servers: dict[str, Any], options: argparse.Namespace) -> tuple[dict[
     """Measure with the second server stopped and not, in turn. Return the figures, and the rows of a table."""
     result, lines = rates_beside(servers[SHOP], options)
     table = [["stopped", "answers", "is stopped", "ratio"], *lines]
-    found: dict[str, list[dict[str, float]]] = {"answers": [], "is stopped": []}
+    if not options.rounds:
+        return result, table
+    table.append(["seconds", *STATES])
+    found: dict[str, list[dict[str, float]]] = {state: [] for state in STATES}
     for number in range(options.rounds):
         for name, values in found.items():
-            values.append(start_and_stop(servers[SHOP], stop=name == "is stopped", messages=20_000))
+            values.append(start_and_stop(servers[SHOP], name, messages=20_000))
             figures = {key: round(value, 2) for key, value in values[-1].items()}
             say(f"round {number + 1}  {name}: {figures}")
     seconds = {name: medians(values, 2) for name, values in found.items()}
     result["seconds"] = {**seconds, "all": found}
-    table += [
-        [f"{key}, s" if "to" in key else key, *(f"{by_key[key]:g}" for by_key in seconds.values()), ""]
-        for key in seconds["answers"]
-    ]
+    table += [[key, *(f"{by_key[key]:g}" for by_key in seconds.values())] for key in seconds["answers"]]
     return result, table
 
 
@@ -597,7 +615,7 @@ def main() -> None:
     add = parser.add_argument
     add("--engine", choices=tuple(FLUSHED), default="mariadb", help="the private servers (default: mariadb)")
     add("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS), help="measurements to run (default: all)")
-    add("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    add("--rounds", type=int, default=3, help="number of rounds; 0: of stopped, only the rates (default: 3)")
     add("--seconds", type=float, default=8.0, help="seconds of a measurement (default: 8)")
     add(
         "--limits",
@@ -611,6 +629,7 @@ def main() -> None:
     add("--clients", type=int, nargs="+", default=[1, 4], help="scale: publishers per topic (default: 1 4)")
     add("--backlog", type=int, default=600_000, help="stopped: messages of the backlog (default: 600000)")
     add("--stopped-rounds", type=int, default=5, help="stopped: how often the server is stopped (default: 5)")
+    add("--handler-ms", type=float, default=0.0, help="stopped: duration of each handler (default: 0)")
     add("--messages", type=int, default=20_000, help="relay, size: messages (default: 20000)")
     add("--rate", type=float, nargs="+", default=[50.0], help="relay: messages per second for latencies (default: 50)")
     add("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
