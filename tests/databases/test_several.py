@@ -162,7 +162,7 @@ def test_a_database_that_stops_answering_holds_up_no_other(start, far, settings)
         wait_for(lambda: numbers("plain")[60], second, timeout=15)
         beats = SubscriberHeartbeat.objects.filter(subscriber_name__contains=f":{worker.process.pid}:")
         wait_for(lambda: not beats.filter(consumer_group="plain", deregistered_at=0).exists(), timeout=10)
-        assert worker.wait(12) == 1, worker.output
+        assert worker.wait(15) == 1, worker.output
     finally:
         os.kill(far.pid, signal.SIGCONT)
     wait_for(lambda: numbers("shared")[1], second, timeout=60)
