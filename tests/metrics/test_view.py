@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Permission, User
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
@@ -190,7 +190,13 @@ def test_a_database_that_cannot_be_read_hides_no_other(site, queue_db, settings)
 
 
 def test_without_any_database_it_is_unavailable(site, settings, monkeypatch):
-    monkeypatch.setattr(queue, "get_overview", lambda using, bounds: get_overview(using="other", bounds=bounds))
+    def overview(using, bounds):
+        if using == "other":
+            return get_overview(using=using, bounds=bounds)
+        # In a thread, which must not open a database in memory: Django does not close connections to those.
+        raise OperationalError(2013, "Lost connection")
+
+    monkeypatch.setattr(queue, "get_overview", overview)
     for topics in ({}, TOPICS):
         settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN, "DATABASE": "other", "TOPICS": topics}
         response = get(site, f"Bearer {TOKEN}")
