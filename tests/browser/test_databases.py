@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from django.db import connections
 from playwright.sync_api import expect
 
 from django_mysqlqueue import publish
@@ -19,6 +22,7 @@ REFRESH_MS = 4000
 PAGES = (
     "",
     "?database=queue",
+    "?database=empty",
     "messages/",
     "messages/?topic=orders&database=default",
     "messages/?database=nowhere",
@@ -27,14 +31,21 @@ PAGES = (
 
 
 @pytest.fixture
-def both(site: Any, queue_db: None, settings: Any) -> None:
-    """Two databases with the same topics.
+def both(site: Any, queue_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Two databases with the same topics, and one without tables.
 
-    None in memory: Django does not close connections to those, and Python complains of each request's.
+    That one is not in memory: Django does not close connections to those, and Python complains of each request's.
     """
-    settings.MYSQLQUEUE = {**SHORT, **SETTINGS}
+    empty = connections.configure_settings(
+        {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}}
+    )["default"]
+    monkeypatch.setitem(connections.settings, "empty", empty)
+    monkeypatch.setitem(settings.DATABASES, "empty", empty)
+    settings.MYSQLQUEUE = {**SHORT, "TOPICS": {**SETTINGS["TOPICS"], "stock": {"DATABASE": "empty"}}}
     for alias in ALIASES:
         fill(alias)
+    yield
+    site.stop()
 
 
 def complaints_of(desk: Desk) -> list[str]:
@@ -71,6 +82,7 @@ def test_a_database_is_chosen_by_keyboard_and_operated_on(desk: Desk, both: None
     expect(page.get_by_role("navigation", name="Databases of the queue").get_by_text("All")).to_have_attribute(
         "aria-current", "true"
     )
+    expect(page.get_by_text("unavailable")).to_be_visible()
     tab_to(page, DEFAULT)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Dashboard (default)")).to_be_visible()
