@@ -91,8 +91,8 @@ def move_topic(
 ) -> Result:
     """Move a topic to another database, after ``prepare_move`` and the deployment of the settings.
 
-    From a definite message on, the topic's messages go to the target. Each group handles them there as soon as it has
-    settled everything before. This waits until all groups have; if it is interrupted, call it again.
+    From a certain offset on, the topic's messages go to the target. Each group handles them there as soon as it has
+    settled all earlier messages. This waits until all groups have; if it is interrupted, call it again.
 
     Args:
         topic: the topic.

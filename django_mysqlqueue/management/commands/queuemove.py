@@ -18,7 +18,7 @@ class Command(OperationCommand):
     help = (
         "Move a topic to another database while messages are published. First run it with --prepare, then deploy the "
         "settings that name the new database, then run it without --prepare: it waits until each group has settled "
-        "everything in the old database. If it is interrupted, run it again."
+        "all messages in the old database. If it is interrupted, run it again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
