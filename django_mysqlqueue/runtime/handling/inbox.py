@@ -41,7 +41,8 @@ class Inbox(InboxGroups):
     def __init__(
         self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], starts: Starts | None = None
     ) -> None:
-        super().__init__(refs)
+        self.starts = starts or Starts()
+        super().__init__(refs, self.starts.lock())
         self._work = threading.Condition(self._lock)
         self._leases_good = leases_good
         self._ring = deque(self._groups)
@@ -52,7 +53,6 @@ class Inbox(InboxGroups):
         self._hungry = False
         self._next_slot = float("inf")
         """When a waiting delivery may start, as far as the last thread that looked for one has found."""
-        self.starts = starts or Starts()
         self.watch = Watch()
         """The observers of settled deliveries. While there are any, settlements refer to their messages."""
 

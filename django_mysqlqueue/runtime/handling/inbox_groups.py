@@ -20,8 +20,8 @@ class InboxGroups:
         refs: the groups.
     """
 
-    def __init__(self, refs: Iterable[GroupRef]) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, refs: Iterable[GroupRef], lock: threading.Lock) -> None:
+        self._lock = lock
         self._poller = threading.Condition(self._lock)
         self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
 

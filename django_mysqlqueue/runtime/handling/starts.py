@@ -15,12 +15,15 @@ class Starts:
     def __init__(self, most: int | None = None) -> None:
         self.most = most
         self._count = 0
-        self._lock = threading.Lock()
+        self._shared = threading.Lock()
+
+    def lock(self) -> threading.Lock:
+        """Return the lock for an inbox. With a limit, all inboxes share one, so that no two start the last delivery."""
+        return threading.Lock() if self.most is None else self._shared
 
     def add(self) -> None:
-        """Count one more."""
-        with self._lock:
-            self._count += 1
+        """Count one more. The caller holds the lock of its inbox."""
+        self._count += 1
 
     def are_used_up(self) -> bool:
         """Return whether no more may be started."""
