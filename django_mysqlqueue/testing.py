@@ -20,7 +20,7 @@ from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
 from django_mysqlqueue.limits import AT_ONCE, RELAY_MARK, priority_of, relay_target, relayed_from
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber
+from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.service import expiry, scheduling, sequencing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.deliveries import Claimed
@@ -35,7 +35,6 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.relaying import relay
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
@@ -239,18 +238,11 @@ def deliver_all(
         milliseconds = duration_ms("advance", advance, longest=100 * LONGEST_DELAY)
         for alias in aliases:
             scheduling.advance(alias, milliseconds)
-    return _deliver({alias: _handlers_of(alias, handlers) for alias in aliases}, raise_exceptions=raise_exceptions)
+    chosen = {alias: registry.handlers_in(alias, handlers) for alias in aliases}
+    return _deliver(chosen, raise_exceptions=raise_exceptions)
 
 
 Handlers = Mapping[GroupRef, Handler]
-
-
-def _handlers_of(alias: str, handlers: Handlers) -> Handlers:
-    """Return the handlers whose topics are in a database: all of them, if it is not one of several."""
-    known = queue_aliases()
-    if len(known) == 1 or alias not in known:
-        return handlers
-    return {ref: handler for ref, handler in handlers.items() if queue_alias(topic=ref.topic) == alias}
 
 
 def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> list[Delivered]:
@@ -281,22 +273,11 @@ def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> 
             quiet = 1 if found else quiet + 1
             if quiet >= len(chosen):
                 break
-        if not _relay(by_database):
+        if is_alone:
             return delivered
-
-
-def _relay(aliases: Collection[str]) -> bool:
-    """Relay messages that were published via another database, and return whether there were any."""
-    has_relayed = False
-    for source in aliases if len(aliases) > 1 else ():
-        while sequencing.sequence(source).more:
-            pass
-        for target in aliases:
-            more = source != target
-            while more:
-                done = relay(source, target)
-                has_relayed, more = has_relayed or done.messages > 0, done.more
-    return has_relayed
+        reached = [target for source in by_database for target in relay_from(source)]
+        if not reached:
+            return delivered
 
 
 def _due(alias: str) -> int:

@@ -18,6 +18,7 @@ from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
+from django_mysqlqueue.limits import relay_target
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.call import handle
 from django_mysqlqueue.runtime.handling.inbox import Inbox
@@ -28,7 +29,8 @@ from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.poller import Poller
 from django_mysqlqueue.runtime.process.subscriber import incarnation
 from django_mysqlqueue.runtime.registering import register
-from django_mysqlqueue.service import heartbeats, polling, sequencing
+from django_mysqlqueue.service import heartbeats, log, polling, relaying, sequencing
+from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
@@ -246,6 +248,28 @@ def _explaining(handler: Handler) -> Handler:
     return _Explaining(**{one.name: getattr(handler, one.name) for one in dataclasses.fields(Handler)})
 
 
+# -- several databases ------------------------------------------------------------
+
+
+def relay_from(source: str) -> list[str]:
+    """Relay what was published via a database; return the aliases of the databases that have got messages."""
+    if len(known := queue_aliases()) == 1:
+        return []
+    while sequencing.sequence(source).more:
+        pass
+    targets = {relay_target(topic) for topic in log.all_topics(Session(source))}
+    return [target for target in known if target in targets and _relay(source, target)]
+
+
+def _relay(source: str, target: str) -> int:
+    messages = 0
+    while True:
+        done = relaying.relay(source, target)
+        messages += done.messages
+        if not done.more:
+            return messages
+
+
 # -- EAGER --------------------------------------------------------------------
 
 _thread = threading.local()
@@ -255,7 +279,7 @@ def deliver_eagerly(using: str, *, most: int = MOST) -> None:
     """Deliver in this thread the messages that are due. With ``EAGER`` this runs after a publish has committed.
 
     A message that fails is in backoff as always, and is redelivered with a later publish. Messages that handlers
-    publish are delivered by the same call.
+    publish are delivered by the same call, and so are messages that are relayed to another database.
 
     Args:
         using: alias of the queue's database.
@@ -264,16 +288,37 @@ def deliver_eagerly(using: str, *, most: int = MOST) -> None:
     Raises:
         Exception: the first exception that a handler raised, after all messages were delivered.
     """
-    if getattr(_thread, "delivering", False) or not polling.poll(Session(using)).due:
+    running: list[str] | None = getattr(_thread, "running", None)
+    if running is not None:  # A handler has published.
+        if using not in running:
+            running.append(using)
+        return
+    if not polling.poll(Session(using)).due:
         return
     handlers = registry.handlers()
     if not handlers:
         return
-    _thread.delivering = True
+    _thread.running = [using]
     try:
-        subscriber = InlineSubscriber(using, handlers, get_settings())
-        _, errors = subscriber.run(ignore_backoff=False, stop_at_error=False, most=most)
+        errors = _deliver_in(_thread.running, handlers, most)
     finally:
-        _thread.delivering = False
+        _thread.running = None
     if errors:
         raise errors[0]
+
+
+def _deliver_in(running: list[str], handlers: Mapping[GroupRef, Handler], most: int) -> list[BaseException]:
+    """Deliver in the first of the databases until none is left; others are appended meanwhile."""
+    errors: list[BaseException] = []
+    left = most + len(handlers) * sequencing.count_due(Session(running[0]))
+    while running:
+        using = running[0]
+        if chosen := registry.handlers_in(using, handlers):
+            due = len(chosen) * sequencing.count_due(Session(using))
+            subscriber = InlineSubscriber(using, chosen, get_settings())
+            delivered, found = subscriber.run(ignore_backoff=False, stop_at_error=False, most=left - due)
+            left -= len(delivered)
+            errors += found
+        running += [target for target in relay_from(using) if target not in running]
+        del running[0]
+    return errors

@@ -18,6 +18,7 @@ from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.service import known_topics
+from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler, HandlerFunction
 from django_mysqlqueue.subscriptions.options import SYNC_TIMEOUT, BrokenRule, broken_by, broken_rules
@@ -371,6 +372,19 @@ def handlers() -> dict[GroupRef, Handler]:
             )
         found[declared.ref] = _resolve(declared)
     return found
+
+
+def handlers_in(using: str, chosen: Mapping[GroupRef, Handler]) -> dict[GroupRef, Handler]:
+    """Return the handlers that run in a database: those whose topics it has, or that have not left it yet.
+
+    A database that the settings do not name runs all handlers: messages may be published to it with ``using``.
+
+    Args:
+        using: alias of the database.
+        chosen: the handlers, by group and topic.
+    """
+    is_known = using in queue_aliases()
+    return {ref: handler for ref, handler in chosen.items() if not is_known or using in works_on(ref.topic)}
 
 
 def subscriptions() -> dict[GroupRef, Handler]:

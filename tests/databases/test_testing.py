@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from django.db import connections
 
 from django_mysqlqueue import publish, subscriber
 from django_mysqlqueue import testing as helpers
 from django_mysqlqueue.exceptions import QueueError
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
+from django_mysqlqueue.runtime import inline
+from django_mysqlqueue.runtime.inline import deliver_eagerly
+from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.testing import deliver_all, published
 from tests.support.queue_alias import command
 
@@ -143,3 +149,45 @@ def test_a_relayed_message_is_not_listed_twice(topics, settings):
     assert OutboxMessage.objects.using(QUEUE).count() == 1
     for found in (published(), published("orders")):
         assert sorted(one.id for one in found) == ["m0", "m1"]
+
+
+# -- EAGER --------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager(topics, settings):
+    settings.MYSQLQUEUE = {"EAGER": True, "TOPICS": {"orders": {"DATABASE": QUEUE, "VIA": "default"}}}
+
+
+def test_eager_delivers_what_is_relayed(eager):
+    found = handle("orders", "mails")
+    publish("orders", 4)
+    assert found == [("orders", 4), ("mails", 3), ("orders", 2), ("mails", 1)]
+    refs = [(row.topic, row.consumer_group) for row in ConsumerGroup.objects.using("default")]
+    assert refs == [("mails", "g")]  # Each group is registered in the database of its topic.
+    assert ConsumerGroup.objects.using(QUEUE).get().topic == "orders"
+
+
+def test_eager_stops_handlers_that_keep_publishing(eager, monkeypatch):
+    @subscriber("orders", group="g")
+    def orders(delivery):
+        publish("mails", 1)
+
+    @subscriber("mails", group="g")
+    def mails(delivery):
+        publish("orders", 1)
+
+    monkeypatch.setattr(wakeups, "eager", partial(deliver_eagerly, most=20))
+    with pytest.raises(QueueError, match="Stopped after"):
+        publish("orders", 1)
+
+
+def test_eager_leaves_a_database_alone_that_gets_nothing(eager, monkeypatch):
+    found = handle("mails")
+    seen = []
+    relay = inline.relaying.relay
+    monkeypatch.setattr(inline.relaying, "relay", lambda source, target: seen.append(target) or relay(source, target))
+    with connections[QUEUE].execute_wrapper(lambda *args: pytest.fail("a statement on the other database")):
+        publish("mails", 1)
+    assert found == [("mails", 1)]
+    assert seen == []
