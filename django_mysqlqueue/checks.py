@@ -38,7 +38,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of, failures
 from django_mysqlqueue.sql.connection import is_server, server_version
@@ -116,6 +116,20 @@ def check_redact(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     message = f"MYSQLQUEUE['REDACT'] = {path!r} names an object of type {type(found).__name__}, not a function."
     return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
+
+
+@checks.register("django_mysqlqueue")
+def check_databases(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Check that no two aliases in ``TOPICS`` lead to one database (E024): workers would take each other's leases."""
+    if conf.problems() or (same := same_databases()) is None:
+        return []  # E001 to E006 report invalid settings.
+    return [
+        checks.Error(
+            f"The databases {same[0]!r} and {same[1]!r} of the queue are the same one.",
+            hint="Name each database by one alias in MYSQLQUEUE.",
+            id="django_mysqlqueue.E024",
+        )
+    ]
 
 
 @checks.register("django_mysqlqueue")

@@ -48,6 +48,24 @@ def queue_aliases() -> list[str]:
     return list(dict.fromkeys([queue_alias(), *get_settings().topics.aliases()]))
 
 
+def same_databases() -> tuple[str, str] | None:
+    """Return two aliases of the queue that lead to one database, or None. Each must have one of its own.
+
+    Otherwise two workers of a process would take each other's leases for their own.
+    """
+    seen: dict[tuple[str, ...], str] = {}
+    for alias in queue_aliases():
+        given = connections[alias].settings_dict
+        if given["NAME"] == ":memory:":
+            continue  # Each connection has one of its own.
+        options = given.get("OPTIONS", {})
+        place = (given["ENGINE"], given["HOST"], str(given["PORT"]), options.get("unix_socket", ""), str(given["NAME"]))
+        if place in seen:
+            return seen[place], alias
+        seen[place] = alias
+    return None
+
+
 def transaction_elsewhere(alias: str) -> str | None:
     """Return another database that has an open transaction, if the queue's has none; otherwise None."""
     queue = connections[alias]

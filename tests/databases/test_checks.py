@@ -130,3 +130,17 @@ def test_a_database_without_tables(topics, settings):
     assert checks.check_tables(databases=BOTH) == checks.check_tables() == []
     settings.MYSQLQUEUE = {"DATABASE": "other"}
     assert checks.check_tables(databases=["other"]) == []
+
+
+def test_two_aliases_of_one_database(topics, settings, monkeypatch):
+    assert checks.check_databases() == []
+    monkeypatch.setitem(connections.databases, "again", connections[QUEUE].settings_dict)
+    settings.MYSQLQUEUE = {"TOPICS": {"a": {"DATABASE": QUEUE}, "b": {"DATABASE": "again"}}}
+    try:
+        (found,) = checks.check_databases()
+    finally:
+        del connections["again"]
+    assert (found.id, found.level) == ("django_mysqlqueue.E024", django_checks.ERROR)
+    assert found.msg == "The databases 'queue' and 'again' of the queue are the same one."
+    settings.MYSQLQUEUE = {"TOPICS": 5}
+    assert checks.check_databases() == []  # E001 reports it.

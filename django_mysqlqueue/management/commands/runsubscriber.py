@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -39,7 +39,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import is_server
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.registry import handlers
+from django_mysqlqueue.subscriptions.registry import handlers, handlers_in
 
 
 def positive(text: str) -> int:
@@ -51,25 +51,6 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
     return int(text)
-
-
-def _refuse_twins(aliases: Sequence[str]) -> None:
-    """Require that each alias leads to a database of its own: two workers would take each other's leases for their own.
-
-    Raises:
-        CommandError: two of them lead to one database.
-    """
-    seen: dict[tuple[str, ...], str] = {}
-    for alias in aliases:
-        given = connections[alias].settings_dict
-        options = given.get("OPTIONS", {})
-        place = (given["ENGINE"], given["HOST"], str(given["PORT"]), options.get("unix_socket", ""), str(given["NAME"]))
-        if place in seen:
-            raise CommandError(
-                f"The databases {seen[place]!r} and {alias!r} of the queue are the same one: MYSQLQUEUE must name each "
-                "database by one alias."
-            )
-        seen[place] = alias
 
 
 def _at_home(chosen: Mapping[str, Mapping[GroupRef, Handler]]) -> dict[str, dict[GroupRef, Handler]]:
@@ -176,21 +157,11 @@ class Command(LimitedCommand):
             raise CommandError(str(error)) from error
 
     def _by_database(self, options: dict[str, Any]) -> dict[str, dict[GroupRef, Handler]]:
-        """Return the handlers to run by the databases of their topics.
-
-        A database that the settings do not name runs all handlers: messages may be published to it with ``using``.
-        """
+        """Return the handlers to run by the databases of their topics."""
         chosen = self._choose(options["group"], options["topic"])
         aliases = queue_aliases()
-        _refuse_twins(aliases)
         only = None if options["database"] is None else database_of(options["database"])
-        if only is not None and only not in aliases:
-            return {only: chosen}
-        return {
-            alias: {ref: handler for ref, handler in chosen.items() if alias in works_on(ref.topic)}
-            for alias in aliases
-            if only in (None, alias)
-        }
+        return {alias: handlers_in(alias, chosen) for alias in (aliases if only is None else [only])}
 
     def _handle(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any]) -> None:
         reloads = self._reloads(options)
