@@ -59,6 +59,9 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     if apps is None:
         register_groups(using)
         return
-    # After "migrate" to an earlier release, the table lacks columns.
-    fields = apps.get_model("django_mysqlqueue", "consumergroup")._meta.get_fields()
-    register_groups(using, columns=[one.name for one in fields])
+    # After "migrate" to an earlier release, the tables lack columns.
+    columns, mutex = (
+        {field.name for field in apps.get_model("django_mysqlqueue", name)._meta.get_fields()}
+        for name in ("consumergroup", "sequencer")
+    )
+    register_groups(using, columns=columns, has_routes="routes" in mutex)

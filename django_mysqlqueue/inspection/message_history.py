@@ -112,7 +112,7 @@ class GroupState:
     mode: str
     """``"ordered"`` or ``"shared"``."""
     paused: bool
-    unfinished: Literal["", "seek", "drop"]
+    unfinished: groups.Unfinished
     """The unfinished operation on the group, or empty."""
     start_offset: int
     """The group's start offset."""

@@ -6,8 +6,8 @@ counts stop and are then not exact. Only one index lookup per partition of a top
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import naming
@@ -33,11 +33,13 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.service import routing
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns, waiting_since
 from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.options import Override, limits_of, stored
@@ -158,6 +160,8 @@ class QueueOverview:
     """Topics with messages in the log; None if the overview is of some groups only."""
     relays: tuple[RelayBacklog, ...] = ()
     """Messages of the log that wait to be relayed to other databases, by database."""
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    """Where the messages of topics go that move, or have moved, to another database, by topic."""
 
     @property
     def lag(self) -> Count:
@@ -216,8 +220,10 @@ def get_overview(
         window = settings.health.window
     lease_ms = int((settings.lease_duration if lease_duration is None else lease_duration) * 1000)
     now = session.now()
-    sequencer = session.row(f"SELECT last_offset, sequenced_at, debounced FROM {SEQUENCER} WHERE id = 1")
-    last_offset, sequenced_at, debounced = map(int, sequencer or (0, 0, 0))
+    *sequencer, routes = session.row(
+        f"SELECT last_offset, sequenced_at, debounced, routes FROM {SEQUENCER} WHERE id = 1"
+    ) or (0, 0, 0, "{}")
+    last_offset, sequenced_at, debounced = map(int, sequencer)
     rows = _registered(session, group, topic, bounds.groups + 1)
     topics = None
     dlqs = sorted({naming.dlq_topic(name) for _, name, *_ in rows})
@@ -246,6 +252,7 @@ def get_overview(
         window=window,
         topics=topics,
         relays=read_relays(session, topics or (), bounds=bounds),
+        routes=routing.decoded(routes),
     )
 
 

@@ -22,7 +22,7 @@ from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, 
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
@@ -51,6 +51,8 @@ Kind = Literal[
     "long_transaction",
     "groupless",
     "relay",
+    "moves",
+    "route",
 ]
 
 
@@ -73,6 +75,8 @@ class Problem:
     - ``recent_dead_letters``: a group has too many dead letters within the window.
     - ``paused``: a group is paused.
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
+    - ``moves``: a group waits for the end of its topic's move.
+    - ``route``: messages of a topic go to another database than the settings name.
     - ``unserved``: no live subscriber takes a partition.
     - ``still``: a group with live subscribers is stalled.
     - ``limited``: messages of a group wait because its limits are reached.
@@ -157,7 +161,7 @@ def find_problems(
     for group in overview.groups:
         found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)
         found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
-    found += [*_silent(session, overview), *_relays(overview, stall_times)]
+    found += [*_silent(session, overview), *_relays(overview, stall_times), *_routes(overview)]
     if overview.topics is not None:
         found += groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
@@ -178,6 +182,9 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
     if unfinished == "drop":
         text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, ref)
+    elif unfinished == "move":
+        text = _("%(ref)s waits until it has settled all messages in the database that its topic leaves; %(lag)s.")
+        yield Problem(2, "moves", text % {"ref": ref, "lag": _waiting(_backlog(group))}, ref)
     elif unfinished:
         text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "seek_ended_early", text, ref)
@@ -450,3 +457,19 @@ def _waiting(count: Count) -> str:
 
 def _age(now: int, since: int | None) -> float:
     return 0.0 if since is None else max(0.0, (now - since) / 1000)
+
+
+def _routes(overview: QueueOverview) -> Iterator[Problem]:
+    """Find topics that have moved to another database than the settings of this process name."""
+    topics = get_settings().topics
+    for topic, route in overview.routes.items():
+        configured = queue_alias(topic=topic)
+        leads = route.target or overview.using
+        if route.planned or leads == configured or (topics.of(topic).via or configured) != overview.using:
+            continue
+        text = _(
+            "Messages of the topic %(topic)s go to the database %(target)s since it was moved, but "
+            "MYSQLQUEUE['TOPICS'] names %(configured)s. Correct the settings, or move the topic with queuemove."
+        )
+        values = {"topic": topic, "target": repr(leads), "configured": repr(configured)}
+        yield Problem(0, "route", text % values, topic=topic)

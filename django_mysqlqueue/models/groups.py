@@ -20,12 +20,13 @@ class ConsumerGroup(models.Model):
         SHARED = "shared", _("shared")
 
     class AfterSeek(models.TextChoices):
-        """Whether a seek or drop is in progress, and the state of the group after it."""
+        """Whether a seek, drop or move is in progress, and the state of the group after it."""
 
-        NOTHING = "", _("no seek or drop in progress")
+        NOTHING = "", _("no seek, drop or move in progress")
         RESUME = "resume", _("the group resumes")
         STAY = "stay", _("the group stays paused")
         DROPPED = "dropped", _("the group is dropped")
+        MOVES = "moves", _("the group waits for its namesake in the database that the topic leaves")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -39,7 +40,7 @@ class ConsumerGroup(models.Model):
         db_default="",
         blank=True,
         choices=AfterSeek,
-        help_text=_("a seek or drop has not finished; if it was interrupted, run it again"),
+        help_text=_("a seek, drop or move has not finished; if it was interrupted, run it again"),
     )
     operation = models.BigIntegerField(
         _("operation"), db_default=0, help_text=_("id of the seek or drop in progress; 0: none")

@@ -13,7 +13,7 @@ from django_mysqlqueue.operations.group_settings import settings
 from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
-from django_mysqlqueue.operations.topics import move_topic, prepare_move
+from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare_move
 
 __all__ = [
     "DropResult",
@@ -22,6 +22,7 @@ __all__ = [
     "ScheduledResult",
     "SeekResult",
     "cancel",
+    "cancel_move",
     "dead_letter",
     "discard",
     "drop_group",

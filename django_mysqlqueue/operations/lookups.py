@@ -25,7 +25,7 @@ class FoundGroup:
     mode: str
     paused: bool
     after_seek: str
-    """The group's state after an unfinished seek or drop of it; empty if there is none."""
+    """The group's state after an unfinished seek, drop or move of it; empty if there is none."""
 
 
 def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] = ()) -> FoundGroup:
@@ -35,12 +35,11 @@ def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] 
         using: alias of the queue's database.
         group: name of the group.
         topic: topic that it reads.
-        unfinished: ``"seek"``, ``"drop"`` or both, if the operation may begin while such an operation on the group has
-            not finished.
+        unfinished: those of ``"seek"``, ``"drop"`` and ``"move"`` that may be unfinished when the operation begins.
 
     Raises:
-        OperationRefused: there is no such group, and the text lists registered ones; or a seek or drop of it has not
-            finished.
+        OperationRefused: there is no such group, and the text lists registered ones; or another seek, drop or move of
+            it has not finished.
     """
     ref = GroupRef(group, topic)
     rows = ConsumerGroup.objects.using(using).filter(consumer_group=group, topic=topic)

@@ -2,8 +2,8 @@
 
 All messages of the topic pass the sequencer of one database, that of the publishers (``VIA``). A route, which is set
 under its mutex, divides them: up to an offset they go to the old database, from then on to the new one. There, each
-group waits, paused, until its namesake has settled everything in the old one. So no message is handled before an
-earlier one of its key, and none twice. Each step can be repeated, so an interrupted move is run again.
+group waits (``AfterSeek.MOVES``) until its namesake has settled everything in the old one. So no message is handled
+before an earlier one of its key, and none twice. Each step can be repeated, so an interrupted move is run again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.version import __version__
 
 OUTBOX = OutboxMessage._meta.db_table
+AfterSeek = ConsumerGroup.AfterSeek
 COPIED = ("mode", "limits", "filter", "allowed_users", "overrides")
 """The columns that a group has in both databases."""
 SLICE = 500
@@ -69,26 +70,23 @@ def refuse_other_releases(using: str, lease_ms: int) -> None:
 
 
 def prepare(move: Move) -> None:
-    """Register the groups at the target, paused, and bind the topic to its present database.
+    """Register the groups at the target, where they wait, and keep the topic in its current database.
 
     From then on, settings that name the target can be deployed: what they publish still goes to the source.
     """
     register(move)
-    if move.target != move.via:
-        # From an earlier stay there, a route may lead away.
-        run(move.target, lambda session: routing.set_route(session, move.topic, Route(HERE, move.source)))
-    _set_route(move, move.source)
+    _set_route(move, move.source, planned=move.target)
 
 
 def register(move: Move) -> None:
-    """Register the groups at the target, paused, as far as they are not. To be called only before the cut."""
+    """Register the groups at the target, where they wait, with their present options. To be called before the cut."""
     for ref, row in groups_of(move.source, move.topic).items():
-        run(move.target, partial(_register_paused, move=move, ref=ref, row=row))
+        run(move.target, partial(_register_waiting, move=move, ref=ref, row=row))
 
 
-def _register_paused(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
+def _register_waiting(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
     there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
-    values = {name: getattr(row, name) for name in COPIED} | {"paused": True}
+    values = {name: getattr(row, name) for name in COPIED} | {"paused": True, "after_seek": AfterSeek.MOVES}
     if there.select_for_update().exists():
         there.update(**values)
     else:
@@ -98,14 +96,53 @@ def _register_paused(session: Session, *, move: Move, ref: GroupRef, row: Consum
     _record(session, move, ref, f"waits for its messages in {move.source}")
 
 
+def waiting(move: Move) -> list[GroupRef]:
+    """Return the groups that wait at the target."""
+    return [ref for ref, row in groups_of(move.target, move.topic).items() if row.after_seek == AfterSeek.MOVES]
+
+
+def cancel(move: Move) -> None:
+    """Undo ``prepare``: delete the waiting groups, and let the settings decide again where the topic is.
+
+    Raises:
+        OperationRefused: a group has got messages at the target, which only the move can deliver.
+    """
+    refs = waiting(move)
+    for ref in refs:
+        if not is_drained(move.target, ref):
+            raise OperationRefused(
+                f"The database {move.target!r} has messages for the group {ref.group!r} on topic {ref.topic!r}: they "
+                "were published directly to it. Move the topic, or drop the group."
+            )
+    if move.target != move.via:
+        run(move.target, lambda session: _send_back(session, move))
+    for ref in refs:
+        dropping.drop(move.target, ref, actor=move.actor, reason=move.reason or f"stays in {move.source}")
+    run(move.via, lambda session: _forget_route(session, move))
+
+
+def _send_back(session: Session, move: Move) -> None:
+    """Undo the first step of a cut that was interrupted before the second one."""
+    if routing.route_of(session, move.topic) == Route(HERE, move.source):
+        routing.set_route(session, move.topic, Route(move.source, move.target))
+
+
+def _forget_route(session: Session, move: Move) -> None:
+    routing.set_route(session, move.topic, None)
+    _record(session, move, None, f"cancelled: messages stay in {move.source}")
+
+
 def cut(move: Move) -> int:
     """Send the topic's messages to the target from now on; return the last offset of ``via`` that went elsewhere."""
+    if move.target != move.via:
+        # From an earlier stay there, a route may lead away.
+        run(move.target, lambda session: routing.set_route(session, move.topic, Route(HERE, move.source)))
     return _set_route(move, move.target)
 
 
-def _set_route(move: Move, alias: str) -> int:
+def _set_route(move: Move, alias: str, *, planned: str = "") -> int:
     def write(session: Session) -> int:
-        offset = routing.set_route(session, move.topic, move.route(alias))
+        offset = routing.set_route(session, move.topic, move.route(alias)._replace(planned=planned))
         _record(session, move, None, f"messages go to {alias}, from offset {offset + 1}")
         return offset
 
@@ -153,25 +190,28 @@ def hand_over(move: Move, ref: GroupRef) -> None:
         OperationRefused: the target has no such group, which would miss messages.
     """
     row = groups_of(move.source, ref.topic).get(ref)
-    if row is not None and ref not in groups_of(move.target, ref.topic):
+    if row is None:
+        return  # Another process has moved or dropped it.
+    if ref not in groups_of(move.target, ref.topic):
         raise OperationRefused(
             f"The group {ref.group!r} on topic {ref.topic!r} was registered in the database {move.source!r} after the "
             f"move had begun, and not in {move.target!r}. Register it there (its subscribers do that when they start "
             "with the new settings), and move the topic again."
         )
-    if row is not None and not row.paused:
-        run(move.target, lambda session: _resume(session, move, ref))
+    run(move.target, lambda session: _end_waiting(session, move, ref, paused=row.paused))
     dropping.drop(move.source, ref, actor=move.actor, reason=move.reason or f"moved to {move.target}")
 
 
 def finish(move: Move) -> None:
-    """Record that all groups have moved."""
+    """Resume waiting groups that the source does not have any more, and record that all groups have moved."""
+    for ref in waiting(move):
+        run(move.target, partial(_end_waiting, move=move, ref=ref, paused=False))
     run(move.via, lambda session: _record(session, move, None, f"all groups have moved to {move.target}"))
 
 
-def _resume(session: Session, move: Move, ref: GroupRef) -> None:
-    there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic, paused=True)
-    if there.update(paused=False):
+def _end_waiting(session: Session, move: Move, ref: GroupRef, *, paused: bool) -> None:
+    there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
+    if there.filter(after_seek=AfterSeek.MOVES).update(paused=paused, after_seek=AfterSeek.NOTHING):
         _record(session, move, ref, f"everything in {move.source} is settled")
 
 

@@ -250,7 +250,7 @@ def seek(
 
 def _begin(session: Session, ref: GroupRef, position: Position, actor: str, detail: str, reason: str = "") -> int:
     found = groups.lock(session, ref)
-    if found.after_seek == AfterSeek.DROPPED:
+    if found.after_seek in (AfterSeek.DROPPED, AfterSeek.MOVES):
         groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
     text = f"to offset {position.offset + 1}" + (f" ({detail})" if detail else "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 from django.db import connections
 from django.utils.translation import gettext as _
@@ -28,6 +29,8 @@ from django_mysqlqueue.sql.session import Session
 
 PAUSE = 0.5
 """Seconds between two checks whether the groups have settled everything."""
+FIRST_REPORT, REPORTS = 2.0, 10.0
+"""Seconds until the first report of what a move waits for, and between two of them."""
 
 
 def prepare_move(
@@ -50,10 +53,15 @@ def prepare_move(
     Raises:
         OperationRefused: the topic is in the target already; or live subscribers are of another release.
     """
-    with _via(topic, target, using, actor, reason) as via:
+    with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
         source = queue_alias(topic=topic) if known is None else known.target or via
         move = _move(topic, via, source, target, actor, reason)
+        stack.enter_context(apart(source))
+        if known is not None and known.planned not in ("", target):
+            raise OperationRefused(
+                f"The topic {topic!r} is prepared to move to {known.planned!r}. Move it, or cancel that first."
+            )
         if known is not None and known.source != source and moving.groups_of(known.source, topic):
             raise OperationRefused(
                 f"The topic {topic!r} has not left the database {known.source!r}: finish its move to {source!r} first."
@@ -88,6 +96,7 @@ def move_topic(
     using: str | None = None,
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda groups: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> Result:
     """Move a topic to another database, after ``prepare_move`` and the deployment of the settings.
 
@@ -102,12 +111,13 @@ def move_topic(
         using: as for ``prepare_move``.
         dry_run: change nothing; return what would be changed.
         progress: called with 1 whenever a group has moved.
+        report: called every 10 seconds with a text that says for what this waits.
 
     Raises:
         OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or live
             subscribers are of another release.
     """
-    with _via(topic, target, using, actor, reason) as via:
+    with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
         if known is None:
             check_topic(via, topic)
@@ -118,34 +128,110 @@ def move_topic(
                 "Deploy the new settings first."
             )
         move = _move(topic, via, known.source, target, actor, reason)
+        if known.planned not in ("", target):
+            raise OperationRefused(f"The topic {topic!r} is prepared to move to {known.planned!r}, not to {target!r}.")
         if move.source not in works_on(topic):
             raise OperationRefused(
                 f"The topic {topic!r} leaves the database {move.source!r}, but MYSQLQUEUE['TOPICS'] does not say so: "
                 f"subscribers would not work for its groups there. Deploy MOVES_FROM = {move.source!r}."
             )
+        stack.enter_context(apart(move.source))
         found = moving.groups_of(move.source, topic)
         if dry_run:
             return _preview(move, found)
         if known.target != move.route(target).target:
-            moving.register(move)  # Those that were registered or resumed since.
+            moving.register(move)  # Those that were registered or changed since.
         offset = moving.cut(move)
-        while not moving.has_left(move, offset):
-            time.sleep(PAUSE)
-        left = dict(found)
+        waiting = _Waiting(move, report)
+        waiting.for_relay(offset)
+        # This includes a group that was registered at the last moment. After the cut, none is registered.
+        left = moving.groups_of(move.source, topic)
+        number = len(found | left)
         while left:
             for ref in [ref for ref in left if moving.is_drained(move.source, ref)]:
                 moving.hand_over(move, ref)
                 del left[ref]
                 progress(1)
             if left:
-                time.sleep(PAUSE)
+                waiting.for_groups()
         moving.finish(move)
         text = _("The topic %(topic)s has moved from the database %(source)s to %(target)s.")
+        values = {"topic": topic, "source": move.source, "target": move.target}
+        return result_of(Result, "move", max(1, number), text % values, dry_run=False)
+
+
+def cancel_move(
+    topic: str, target: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Undo ``prepare_move``, after settings that do not name the target have been deployed again.
+
+    Args:
+        topic: the topic.
+        target: alias of the database to which it was to move.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: as for ``prepare_move``.
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: no move is prepared, or it has begun; the settings name the target; the target has messages of
+            a group that only the move can deliver; or live subscribers are of another release.
+    """
+    with _via(topic, target, using, actor, reason) as via:
+        known = routing.route_of(Session(via), topic)
+        if known is None:
+            check_topic(via, topic)
+        if known is None or known.planned != target:
+            has_begun = known is not None and (known.target or via) == target
+            text = f"The topic {topic!r} {'has begun' if has_begun else 'is not prepared'} to move to {target!r}"
+            raise OperationRefused(f"{text}: finish the move." if has_begun else f"{text}.")
+        move = _move(topic, via, known.source, target, actor, reason)
+        if (configured := queue_alias(topic=topic)) != move.source:
+            raise OperationRefused(
+                f"MYSQLQUEUE['TOPICS'] names the database {configured!r} for the topic {topic!r}, not {move.source!r}. "
+                "Deploy the earlier settings everywhere first."
+            )
+        names = _names(moving.waiting(move))
+        if not dry_run:
+            moving.cancel(move)
+        text = (
+            _("The topic %(topic)s will stay in the database %(source)s. Groups that will be deleted in %(target)s:")
+            if dry_run
+            else _("The topic %(topic)s stays in the database %(source)s. Groups that were deleted in %(target)s:")
+        )
         values = {"topic": topic, "source": move.source, "target": target}
-        return result_of(Result, "move", max(1, len(found)), text % values, dry_run=False)
+        return result_of(Result, "move", 1, f"{text % values} {names}.", dry_run=dry_run)
 
 
-def _preview(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> Result:
+class _Waiting:
+    """Waits during a move, and reports for what it waits."""
+
+    def __init__(self, move: Move, report: Callable[[str], object]) -> None:
+        self._move = move
+        self._report = report
+        self._next_report = time.monotonic() + FIRST_REPORT
+
+    def for_relay(self, offset: int) -> None:
+        """Wait until the source has everything that was published to ``via`` up to an offset."""
+        text = _("Waiting until subscribers have relayed to %(source)s what was published in %(via)s before.")
+        line = text % {"source": self._move.source, "via": self._move.via}
+        while not moving.has_left(self._move, offset):
+            self._turn(lambda: [line])
+
+    def for_groups(self) -> None:
+        """Wait a moment for the groups that have not moved."""
+        self._turn(lambda: chain(*_states(self._move, moving.groups_of(self._move.source, self._move.topic))))
+
+    def _turn(self, lines: Callable[[], Iterable[str]]) -> None:
+        if time.monotonic() >= self._next_report:
+            for line in lines():
+                self._report(line)
+            self._next_report = time.monotonic() + REPORTS
+        time.sleep(PAUSE)
+
+
+def _states(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> tuple[list[str], list[str]]:
+    """Return what each group still has to do in the source, and what keeps it from doing so."""
     lease_ms = int(get_settings().lease_duration * 1000)
     live, there = (heartbeats.live(Session(alias), list(found), lease_ms) for alias in (move.source, move.target))
     lines, warnings = [], []
@@ -159,6 +245,11 @@ def _preview(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> Result:
             warnings.append(_("No live subscribers for %(ref)s in %(source)s: it does not move.") % values)
         if not there[ref]:
             warnings.append(_("No live subscribers for %(ref)s in %(target)s.") % values)
+    return lines, warnings
+
+
+def _preview(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> Result:
+    lines, warnings = _states(move, found)
     text = _("The topic %(topic)s will move from the database %(source)s to %(target)s.")
     values = {"topic": move.topic, "source": move.source, "target": move.target}
     return result_of(Result, "move", max(1, len(found)), text % values, *lines, dry_run=True, warnings=tuple(warnings))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -27,13 +28,35 @@ def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
         home, *others = works_on(ref.topic)
         if home != using and using in others:
             continue  # It works for the group if the topic has not moved away yet.
-        options = registrable(handler)
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
-        if registered.mode != handler.mode:
+        registered = _register(using, handler, registrable(handler))
+        if registered is not None and registered.mode != handler.mode:
             raise SubscriberError(mode_text(handler, registered.mode))
 
 
-def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED) -> None:
+def _register(
+    using: str, handler: Handler, options: Mapping[str, Mapping[str, object]], *, has_routes: bool = True
+) -> groups.Registered | None:
+    """Register a group, unless it is new and its topic has moved to another database; then return None."""
+    ref = handler.ref
+    check = partial(_refuse_moved, ref=ref) if has_routes else None
+    try:
+        return groups.register(using, ref, mode=handler.mode, start=handler.start, options=options, check=check)
+    except _Moved as error:
+        event(logging.ERROR, "group.moved", group=ref.group, topic=ref.topic, database=using, target=str(error))
+        return None
+
+
+class _Moved(Exception):
+    """A topic is in another database."""
+
+
+def _refuse_moved(session: Session, ref: GroupRef) -> None:
+    route = routing.route_of(session, ref.topic)
+    if route is not None and route.target != routing.HERE:
+        raise _Moved(route.target)
+
+
+def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED, has_routes: bool = True) -> None:
     """Register the groups of the handlers whose topics are in a database, with their registered options.
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
@@ -42,6 +65,7 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
     Args:
         using: a database alias.
         columns: the columns for options that its schema has.
+        has_routes: whether its schema has the routes of topics.
     """
     if using not in queue_aliases():
         return
@@ -49,7 +73,9 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
         if queue_alias(topic=ref.topic) != using:
             continue
         options = {column: value for column, value in registrable(handler).items() if column in columns}
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
+        registered = _register(using, handler, options, has_routes=has_routes)
+        if registered is None:
+            continue
         for column, value in options.items():
             try:
                 has_changed = groups.register_options(using, ref, column, value, actor="migrate", check=_check_user)

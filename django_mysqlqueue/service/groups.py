@@ -81,6 +81,7 @@ def register(
     mode: str,
     start: str,
     options: Mapping[str, Mapping[str, object]] | None = None,
+    check: Callable[[Session], None] | None = None,
 ) -> Registered:
     """Register a group if it is new. From then on, GC keeps messages that the group has not settled.
 
@@ -91,6 +92,7 @@ def register(
         start: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
             have not entered the log are delivered to the group.
         options: the options of a new group: by column of ``REGISTERED``, a JSON object.
+        check: called before a new group is inserted; raises an exception to refuse it.
 
     Returns:
         The group as it is registered, which may be with another mode.
@@ -98,7 +100,7 @@ def register(
     Raises:
         SubscriberError: the group was dropped at the same time.
     """
-    run(using, lambda session: _insert(session, ref, mode, start, options or {}))
+    run(using, lambda session: _insert(session, ref, mode, start, options or {}, check))
     registered = find(using, ref)
     if registered is None:
         raise SubscriberError(
@@ -108,10 +110,17 @@ def register(
 
 
 def _insert(
-    session: Session, ref: GroupRef, mode: str, start: str, options: Mapping[str, Mapping[str, object]]
+    session: Session,
+    ref: GroupRef,
+    mode: str,
+    start: str,
+    options: Mapping[str, Mapping[str, object]],
+    check: Callable[[Session], None] | None,
 ) -> None:
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
         return  # Without a lock, so that a running group does not wait for a subscriber that starts.
+    if check is not None:
+        check(session)
     # Read before the INSERT, not inside it: at some isolation levels, the INSERT would lock the rows that it reads.
     offset = log.end_of_log(session) if start == "latest" else 0
     # Columns without a value are not named: migrate may have created the schema of an earlier release.
@@ -271,24 +280,38 @@ def no_group_text(ref: GroupRef) -> str:
     return f"There is no group {ref.group!r} on topic {ref.topic!r}."
 
 
-def unfinished(after_seek: str) -> Literal["", "seek", "drop"]:
+Unfinished = Literal["", "seek", "drop", "move"]
+
+
+def unfinished(after_seek: str) -> Unfinished:
     """Return which operation on a group has not finished, from the column ``after_seek`` of its row."""
     if not after_seek:
         return ""
-    return "drop" if after_seek == ConsumerGroup.AfterSeek.DROPPED else "seek"
+    match after_seek:
+        case ConsumerGroup.AfterSeek.DROPPED:
+            return "drop"
+        case ConsumerGroup.AfterSeek.MOVES:
+            return "move"
+    return "seek"
 
 
 def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
-    """Refuse an operation on a group whose seek or drop has not finished.
+    """Refuse an operation on a group whose seek, drop or move has not finished.
 
     Args:
         ref: the group.
         after_seek: the column of the group row, read under its exclusive lock.
 
     Raises:
-        OperationRefused: a seek or drop of the group has not finished.
+        OperationRefused: a seek, drop or move of the group has not finished.
     """
-    if action := unfinished(after_seek):
+    action = unfinished(after_seek)
+    if action == "move":
+        raise OperationRefused(
+            f"The group {ref.group!r} on topic {ref.topic!r} waits until it has settled all messages in the database "
+            "that its topic leaves. Finish or cancel the move with queuemove."
+        )
+    if action:
         raise OperationRefused(
             f"A {action} of the group {ref.group!r} on topic {ref.topic!r} has not finished. "
             "If it was interrupted, run it again."

@@ -8,7 +8,8 @@ topics that move (``operations.moving``); a topic without one goes where its pub
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from django_mysqlqueue.service.relaying import identify
 from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
@@ -25,16 +26,17 @@ class Route(NamedTuple):
     """Alias of the database to which they are relayed, or ``HERE``."""
     source: str
     """Alias of the database that the topic leaves, or has left."""
+    planned: str = ""
+    """Alias of the database to which a prepared move will lead; empty if none is prepared."""
 
 
 def route_of(session: Session, topic: str) -> Route | None:
     """Return the route of a topic, or None."""
     row = session.row(f"SELECT routes FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
-    found = {} if row is None else _decoded(row[0]).get(topic)
-    return Route(found["to"], found["from"]) if found else None
+    return None if row is None else decoded(row[0]).get(topic)
 
 
-def set_route(session: Session, topic: str, route: Route) -> int:
+def set_route(session: Session, topic: str, route: Route | None) -> int:
     """Set the route of a topic; return the highest offset of the log at that time. Later messages take the route.
 
     This waits for the sequencer, if it is running.
@@ -42,15 +44,30 @@ def set_route(session: Session, topic: str, route: Route) -> int:
     Args:
         session: the current transaction. The route counts from its COMMIT on.
         topic: the topic.
-        route: the route.
+        route: the route; None: the topic has none any more.
     """
     identify(session.using)  # The row may be missing.
     row = session.row(f"SELECT routes, last_offset FROM {MUTEX} WHERE id = %s{session.dialect.for_update}", (MUTEX_ID,))
     assert row is not None  # noqa: S101  # It has been inserted.
-    changed = _decoded(row[0]) | {topic: {"to": route.target, "from": route.source}}
-    session.execute(f"UPDATE {MUTEX} SET routes = %s WHERE id = %s", (json.dumps(changed), MUTEX_ID))
+    changed = decoded(row[0])
+    changed.pop(topic, None)
+    if route is not None:
+        changed[topic] = route
+    session.execute(f"UPDATE {MUTEX} SET routes = %s WHERE id = %s", (_encoded(changed), MUTEX_ID))
     return int(row[1])
 
 
-def _decoded(value: str | bytes) -> dict[str, Any]:
-    return dict(json.loads(value))
+def decoded(value: str | bytes) -> dict[str, Route]:
+    """Return routes by topic, from the column of the sequencer's row."""
+    return {
+        topic: Route(found["to"], found["from"], found.get("planned", "")) for topic, found in json.loads(value).items()
+    }
+
+
+def _encoded(routes: Mapping[str, Route]) -> str:
+    return json.dumps(
+        {
+            topic: {"to": route.target, "from": route.source} | ({"planned": route.planned} if route.planned else {})
+            for topic, route in routes.items()
+        }
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from django.core.management import CommandError
@@ -13,9 +16,11 @@ from django.test import override_settings
 
 from django_mysqlqueue import cancel, limits, operations, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import moving
 from django_mysqlqueue.operations import topics as topics_operations
+from django_mysqlqueue.runtime import registering
 from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.databases import queue_aliases, works_on
@@ -25,6 +30,7 @@ from django_mysqlqueue.service.routing import Route, route_of
 from django_mysqlqueue.service.sequencing import sequence
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
+from tests.support.commands import table
 from tests.support.harness import Sub, handler
 from tests.support.processes import Worker, assert_ordered, effects, wait_for
 from tests.support.queue_alias import command
@@ -56,7 +62,7 @@ def waits(monkeypatch):
     def sleep(seconds):
         raise Waits
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 # -- step by step -------------------------------------------------------------
@@ -68,7 +74,7 @@ def test_until_it_moves_a_prepared_topic_stays(settings):
     publish("t", 1)
     result = operations.prepare_move("t", NEW, **BY)
     assert "prepared to move from the database default to queue" in result.summary[0]
-    assert route_of(Session(OLD), "t") == Route("", OLD)
+    assert route_of(Session(OLD), "t") == Route("", OLD, NEW)
     (group,) = ConsumerGroup.objects.using(NEW)
     assert (group.consumer_group, group.paused, group.start_offset) == ("g", True, 0)
     settings.MYSQLQUEUE = AFTER
@@ -170,7 +176,7 @@ def test_a_group_that_is_resumed_while_it_waits_moves(settings, monkeypatch):
         operations.resume("g", "t", using=OLD, **BY)
         assert work(OLD) == [1]
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     operations.move_topic("t", NEW, **BY)
     assert not groups.find(NEW, REF).paused
 
@@ -189,17 +195,138 @@ def test_a_move_must_be_finished_before_the_way_back(settings, waits):
     assert not groups.find(OLD, REF).paused
 
 
-def test_a_group_that_was_resumed_too_early_is_paused_before_the_cut(settings, waits):
+def test_nobody_resumes_or_seeks_a_group_that_waits(settings):
     settings.MYSQLQUEUE = BEFORE
     register(OLD, {REF: handler()})
     publish("t", 1, key="k")
     sequence(OLD)
     operations.prepare_move("t", NEW, **BY)
-    settings.MYSQLQUEUE = AFTER
-    operations.resume("g", "t", **BY)
-    with pytest.raises(Waits):
-        operations.move_topic("t", NEW, **BY)
+    for operate in (operations.resume, operations.pause, partial(operations.seek, position="latest")):
+        with pytest.raises(OperationRefused, match="waits until it has settled all messages in the database that its"):
+            operate("g", "t", using=NEW, **BY)
     assert groups.find(NEW, REF).paused
+    assert operations.drop_group("g", "t", using=NEW, **BY).changed == 1
+
+
+def test_a_group_that_was_dropped_in_the_old_database_does_not_wait_for_ever(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    operations.drop_group("g", "t", using=OLD, **BY)
+    operations.move_topic("t", NEW, **BY)
+    assert not groups.find(NEW, REF).paused
+    operations.pause("g", "t", using=NEW, **BY)  # Nothing is unfinished.
+
+
+def test_a_cancelled_move(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    sequence(OLD)
+    with pytest.raises(OperationRefused, match="The topic 't' is not prepared to move to 'queue'"):
+        operations.cancel_move("t", NEW, **BY)
+    operations.prepare_move("t", NEW, **BY)
+    with override_settings(MYSQLQUEUE=AFTER), pytest.raises(OperationRefused, match="Deploy the earlier settings"):
+        operations.cancel_move("t", NEW, **BY)
+    assert "Groups that will be deleted in queue: g." in operations.cancel_move("t", NEW, **BY, dry_run=True).summary[0]
+    assert groups.find(NEW, REF) is not None
+    assert operations.cancel_move("t", NEW, **BY).changed == 1
+    assert groups.find(NEW, REF) is None
+    assert route_of(Session(OLD), "t") is None
+    assert work(OLD) == [1]
+    move(NEW, AFTER)  # It can be prepared and moved again.
+    assert groups.find(OLD, REF) is None
+
+
+def test_a_move_that_has_begun_is_not_cancelled(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    sequence(OLD)
+    operations.prepare_move("t", NEW, **BY)
+    with override_settings(MYSQLQUEUE=AFTER), pytest.raises(Waits):
+        operations.move_topic("t", NEW, **BY)
+    with pytest.raises(OperationRefused, match="The topic 't' has begun to move to 'queue': finish the move"):
+        operations.cancel_move("t", NEW, **BY)
+    assert groups.find(NEW, REF) is not None
+
+
+def test_a_move_is_not_cancelled_if_that_would_lose_messages(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    publish("t", 2, using=NEW)
+    sequence(NEW)
+    with pytest.raises(OperationRefused, match="The database 'queue' has messages for the group 'g' on topic 't'"):
+        operations.cancel_move("t", NEW, **BY)
+    assert route_of(Session(OLD), "t") is not None
+    move(NEW, AFTER)
+    assert work(NEW) == [2]
+
+
+def test_a_cut_that_was_interrupted_is_cancelled(settings, monkeypatch):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    with monkeypatch.context() as patched, override_settings(MYSQLQUEUE=AFTER):
+        patched.setattr(moving, "_set_route", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            operations.move_topic("t", NEW, **BY)
+    assert route_of(Session(NEW), "t") == Route("", OLD)
+    operations.cancel_move("t", NEW, **BY)
+    publish("t", 2, using=NEW)
+    assert topics(NEW) == ["t@default"]
+
+
+def test_a_topic_is_prepared_for_one_database_at_a_time(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    with pytest.raises(OperationRefused, match=r"is prepared to move to 'queue'\. Move it, or cancel that first"):
+        operations.prepare_move("t", "other", **BY)
+
+
+def test_a_process_with_old_settings_does_not_register_the_group_again(settings, caplog):
+    """It would be given all messages that the log still has."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    assert work(OLD) == [1]
+    move(NEW, AFTER)
+    register(OLD, {REF: handler()})
+    assert groups.find(OLD, REF) is None
+    assert "group.moved group=g topic=t database=default target=queue" in caplog.text
+    caplog.clear()
+    with patch.object(registering, "subscriptions", lambda: {REF: handler()}):
+        registering.register_groups(OLD)
+    assert groups.find(OLD, REF) is None
+    assert "group.moved" in caplog.text
+
+
+def test_topics_that_go_elsewhere_than_the_settings_say_are_a_problem(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    assert work(OLD) == [1]
+    operations.prepare_move("t", NEW, **BY)
+    assert "route" not in [one.kind for one in find_problems(get_overview(using=OLD))]
+    (problem,) = [one for one in find_problems(get_overview(using=NEW)) if one.kind == "moves"]
+    assert problem.text.startswith("g/t waits until it has settled all messages in the database that its topic leaves")
+    settings.MYSQLQUEUE = AFTER
+    operations.move_topic("t", NEW, **BY)
+    assert "route" not in [one.kind for one in find_problems(get_overview(using=OLD))]
+    settings.MYSQLQUEUE = BEFORE
+    (problem,) = [one for one in find_problems(get_overview(using=OLD)) if one.kind == "route"]
+    assert problem.text == (
+        "Messages of the topic t go to the database 'queue' since it was moved, but MYSQLQUEUE['TOPICS'] names "
+        "'default'. Correct the settings, or move the topic with queuemove."
+    )
+    assert (problem.severity, problem.topic) == (0, "t")
 
 
 def test_a_group_that_only_the_old_database_has_is_not_dropped(settings, waits):
@@ -215,12 +342,53 @@ def test_a_group_that_only_the_old_database_has_is_not_dropped(settings, waits):
         QueueMessage.objects.all().delete()
     operations.move_topic("t", NEW, **BY)  # It was registered there before the cut.
     assert groups.find(NEW, late) is not None
-    with override_settings(MYSQLQUEUE=BEFORE):
-        register(OLD, {REF: handler()})  # A subscriber with old settings.
-    ConsumerGroup.objects.using(NEW).filter(consumer_group="g").delete()
+
+
+def test_a_group_that_was_registered_at_the_time_of_the_cut_is_not_dropped(settings, monkeypatch):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    late = GroupRef("late", "t")
+    cut = moving.cut
+
+    def cut_late(move):
+        groups.register(OLD, late, mode="ordered", start="earliest")
+        return cut(move)
+
+    monkeypatch.setattr(moving, "cut", cut_late)
+    sequence(OLD)
+    QueueMessage.objects.all().delete()
     with pytest.raises(OperationRefused, match="was registered in the database 'default' after the move had begun"):
         operations.move_topic("t", NEW, **BY)
-    assert groups.find(OLD, REF) is not None
+    assert groups.find(OLD, late) is not None
+
+
+def test_it_says_for_what_it_waits(settings, monkeypatch):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    sequence(OLD)
+    operations.pause("g", "t", **BY)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    lines = []
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += 0.5
+        if now[0] > 13:
+            operations.resume("g", "t", using=OLD, **BY)
+            work(OLD)
+
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    operations.move_topic("t", NEW, **BY, report=lines.append)
+    assert lines == 2 * [
+        "The group g/t has 1 unsettled messages in default.",
+        "g/t is paused in default: it does not move until it is resumed.",
+        "No live subscribers for g/t in queue.",
+    ]
 
 
 def test_two_moves_at_once(settings, monkeypatch):
@@ -237,7 +405,7 @@ def test_two_moves_at_once(settings, monkeypatch):
         operations.move_topic("t", NEW, **BY)
         operations.pause("g", "t", **BY)
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     operations.move_topic("t", NEW, **BY)
     assert groups.find(NEW, REF).paused
 
@@ -363,15 +531,24 @@ def test_the_command_shows_first_what_it_would_do(settings):
     assert "will be prepared to move from the database default to queue" in text
     assert route_of(Session(OLD), "t") is None
     command("queuemove", "t", "--to", NEW, "--prepare", "--noinput")
+    moves = [{"topic": "t", "from": OLD, "to": NEW, "state": "prepared"}]
+    assert table(command("queuestatus", "--database", OLD), "Moves") == moves
+    (group,) = table(command("queuestatus", "--database", NEW), "Groups")
+    assert group["mode"] == "ordered (waits for a move)"
+    command("queuemove", "t", "--to", NEW, "--cancel", "--noinput")
+    assert "Moves" not in command("queuestatus", "--database", OLD)
+    command("queuemove", "t", "--to", NEW, "--prepare", "--noinput")
     settings.MYSQLQUEUE = AFTER
     text = command("queuemove", "t", "--to", NEW, "--dry-run")
     assert "The group g/t has 3 unsettled messages in default." in text
     assert "No live subscribers for g/t in default: it does not move." in text
     assert "No live subscribers for g/t in queue." in text
-    assert route_of(Session(OLD), "t") == Route("", OLD)
+    assert route_of(Session(OLD), "t") == Route("", OLD, NEW)
     QueueMessage.objects.all().delete()
     text = command("queuemove", "t", "--to", NEW, "--noinput")
     assert "The topic t has moved from the database default to queue." in text
+    status = json.loads(command("queuestatus", "--database", OLD, "--format", "json"))
+    assert status["moves"] == [{"topic": "t", "from": OLD, "to": NEW, "prepared": False}]
     with pytest.raises(CommandError, match=r"There is no topic 'p\.plain'"):
         command("queuemove", "p.plain", "--to", NEW, "--noinput")
 

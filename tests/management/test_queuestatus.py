@@ -29,7 +29,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
-from tests.support.commands import run
+from tests.support.commands import run, table
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
@@ -42,15 +42,6 @@ def status():
 def group_status(group="g", topic="t"):
     (found,) = (one for one in status()["groups"] if (one["group"], one["topic"]) == (group, topic))
     return found
-
-
-def table(text, heading):
-    """The rows below a heading, as dicts by column."""
-    lines = text.splitlines()
-    lines = lines[lines.index(heading) + 1 :]
-    end = next((number for number, line in enumerate(lines) if not line), len(lines))
-    header, *rows = ([cell.strip() for cell in line.strip().split("  ") if cell.strip()] for line in lines[:end])
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def fail(delivery):

@@ -122,6 +122,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "settings unset": (overridden, lambda **how: operations.settings(*REF, unset=["claim_size"], **how)),
     "prepare_move": (registered, lambda **how: operations.prepare_move("t", "queue", **how)),
     "move_topic": (prepared, move),
+    "cancel_move": (prepared, lambda **how: operations.cancel_move("t", "queue", **how)),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""

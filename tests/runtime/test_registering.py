@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.any_engine, pytest.mark.usefixtures("no_handlers")]
 def test_groups_are_registered_on_the_queues_database_only(monkeypatch, settings):
     calls = []
 
-    def register(using, ref, *, mode, start, options):
+    def register(using, ref, *, mode, start, options, check):
         calls.append((using, ref, mode, start))
         return Registered(ref, mode, 0, False)
 

@@ -47,6 +47,21 @@ ENDS = {
     Outcome.SUPERSEDED.value: (gettext_lazy("superseded"), "mq-ok"),
 }
 """Outcomes that settle a message for a group, each with its label and CSS class."""
+UNFINISHED = {
+    "seek": (
+        gettext_lazy("A seek of this group has not finished. If it was interrupted, run it again."),
+        "mq-life-bad",
+    ),
+    "drop": (
+        gettext_lazy("A drop of this group has not finished. If it was interrupted, run it again."),
+        "mq-life-bad",
+    ),
+    "move": (
+        gettext_lazy("The group waits until it has settled all messages in the database that its topic leaves."),
+        "",
+    ),
+}
+"""Unfinished operations on a group, each with its text and CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +228,8 @@ class MessagePage(Page):
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
         if state.standing in ("in_flight", "waits", "unclaimed"):
             if state.unfinished:
-                text = (
-                    _("A drop of this group has not finished. If it was interrupted, run it again.")
-                    if state.unfinished == "drop"
-                    else _("A seek of this group has not finished. If it was interrupted, run it again.")
-                )
-                steps.append(Step(text, css="mq-life-bad"))
+                text, css = UNFINISHED[state.unfinished]
+                steps.append(Step(str(text), css=css))
             elif state.paused:
                 steps.append(Step(_("The group is paused. It claims no messages until you resume it.")))
         may_retry = False

@@ -93,7 +93,7 @@ class Command(OperationCommand, ReadingCommand):
         group, topic = options["group"], options["topic"]
         try:
             if group is not None:
-                group_of(using, group, topic, unfinished=["", "seek", "drop"])
+                group_of(using, group, topic, unfinished=["", "seek", "drop", "move"])
             return [
                 (ref, one)
                 for ref, options_of in list_options(group=group, topic=topic, using=using).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,10 +25,14 @@ from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.groups import unfinished
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.options import storable
+
+ALWAYS = ("Topics", "Groups")
+"""The tables that are shown even without rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,84 +88,111 @@ class Command(ReadingCommand):
         if not status.topics and not queue.groups:
             self.stdout.write("The queue has no messages and no consumer groups.")
             return
-        self.stdout.write(heading("Topics"))
-        write_table(
-            self.stdout,
-            ("topic", "in log", "partitions", "outbox", "scheduled"),
-            [(one.topic, one.in_log, one.partitions, one.waiting, one.scheduled) for one in status.topics],
-        )
-        self.stdout.write("")
-        self.stdout.write(heading("Groups"))
-        write_table(
-            self.stdout,
-            ("group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"),
-            [
-                (
-                    one.ref.group,
-                    one.ref.topic,
-                    one.mode + (" (paused)" if one.paused else ""),
-                    one.lag.value,
-                    "-" if one.oldest_at is None else duration((queue.now - one.oldest_at) / 1000),
-                    one.in_flight.value,
-                    one.retrying.value,
-                    one.dead_letters.value,
-                    len(one.live),
-                )
-                for one in queue.groups
-            ],
-        )
-        priorities = [
-            (*group.ref, priority, str(count))
-            for group in queue.groups
-            if any(group.lag_by_priority)
-            for priority, count in group.lag_by_priority.items()
-        ]
-        if priorities:
-            self.stdout.write("")
-            self.stdout.write(heading("Backlog by priority"))
-            write_table(self.stdout, ("group", "topic", "priority", "backlog"), priorities)
-        limits = [(*group.ref, group.limits.text) for group in queue.groups if group.limits]
-        if limits:
-            self.stdout.write("")
-            self.stdout.write(heading("Limits"))
-            write_table(self.stdout, ("group", "topic", "limits"), limits)
-        filters = [(*group.ref, _filter_text(group.filter)) for group in queue.groups if group.filter is not None]
-        if filters:
-            self.stdout.write("")
-            self.stdout.write(heading("Filters"))
-            write_table(self.stdout, ("group", "topic", "filter"), filters)
-        passed = [
-            (*group.ref, *(found[reason] for reason in rollups.PASSED))
-            for group in queue.groups
-            if any((found := status.passed[group.ref]).values())
-        ]
-        if passed:
-            self.stdout.write("")
-            self.stdout.write(heading("Settled without a call in the last hour"))
-            write_table(self.stdout, ("group", "topic", *rollups.PASSED), passed)
-        overrides = [
-            (*group.ref, one.name, shortened(one.text), moment(one.at), one.by)
-            for group in queue.groups
-            for one in group.overrides
-        ]
-        if overrides:
-            self.stdout.write("")
-            self.stdout.write(heading("Overridden options"))
-            write_table(self.stdout, ("group", "topic", "option", "value", "since", "by"), overrides)
-        owners = [
-            (*ref, owner or "(no owner)", count)
-            for ref, shares in sorted(status.leases.items())
-            for owner, count in sorted(shares.items())
-        ]
-        if owners:
-            self.stdout.write("")
-            self.stdout.write(heading("Leases"))
-            write_table(self.stdout, ("group", "topic", "owner", "partitions"), owners)
+        for title, columns, rows in _tables(using, status):
+            if rows or title in ALWAYS:
+                if title != ALWAYS[0]:
+                    self.stdout.write("")
+                self.stdout.write(heading(title))
+                write_table(self.stdout, columns, rows)
         if status.problems:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
             for problem in status.problems:
                 self.stdout.write(self.style.WARNING(f"  {problem.text}"))
+
+
+def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+    """Yield the titles, columns and rows of all tables."""
+    queue = status.queue
+    yield (
+        "Topics",
+        ("topic", "in log", "partitions", "outbox", "scheduled"),
+        [(one.topic, one.in_log, one.partitions, one.waiting, one.scheduled) for one in status.topics],
+    )
+    yield (
+        "Moves",
+        ("topic", "from", "to", "state"),
+        [
+            (
+                topic,
+                route.source,
+                route.planned or route.target or using,
+                "prepared" if route.planned else "messages go there",
+            )
+            for topic, route in sorted(queue.routes.items())
+        ],
+    )
+    yield (
+        "Groups",
+        ("group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"),
+        [
+            (
+                one.ref.group,
+                one.ref.topic,
+                one.mode + _state(one),
+                one.lag.value,
+                "-" if one.oldest_at is None else duration((queue.now - one.oldest_at) / 1000),
+                one.in_flight.value,
+                one.retrying.value,
+                one.dead_letters.value,
+                len(one.live),
+            )
+            for one in queue.groups
+        ],
+    )
+    yield (
+        "Backlog by priority",
+        ("group", "topic", "priority", "backlog"),
+        [
+            (*group.ref, priority, str(count))
+            for group in queue.groups
+            if any(group.lag_by_priority)
+            for priority, count in group.lag_by_priority.items()
+        ],
+    )
+    yield (
+        "Limits",
+        ("group", "topic", "limits"),
+        [(*group.ref, group.limits.text) for group in queue.groups if group.limits],
+    )
+    yield (
+        "Filters",
+        ("group", "topic", "filter"),
+        [(*group.ref, _filter_text(group.filter)) for group in queue.groups if group.filter is not None],
+    )
+    yield (
+        "Settled without a call in the last hour",
+        ("group", "topic", *rollups.PASSED),
+        [
+            (*group.ref, *(found[reason] for reason in rollups.PASSED))
+            for group in queue.groups
+            if any((found := status.passed[group.ref]).values())
+        ],
+    )
+    yield (
+        "Overridden options",
+        ("group", "topic", "option", "value", "since", "by"),
+        [
+            (*group.ref, one.name, shortened(one.text), moment(one.at), one.by)
+            for group in queue.groups
+            for one in group.overrides
+        ],
+    )
+    yield (
+        "Leases",
+        ("group", "topic", "owner", "partitions"),
+        [
+            (*ref, owner or "(no owner)", count)
+            for ref, shares in sorted(status.leases.items())
+            for owner, count in sorted(shares.items())
+        ],
+    )
+
+
+def _state(group: GroupOverview) -> str:
+    if unfinished(group.after_seek) == "move":
+        return " (waits for a move)"
+    return " (paused)" if group.paused else ""
 
 
 def read_status(using: str, bounds: Bounds = EXACT) -> Status:
@@ -191,6 +222,15 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
         "sequenced_at": queue.sequenced_at,
         "debounced": queue.debounced,
         "topics": [dataclasses.asdict(topic) for topic in status.topics],
+        "moves": [
+            {
+                "topic": topic,
+                "from": route.source,
+                "to": route.planned or route.target or using,
+                "prepared": bool(route.planned),
+            }
+            for topic, route in sorted(queue.routes.items())
+        ],
         "groups": [
             _group(group, queue.now, status.leases.get(group.ref, {}), status.passed[group.ref])
             for group in queue.groups

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_mysqlqueue", "0019_relays")]
+    dependencies = [("django_mysqlqueue", "0020_moving_groups")]
     operations = [
         migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     ]
