@@ -14,7 +14,7 @@ from functools import partial
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.service import audit, heartbeats, leasing, log, relaying, routing
+from django_mysqlqueue.service import audit, groups, heartbeats, leasing, log, relaying, routing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import HERE, Route
 from django_mysqlqueue.sql.session import Session, run
@@ -87,7 +87,10 @@ def register(move: Move) -> None:
 def _register_waiting(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
     there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
     values = {name: getattr(row, name) for name in COPIED} | {"paused": True, "after_seek": AfterSeek.MOVES}
-    if there.select_for_update().exists():
+    found = there.select_for_update().values_list("after_seek", flat=True).first()
+    if found is not None:
+        if found != AfterSeek.MOVES:
+            groups.refuse_unfinished(ref, found)
         there.update(**values)
     else:
         # The log may have messages from an earlier stay, which the group has settled.
@@ -98,7 +101,11 @@ def _register_waiting(session: Session, *, move: Move, ref: GroupRef, row: Consu
 
 def waiting(move: Move) -> list[GroupRef]:
     """Return the groups that wait at the target."""
-    return [ref for ref, row in groups_of(move.target, move.topic).items() if row.after_seek == AfterSeek.MOVES]
+    return _in_state(move, AfterSeek.MOVES)
+
+
+def _in_state(move: Move, state: str) -> list[GroupRef]:
+    return [ref for ref, row in groups_of(move.target, move.topic).items() if row.after_seek == state]
 
 
 def cancel(move: Move) -> None:
@@ -107,7 +114,7 @@ def cancel(move: Move) -> None:
     Raises:
         OperationRefused: a group has got messages at the target, which only the move can deliver.
     """
-    refs = waiting(move)
+    refs, dropped = waiting(move), _in_state(move, AfterSeek.DROPPED)  # Those of a cancel that was interrupted.
     for ref in refs:
         if not is_drained(move.target, ref):
             raise OperationRefused(
@@ -116,7 +123,7 @@ def cancel(move: Move) -> None:
             )
     if move.target != move.via:
         run(move.target, lambda session: _send_back(session, move))
-    for ref in refs:
+    for ref in (*refs, *dropped):
         dropping.drop(move.target, ref, actor=move.actor, reason=move.reason or f"stays in {move.source}")
     run(move.via, lambda session: _forget_route(session, move))
 

@@ -31,6 +31,7 @@ from django_mysqlqueue.service import (
     relaying,
     releasing,
     retention,
+    routing,
     scheduling,
     sequencing,
     settling,
@@ -41,6 +42,8 @@ from django_mysqlqueue.service.claims import Want
 from django_mysqlqueue.service.deliveries import Action, Holding, Returned
 from django_mysqlqueue.service.messages import EPOCH
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.routing import Route
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash.audit import Picture
 from tests.crash.crashes import ALIAS, TOPIC
@@ -103,8 +106,8 @@ class Case:
     """Handlers write their effects in the delivery's transaction, also while the rest is handled."""
     rerun: bool
     """After a kill somebody runs it again."""
-    forgets: bool
-    """It forgets what the group has done."""
+    forgets: tuple[GroupRef, ...]
+    """The groups that it drops."""
     lives: bool
     """It is about what a process that lives on remembers: a killed one only sends what other cases send."""
     cancels: tuple[str, ...]
@@ -129,7 +132,7 @@ def case(
     unsure: bool = False,
     atomic: bool = False,
     rerun: bool = False,
-    forgets: bool = False,
+    forgets: tuple[GroupRef, ...] = (),
     lives: bool = False,
     cancels: tuple[str, ...] = (),
     check: Callable[[World, Picture], None] | None = None,
@@ -269,6 +272,26 @@ def _(world: World) -> None:
     moving.hand_over(move, MOVED)
 
 
+def prepared_move() -> World:
+    """A topic that is prepared to come here, where the cut was interrupted."""
+    world = sequenced()
+    groups.register(ELSEWHERE, MOVED, mode="ordered", start="earliest")
+    moving.prepare(moving.Move(TOPIC, ELSEWHERE, ELSEWHERE, ALIAS, WHO))
+    groups.run(USING, lambda session: routing.set_route(session, TOPIC, Route(routing.HERE, ELSEWHERE)))
+    return world
+
+
+def nobody_waits(world: World, picture: Picture) -> None:
+    assert MOVED not in picture.rows.groups
+    assert routing.route_of(Session(USING), TOPIC) == Route(ELSEWHERE, ALIAS)
+
+
+@case("cancel a move", prepared_move, commits=None, rerun=True, forgets=(MOVED,), check=nobody_waits)
+def _(world: World) -> None:
+    moving.cancel(moving.Move(TOPIC, ELSEWHERE, ELSEWHERE, ALIAS, WHO))
+    moving.cancel(moving.Move("other", ALIAS, ELSEWHERE, ELSEWHERE, WHO))
+
+
 @case("divide a topic's messages", sequenced, commits=None, rerun=True)
 def _(world: World) -> None:
     move = moving.Move(TOPIC, ALIAS, ELSEWHERE, ALIAS, WHO)
@@ -343,7 +366,7 @@ for _mode, _other in (("ordered", "shared"), ("shared", "ordered")):
         group_mode.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
 
 
-@case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)
+@case("drop a group", acked_ahead, commits=None, rerun=True, forgets=(G,))
 def _(world: World) -> None:
     dropping.drop(ALIAS, G)
 

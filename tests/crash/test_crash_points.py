@@ -315,7 +315,7 @@ def check_between(one: Case, earlier: Picture, later: Picture, *, bystander: boo
     assert not invariants.between(
         earlier.rows,
         later.rows,
-        forgets=(G,) if one.forgets else (),
+        forgets=one.forgets,
         deletes=one.cancels,
         untouched=(OTHER,) if bystander and one.name != "collect" else (),
     )
@@ -361,7 +361,7 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
     clock.advance(3700)
     try:
         healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy", limits=draining.IMPATIENT)
-        before, forgets = Tables.read(USING), (G,) if one.forgets else ()
+        before, forgets = Tables.read(USING), one.forgets
 
         def check() -> None:
             nonlocal before, forgets
@@ -406,7 +406,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
     handled = Counter((group, name) for group, name, _ in done)
     for group in ("g", "other"):
         for name in end.messages.keys() | there.messages.keys():
-            settled = (group, name) in there.settled and not (one.forgets and group == "g")
+            settled = (group, name) in there.settled and not (G in one.forgets and group == G.group)
             letters = end.letters[group, name] - there.letters[group, name]
             gets = not settled and is_for_handlers(there, GroupRef(group, TOPIC), name)
             assert handled[group, name] + letters == gets, f"{name} by {group}"
@@ -416,7 +416,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
                 order = [name for by, name, _ in done if by == group and partitions.get(name, name[0]) == key]
                 assert order == sorted(order), "out of order"
     for group, name, attempt in done:
-        failed = 0 if one.forgets else there.failures.get((group, name), 0)
+        failed = 0 if G in one.forgets else there.failures.get((group, name), 0)
         assert attempt == failed + 1, f"{name} has lost an attempt"
     assert all(count == 1 for count in end.messages.values())
     assert {name for _, name in end.letters} <= set(one.dead)

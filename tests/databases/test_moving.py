@@ -282,6 +282,19 @@ def test_a_cut_that_was_interrupted_is_cancelled(settings, monkeypatch):
     assert topics(NEW) == ["t@default"]
 
 
+def test_a_group_with_an_unfinished_drop_or_seek_is_not_made_to_wait(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    ConsumerGroup.objects.using(NEW).create(
+        consumer_group="g", topic="t", mode="ordered", paused=True, after_seek="dropped", operation=5
+    )
+    with pytest.raises(OperationRefused, match="A drop of the group 'g' on topic 't' has not finished"):
+        operations.prepare_move("t", NEW, **BY)
+    assert ConsumerGroup.objects.using(NEW).get().after_seek == "dropped"
+    assert route_of(Session(OLD), "t") is None
+
+
 def test_a_topic_is_prepared_for_one_database_at_a_time(settings):
     settings.MYSQLQUEUE = BEFORE
     register(OLD, {REF: handler()})

@@ -249,6 +249,17 @@ def _(a: Actor) -> object:
     return None
 
 
+@operation("cancel a move")
+def _(a: Actor) -> object:
+    """It was prepared on the same database, by another connection, on which nobody waits."""
+    ref = GroupRef("new", "moved")
+    groups.register(USING, ref, mode="ordered", start="earliest")
+    move = moving.Move("moved", ALIAS, USING, ALIAS, a.name)
+    moving.prepare(move)
+    moving.cancel(move)
+    return None
+
+
 @operation("sequence, later")
 def _(a: Actor) -> object:
     """When the scheduled messages have come due. Only this session has the later time."""

@@ -183,6 +183,7 @@ def relaying() -> Iterable[Pair]:
     divide = "divide a topic's messages"
     yield from each("busy", (divide,), (divide, "sequence", "publish", "relay"))
     yield from each("busy", ("move a topic here",), ("claim", "sequence", "collect", "beat"))
+    yield from each("busy", ("cancel a move",), ("sequence", "beat"))
 
 
 def debouncing() -> Iterable[Pair]:

@@ -133,7 +133,8 @@ def _registered(tables: Tables) -> Iterator[str]:
     for ref, group in tables.groups.items():
         if group.after_seek and not group.paused:
             yield f"{ref} is not paused during a seek or drop"
-        if bool(group.after_seek) != bool(group.operation):
+        # A group that waits for the end of a move is not changed by an operation of its own.
+        if bool(group.after_seek and group.after_seek != "moves") != bool(group.operation):
             yield f"{ref} has the operation {group.operation} under way, and after_seek is {group.after_seek!r}"
     ended = {one.id for one in tables.operations if one.ended_at}
     for ref, group in tables.groups.items():

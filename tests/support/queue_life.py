@@ -229,6 +229,8 @@ def _move() -> None:
     groups.register(OTHER, ref, mode="ordered", start="earliest")
     here = moving.Move("moved", OTHER, OTHER, USING, "test")
     moving.prepare(here)
+    moving.cancel(here)
+    moving.prepare(here)
     moving.cut(here)
     moving.hand_over(here, ref)
     there = moving.Move("moved", USING, USING, OTHER, "test")
