@@ -16,26 +16,7 @@ from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import list_options
-from django_mysqlqueue.models import (
-    ArchiveSegment,
-    CoalesceKey,
-    CollectedTopic,
-    ConsumerGroup,
-    ConsumerOffset,
-    DebouncedMessage,
-    DeliveryEvent,
-    DeliveryState,
-    Operation,
-    OutboxMessage,
-    PartitionLease,
-    QueueMessage,
-    RelayPosition,
-    RelayWatermark,
-    Rollup,
-    Sequencer,
-    Slots,
-    SubscriberHeartbeat,
-)
+from django_mysqlqueue.models import MODELS, ConsumerGroup, QueueMessage
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
@@ -45,26 +26,6 @@ from django_mysqlqueue.sql.connection import is_server, server_version
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.effective import GroupOption
 
-MODELS = (
-    QueueMessage,
-    OutboxMessage,
-    Sequencer,
-    ConsumerGroup,
-    DeliveryState,
-    PartitionLease,
-    ConsumerOffset,
-    Slots,
-    CoalesceKey,
-    DebouncedMessage,
-    SubscriberHeartbeat,
-    DeliveryEvent,
-    Operation,
-    Rollup,
-    CollectedTopic,
-    RelayPosition,
-    RelayWatermark,
-    ArchiveSegment,
-)
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 """The oldest server versions that support all SQL of the queue, by dialect.
 
@@ -362,6 +323,35 @@ def _has_tables(alias: str) -> bool:
         return ConsumerGroup._meta.db_table in connections[alias].introspection.table_names()
     except DatabaseError:
         return True  # The server cannot be reached, which others report.
+
+
+@checks.register(checks.Tags.database)
+def check_packets(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if a database accepts smaller statements than the one via which its topics are published (W023)."""
+    if conf.problems() or len(_aliases()) == 1:
+        return []
+    topics = conf.get_settings().topics
+    limits = {alias: limit for alias in _chosen(databases) if (limit := _max_packet(alias)) is not None}
+    pairs = {(queue_alias(topic=name), topics.of(name).via) for name in topics}
+    return [
+        checks.Warning(
+            f"Database {target!r} has max_allowed_packet = {limits[target]}, less than database {via!r} with "
+            f"{limits[via]}, via which messages are published for it.",
+            hint=f"A message that {target!r} refuses stops the relay. Set max_allowed_packet = {limits[via]} there.",
+            id="django_mysqlqueue.W023",
+        )
+        for target, via in sorted((target, via) for target, via in pairs if via in limits and target in limits)
+        if limits[target] < limits[via]
+    ]
+
+
+def _max_packet(alias: str) -> int | None:
+    """Return max_allowed_packet; None if the database has none, or cannot be reached, which others report."""
+    connection = connections[alias]
+    try:
+        return dialect_of(connection).max_statement_bytes(connection) if is_server(connection) else None
+    except (DatabaseError, ImproperlyConfigured):
+        return None
 
 
 @checks.register(checks.Tags.database)

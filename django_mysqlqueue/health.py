@@ -25,7 +25,7 @@ __all__ = ["QueueHealth"]
 class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     """Fails if messages are stuck, handlers fail or a limit is exceeded, as ``manage.py queuehealth`` does.
 
-    Its texts name groups and topics, but no keys, since health pages are often public.
+    Its texts name groups and topics, but no keys and ids, since health pages are often public.
 
     Args:
         max_lag: maximum number of unsettled messages per group; less than 10,000, because counting stops there.
@@ -112,5 +112,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
 
 
 def _public(finding: HealthFinding) -> str:
-    """Return the text of a finding, without the partition key, which often identifies a person."""
-    return finding.text if finding.key is None else f"{finding.ref}: {finding.kind}."
+    """Return the text of a finding, but not one with a partition key or an id, which often identify a person."""
+    if finding.key is None and finding.message_id is None:
+        return finding.text
+    return f"{finding.ref or finding.topic}: {finding.kind}."

@@ -20,6 +20,8 @@ TOPIC_COLUMN_LENGTH = 120
 """Length of topic columns: it leaves room for the DLQ suffix."""
 LOG_ID_LENGTH = 36
 """Length of the id of a log."""
+REFUSAL_LENGTH = 500
+"""Maximum length of the error of a database that refuses a relayed message, in characters."""
 RELAY_MARK = "@"
 """What stands between topic and database in the topic of messages that are relayed. Names have no such character."""
 KEY_LENGTH = 190

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         list_groups,
     )
     from django_mysqlqueue.inspection.problems import Problem, find_problems
-    from django_mysqlqueue.inspection.relays import RelayBacklog
+    from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
@@ -64,6 +64,7 @@ __all__ = [
     "Problem",
     "QueueOverview",
     "RecordedDelivery",
+    "RefusedMessage",
     "RelayBacklog",
     "ScheduledListing",
     "ScheduledMessage",
@@ -92,7 +93,7 @@ _HOMES = {
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
     "problems": ("Problem", "find_problems"),
-    "relays": ("RelayBacklog",),
+    "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "subscribers": ("SubscriberStatus",),
 }

@@ -105,6 +105,8 @@ class HealthFinding:
     """Key of the partition that has the problem; the text then contains it."""
     topic: str | None = None
     """The topic that has the problem, if it has no group."""
+    message_id: str | None = None
+    """Id of the message that has the problem; the text then contains it, and an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def _report(
 
 
 def _finding(problem: Problem) -> HealthFinding:
-    return HealthFinding(problem.kind, problem.text, problem.ref, problem.key, problem.topic)
+    return HealthFinding(problem.kind, problem.text, problem.ref, problem.key, problem.topic, problem.message_id)
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
+from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
@@ -83,7 +84,7 @@ class Problem:
     - ``dead_letters``: a group has dead letters.
     - ``long_transaction``: a transaction has been open for long.
     - ``groupless``: a topic has messages and no consumer group.
-    - ``relay``: messages wait to be relayed to another database.
+    - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
     """
     text: str
     """A description in the active language."""
@@ -97,6 +98,8 @@ class Problem:
     """Name of the subscriber that has the problem."""
     topic: str | None = None
     """The topic that has the problem, if it has no group."""
+    message_id: str | None = None
+    """Id of the message that has the problem, if the text contains it."""
 
 
 @dataclass(slots=True)
@@ -381,6 +384,9 @@ def _relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Yield databases that do not receive the messages that are published for them via this one."""
     for relay in overview.relays:
         waits = _age(overview.now, relay.oldest_at)
+        if relay.refused is not None:
+            yield _refused(relay, relay.refused, waits)
+            continue
         if not relay.messages or waits < times.outbox:
             continue
         text = _("%(lag)s to be relayed to the database %(target)s, the oldest for %(age)s.")
@@ -390,6 +396,24 @@ def _relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         else:
             advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
         yield Problem(0, "relay", f"{text} {advice}" % values)
+
+
+def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Problem:
+    text = _(
+        "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here (%(error)s). "
+        "%(lag)s to be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
+        "trigger."
+    )
+    values = {
+        "target": repr(relay.target),
+        "id": repr(message.id),
+        "topic": repr(message.topic),
+        "offset": message.offset,
+        "error": message.error,
+        "lag": _waiting(relay.messages),
+        "age": duration(waits),
+    }
+    return Problem(0, "relay", text % values, offset=message.offset, topic=message.topic, message_id=message.id)
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:

@@ -33,7 +33,30 @@ from django_mysqlqueue.models.log import (
     Sequencer,
 )
 
+MODELS = (
+    QueueMessage,
+    OutboxMessage,
+    Sequencer,
+    ConsumerGroup,
+    DeliveryState,
+    PartitionLease,
+    ConsumerOffset,
+    Slots,
+    CoalesceKey,
+    DebouncedMessage,
+    SubscriberHeartbeat,
+    DeliveryEvent,
+    Operation,
+    Rollup,
+    CollectedTopic,
+    RelayPosition,
+    RelayWatermark,
+    ArchiveSegment,
+)
+"""The models of the tables that the protocol uses."""
+
 __all__ = [
+    "MODELS",
     "ArchiveSegment",
     "CoalesceKey",
     "CollectedTopic",

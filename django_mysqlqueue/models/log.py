@@ -7,7 +7,14 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
 from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds, json_object
-from django_mysqlqueue.limits import KEY_LENGTH, LATEST_DELIVERY, LOG_ID_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.limits import (
+    KEY_LENGTH,
+    LATEST_DELIVERY,
+    LOG_ID_LENGTH,
+    NAME_LENGTH,
+    REFUSAL_LENGTH,
+    TOPIC_COLUMN_LENGTH,
+)
 from django_mysqlqueue.managers import QueueManager
 
 
@@ -165,6 +172,12 @@ class RelayWatermark(models.Model):
         _("watermark"), db_default=0, help_text=_("all messages up to this offset have arrived")
     )
     read_at = models.BigIntegerField(_("read at"), db_default=NowMilliseconds())
+    refused_offset = models.BigIntegerField(
+        _("refused offset"), db_default=0, help_text=_("offset of the last message that the target has refused")
+    )
+    refusal = BytewiseCharField(
+        _("refusal"), max_length=REFUSAL_LENGTH, db_default="", blank=True, help_text=_("the target's error")
+    )
 
     objects = QueueManager["RelayWatermark"]()
 

@@ -11,16 +11,20 @@ GC keeps later messages, and a relay begins its search there, or at the position
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
+from django.db import Error
+
+from django_mysqlqueue import limits, naming
 from django_mysqlqueue.columns import COPIED_COLUMNS
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.sequencing import MUTEX_ID
+from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -36,6 +40,44 @@ BATCH_BYTES = 4 * 1_048_576
 """Limits of the messages that a pass inserts. The first one is always taken."""
 READ = (*COPIED_COLUMNS, "created_at")
 ID = READ.index("id")
+
+
+class NotInserted(Exception):
+    """The target has not inserted messages: it refuses one of them, or the connection was lost.
+
+    A server closes the connection if a statement is longer than its ``max_allowed_packet``, so the two cannot always be
+    told apart.
+
+    Args:
+        error: the target's error.
+        target: alias of the target.
+        place: the first message of the failed statement, in the source's log.
+        message_id: its id.
+        before: number of messages of the pass before it.
+        messages: number of messages in the failed statement.
+    """
+
+    def __init__(self, error: Error, target: str, place: Place, message_id: str, *, before: int, messages: int) -> None:
+        self.text = f"{type(error).__name__}: {error}"
+        self.topic = naming.relayed_from(place.topic)
+        super().__init__(
+            f"database {target!r} did not accept message {message_id!r} of topic {self.topic!r}, at offset "
+            f"{place.offset}, or one of the {messages - 1} after it: {self.text}"
+        )
+        self.is_lost_connection = failures.kind_of(target, error) == "no_answer"
+        self.place = place
+        self.message_id = message_id
+        self.before = before
+        self.messages = messages
+
+
+class Refusal(NamedTuple):
+    """A message that a target refuses."""
+
+    offset: int = 0
+    """Its offset in the source's log."""
+    error: str = ""
+    """The target's error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +124,18 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         max_bytes: maximum number of payload bytes. The first message is always taken.
 
     Raises:
+        NotInserted: the target refuses a message, or its connection was lost. Nothing was inserted.
         CommitOutcomeUnknown: the connection broke during COMMIT. The next pass continues in the right place.
         django.db.Error: any other error of either database.
     """
     log_id = identify(source)
     origin = Session(source)
     reached = Watermark()
+    failing: Callable[[Error], NotInserted] | None = None
 
     def receive(session: Session) -> Relayed:
-        nonlocal reached
+        nonlocal reached, failing
+        failing = None
         position = _lock(session, log_id, source, target)
         if position is None:
             return Relayed(busy=True)
@@ -109,12 +154,27 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         reached = Watermark(taken[-1].offset if taken else 0, taken[-1].offset if is_cut else end)
         if taken:
             rows = _contents(origin, taken)
-            _insert(session, rows)
+            for before, number in _insert(session, rows):
+                failing = partial(
+                    NotInserted,
+                    target=target,
+                    place=taken[before],
+                    message_id=rows[before][ID],
+                    before=before,
+                    messages=number,
+                )
+            failing = None
             _move(session, log_id, target, taken[-1].offset, rows[-1][ID])
         repeats = "the source was restored to an earlier state" if is_missing else ""
         return Relayed(len(taken), is_cut or len(places) == PAGE, repeats=repeats)
 
-    done = run(target, receive)
+    try:
+        done = run(target, receive)
+    except Error as error:
+        # Other kinds, such as missing tables, affect all messages.
+        if failing is None or failures.kind_of(target, error) not in (None, "no_answer"):
+            raise
+        raise failing(error) from error
     if done.messages or done.more:
         goes_back = bool(done.repeats) and not done.messages
         run(source, lambda session: _note(session, target, reached, goes_back=goes_back))
@@ -125,6 +185,27 @@ def watermark(session: Session, target: str) -> Watermark:
     """Return what this log's database knows of a target."""
     row = session.row(f"SELECT relayed_offset, read_offset FROM {WATERMARKS} WHERE target = %s", (target,))
     return Watermark() if row is None else Watermark(*row)
+
+
+def note_refusal(source: str, target: str, refusal: Refusal) -> None:
+    """Store at the source which message a target refuses. It is refused until the watermark has passed it."""
+    values = (refusal.offset, refusal.error[: limits.REFUSAL_LENGTH])
+    assign = {"refused_offset": "%s", "refusal": "%s"}
+
+    def store(session: Session) -> None:
+        session.execute(
+            f"INSERT INTO {WATERMARKS} (target, refused_offset, refusal) VALUES (%s, %s, %s)"
+            + session.dialect.on_conflict(("target",), assign),
+            (target, *values, *values),
+        )
+
+    run(source, store)
+
+
+def refusal(session: Session, target: str) -> Refusal:
+    """Return the last message of this log that a target has refused; it may have accepted it since."""
+    row = session.row(f"SELECT refused_offset, refusal FROM {WATERMARKS} WHERE target = %s", (target,))
+    return Refusal() if row is None else Refusal(*row)
 
 
 def has_arrived(session: Session, target: str, offset: int) -> bool:
@@ -222,7 +303,8 @@ def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]
     return rows
 
 
-def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
+def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
+    """Insert messages, and yield before each statement how many have been inserted, and how many it inserts."""
     topic, key = READ.index("topic"), READ.index("partition_key")
     given = [
         (
@@ -231,7 +313,10 @@ def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
         )
         for row in rows
     ]
+    done = 0
     for chunk in session.chunks(given, weight=_weight):
+        yield done, len(chunk)
+        done += len(chunk)
         values = session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * (len(READ) + 1))})")
         session.execute(f"INSERT INTO {OUTBOX} ({', '.join(READ)}, deliver_at) VALUES {values}", flat(chunk))
 

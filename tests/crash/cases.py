@@ -254,6 +254,12 @@ def _(world: World) -> None:
         pass
 
 
+@case("relay a message that was refused", relayable, commits=None, rerun=True, check=have_arrived)
+def _(world: World) -> None:
+    relaying.note_refusal(ALIAS, ALIAS, relaying.Refusal(1, "an error"))
+    relaying.relay(ALIAS, ALIAS)
+
+
 MOVED = GroupRef("moved", TOPIC)
 """A group that comes from the other database."""
 

@@ -215,6 +215,8 @@ def _relay() -> None:
     while not relaying.relay(USING, USING, max_rows=12).messages:
         pass  # It reads what the log has of other topics.
     relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
+    relaying.note_refusal(USING, USING, relaying.Refusal(1, "an error"))
+    assert relaying.refusal(Session(USING), USING).offset == 1
     RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
     assert relaying.relay(USING, USING).messages == 8
     assert relaying.has_arrived(Session(USING), USING, 1)

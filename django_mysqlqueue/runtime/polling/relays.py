@@ -19,6 +19,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.service import relaying, wakeups
+from django_mysqlqueue.service.relaying import NotInserted, Refusal
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
 from django_mysqlqueue.sql.session import Retry
 
@@ -30,6 +31,36 @@ RETRY = Backoff(initial=0.25, maximum=5.0, jitter=1 / 3)
 """The pause after an error."""
 TIMEOUTS = sessions.Timeouts(idle=30, lock_wait=2, network=2, read=20)
 """A thread waits for one database while the other one's session is idle."""
+
+
+class PassSize:
+    """The number of messages of the next pass.
+
+    After a failed pass, these are the messages before the statement that failed. Then they are relayed one at a time,
+    until those of that statement have been inserted.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._alone = 0
+
+    @property
+    def limit(self) -> int:
+        """Maximum number of messages of the next pass."""
+        return self._before or (1 if self._alone else relaying.BATCH_ROWS)
+
+    def passed(self, messages: int) -> None:
+        """Note the number of messages that a pass has inserted."""
+        if messages and self._before:
+            self._before = 0
+        else:
+            self._alone = max(0, self._alone - messages)
+
+    def failed(self, error: NotInserted) -> bool:
+        """Note a failed pass, and return whether the next one has fewer messages."""
+        self._before = error.before
+        self._alone = error.messages
+        return error.before + error.messages > 1
 
 
 class Relay:
@@ -48,6 +79,9 @@ class Relay:
         """The number of notifications, and up to which of them everything has been relayed."""
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._size = PassSize()
+        self._failed_at = self._refused_at = 0
+        """Offset of the message that was not inserted by the last pass; and of the one that is refused. 0 for none."""
 
     def notify(self) -> None:
         """Look for messages soon, and return at once."""
@@ -102,7 +136,7 @@ class Relay:
         try:
             while not self._stopping:
                 asked = self._asked
-                done = relaying.relay(self._source, self._target)
+                done = relaying.relay(self._source, self._target, max_rows=self._size.limit)
                 if done.repeats:
                     event(
                         logging.WARNING,
@@ -113,30 +147,74 @@ class Relay:
                         messages=done.messages,
                     )
                 if done.messages:
+                    self._size.passed(done.messages)
+                    self._failed_at = self._refused_at = 0
                     wakeups.notify(self._target)
                 if done.busy:
                     return BUSY
                 if not done.more:
                     self._done = asked
                     break
+        except NotInserted as error:
+            self._drop_connections()
+            if self._size.failed(error):
+                return 0.0
+            return self._not_inserted(error, failures)
         except Exception as error:  # noqa: BLE001  # Without this thread, nothing would be relayed.
-            pause = failures.add()
-            if is_worth_a_line(failures.count):
-                event(
-                    logging.WARNING,
-                    "relay.failed",
-                    source=self._source,
-                    target=self._target,
-                    error=f"{type(error).__name__}: {error}",
-                    failures=failures.count,
-                    exc_info=not isinstance(error, (Error, CommitOutcomeUnknown, Retry)),
-                )
-            for alias in (self._source, self._target):
-                drop_connection(connections[alias])
-            return pause
+            self._drop_connections()
+            return self._failed(error, failures)
         if count := failures.clear():
             event(logging.INFO, "relay.recovered", source=self._source, target=self._target, failures=count)
         return 0.0
+
+    def _not_inserted(self, error: NotInserted, failures: Failures) -> float:
+        """Log that the target has not inserted one message; return the seconds until the next try."""
+        # A lost connection may have another reason, unless it is lost with this message again.
+        is_refused = not error.is_lost_connection or self._failed_at == error.place.offset
+        self._failed_at = error.place.offset
+        if not is_refused:
+            return self._failed(error, failures)
+        if self._refused_at != error.place.offset:
+            self._refused_at = error.place.offset
+            failures.clear()
+            try:
+                relaying.note_refusal(self._source, self._target, Refusal(error.place.offset, error.text))
+            except (Error, CommitOutcomeUnknown):
+                self._refused_at = 0  # The next try stores it.
+        pause = failures.add()
+        if is_worth_a_line(failures.count):
+            event(
+                logging.ERROR,
+                "relay.refused",
+                source=self._source,
+                target=self._target,
+                topic=error.topic,
+                id=error.message_id,
+                offset=error.place.offset,
+                bytes=error.place.size,
+                error=error.text,
+                failures=failures.count,
+            )
+        return pause
+
+    def _failed(self, error: Exception, failures: Failures) -> float:
+        """Log an error; return the seconds until the next try."""
+        pause = failures.add()
+        if is_worth_a_line(failures.count):
+            event(
+                logging.WARNING,
+                "relay.failed",
+                source=self._source,
+                target=self._target,
+                error=f"{type(error).__name__}: {error}",
+                failures=failures.count,
+                exc_info=not isinstance(error, (Error, CommitOutcomeUnknown, Retry, NotInserted)),
+            )
+        return pause
+
+    def _drop_connections(self) -> None:
+        for alias in (self._source, self._target):
+            drop_connection(connections[alias])
 
 
 class Relays:
