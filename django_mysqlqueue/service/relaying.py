@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,14 @@ from django.db import Error
 
 from django_mysqlqueue import limits, naming
 from django_mysqlqueue.columns import COPIED_COLUMNS
-from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
+from django_mysqlqueue.models import (
+    CollectedTopic,
+    OutboxMessage,
+    QueueMessage,
+    RelayPosition,
+    RelayWatermark,
+    Sequencer,
+)
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.sequencing import MUTEX_ID
@@ -80,6 +87,17 @@ class Refusal(NamedTuple):
     """The target's error."""
 
 
+class Lost(NamedTuple):
+    """Messages of a topic that a restored target lacks, and that GC has deleted at the source."""
+
+    topic: str
+    """The topic at the target."""
+    first: int
+    """The lowest offset in the source's log that they may have had."""
+    last: int
+    """The offset of the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relayed:
     """The result of a pass."""
@@ -93,6 +111,8 @@ class Relayed:
     repeats: str = ""
     """Why messages are relayed again that had arrived; empty if they are not. Those that the target's log still has
     are dropped there as duplicates."""
+    lost: tuple[Lost, ...] = ()
+    """What a target that was restored lacks and cannot receive again."""
 
 
 class Watermark(NamedTuple):
@@ -175,9 +195,10 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         if failing is None or failures.kind_of(target, error) not in (None, "no_answer"):
             raise
         raise failing(error) from error
+    if done.repeats and not done.messages:
+        return replace(done, lost=run(source, lambda session: _go_back(session, target, reached)))
     if done.messages or done.more:
-        goes_back = bool(done.repeats) and not done.messages
-        run(source, lambda session: _note(session, target, reached, goes_back=goes_back))
+        run(source, lambda session: _note(session, target, reached))
     return done
 
 
@@ -349,4 +370,15 @@ def _note(session: Session, target: str, reached: Watermark, *, goes_back: bool 
         f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) VALUES (%s, %s, %s, {now})"
         + session.dialect.on_conflict(("target",), assign),
         (target, *reached, *reached),
+    )
+
+
+def _go_back(session: Session, target: str, reached: Watermark) -> tuple[Lost, ...]:
+    """Store that a target was restored to an earlier state, and return which messages GC has deleted since."""
+    _note(session, target, reached, goes_back=True)
+    collected = CollectedTopic.objects.using(session.using).filter(collected_offset__gt=reached.relayed_offset)
+    return tuple(
+        Lost(naming.relayed_from(topic), reached.relayed_offset + 1, offset)
+        for topic, offset in sorted(collected.values_list("topic", "collected_offset"))
+        if naming.relay_target(topic) == target
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.models import OutboxMessage, RelayPosition, RelayWatermark
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.polling import relays
 from django_mysqlqueue.runtime.polling.relays import Relay, Relays
-from django_mysqlqueue.service import relaying
+from django_mysqlqueue.service import relaying, retention
 from django_mysqlqueue.service.sequencing import sequence
 from tests.support.processes import wait_for
 
@@ -19,7 +21,7 @@ SOURCE, TARGET = "default", "queue"
 
 @pytest.fixture
 def relay(queue_db, settings, monkeypatch):
-    settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": TARGET, "VIA": SOURCE}}}
+    settings.MYSQLQUEUE = {"RETENTION": 0, "TOPICS": {"t": {"DATABASE": TARGET, "VIA": SOURCE}}}
     monkeypatch.setattr(relays, "RETRY", Backoff(initial=0.01, jitter=0.0))
     monkeypatch.setattr(relays, "IDLE", 0.2)
     one = Relay(SOURCE, TARGET)
@@ -74,6 +76,28 @@ def test_connections_to_a_demoted_primary_are_dropped(relay, monkeypatch):
     relay.notify()
     wait_for(lambda: arrived() == 1)
     assert renewed
+
+
+def test_what_a_restored_target_has_lost_is_logged(relay, caplog):
+    send()
+    relay.notify()
+    wait_for(lambda: arrived() == 1)
+    wait_for(relay.is_idle)
+    offset = RelayWatermark.objects.get().relayed_offset
+    retention.collect(SOURCE)
+    RelayPosition.objects.using(TARGET).update(relayed_offset=0, relayed_id="")
+    relay.notify()
+    wait_for(lambda: any(one.mysqlqueue["event"] == "relay.lost" for one in caplog.records))
+    (found,) = [one for one in caplog.records if one.mysqlqueue["event"] == "relay.lost"]
+    assert found.levelno == logging.ERROR
+    assert found.mysqlqueue == {
+        "event": "relay.lost",
+        "source": SOURCE,
+        "target": TARGET,
+        "topic": "t",
+        "first": 1,
+        "last": offset,
+    }
 
 
 def test_only_topics_for_a_target_notify_it(queue_db, monkeypatch):

@@ -343,6 +343,7 @@ def test_a_target_that_was_restored_receives_again_what_it_lacks(db, settings):
     sequence(SOURCE)
     done = relay(SOURCE, TARGET)
     assert (done.repeats, done.messages, done.more) == ("the target was restored to an earlier state", 0, True)
+    assert done.lost == ()
     assert pass_on() == 4
     assert arrived() == [str(number) for number in range(1, 7)]
     assert relay(SOURCE, TARGET).repeats == ""
@@ -366,12 +367,37 @@ def test_a_target_that_was_restored_after_gc_does_not_wait_for_what_is_gone(db, 
     saved = RelayPosition.objects.using(TARGET).get()
     publish_via(2, 3)
     pass_on()
+    gone = QueueMessage.objects.latest("offset").offset
+    publish("t", 1)
+    sequence(SOURCE)
     retention.collect(SOURCE)
     saved.save(using=TARGET, force_update=True)
     publish_many("other", range(20))
     publish_via(4)
+    assert sequence(SOURCE)
+    assert relay(SOURCE, TARGET).lost == (("orders", saved.relayed_offset + 1, gone),)
     assert pass_on() == 1
     assert relay(SOURCE, TARGET).repeats == ""
+
+
+def test_each_topic_of_a_restored_target_has_its_own_loss(db):
+    """GC has deleted messages of other topics, too, and those of the second one only before the backup."""
+    publish("events.a", 1, via=SOURCE)
+    pass_on()
+    retention.collect(SOURCE)
+    saved = RelayPosition.objects.using(TARGET).get()
+    publish_many("other", range(3))
+    publish_via(2)
+    publish("events.b", 3, via=SOURCE)
+    pass_on()
+    lost = dict(QueueMessage.objects.filter(topic__endswith="@queue").values_list("topic", "offset"))
+    retention.collect(SOURCE)
+    saved.save(using=TARGET, force_update=True)
+    first = saved.relayed_offset + 1
+    assert relay(SOURCE, TARGET).lost == (
+        ("events.b", first, lost["events.b@queue"]),
+        ("orders", first, lost["orders@queue"]),
+    )
 
 
 def test_a_source_that_lost_its_last_messages(db, settings):

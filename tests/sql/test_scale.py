@@ -46,6 +46,7 @@ NOT_IN_THE_SCRIPT = {
     "operations.dropping._begin": "by an operator",
     "service.groups.delete_rows": "by an operator",
     "service.scheduling.advance": "in tests of users",
+    "service.relaying._go_back": "after a target was restored: reads a row for each topic",
     "service.slots.advance": "in tests of users",
     "service.expiry.advance": "in tests of users",
     "service.debouncing.advance": "in tests of users",

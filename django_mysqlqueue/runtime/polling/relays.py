@@ -146,6 +146,16 @@ class Relay:
                         reason=done.repeats,
                         messages=done.messages,
                     )
+                for lost in done.lost:
+                    event(
+                        logging.ERROR,
+                        "relay.lost",
+                        source=self._source,
+                        target=self._target,
+                        topic=lost.topic,
+                        first=lost.first,
+                        last=lost.last,
+                    )
                 if done.messages:
                     self._size.passed(done.messages)
                     self._failed_at = self._refused_at = 0
