@@ -39,7 +39,8 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
-        using: alias of the only database to check (default: those of the topics; without topics, all of the queue's).
+        using: alias of the only database to check (default: those of the topics, with the ones in ``VIA`` and
+            ``MOVES_FROM``; without topics, all of the queue's).
     """
 
     max_lag: int | None = None

@@ -11,14 +11,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problems import Problem, find_problems
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions import registry
 
 URGENT = 0
 """Severity of problems that make the queue unhealthy, regardless of limits."""
@@ -160,8 +161,11 @@ def check_health(
 
 
 def databases_of(topics: Collection[str]) -> list[str]:
-    """Return the aliases of the databases to check: those of the topics, or if there are none, all of the queue's."""
-    return list(dict.fromkeys(queue_alias(topic=topic) for topic in topics)) or queue_aliases()
+    """Return the aliases of the databases to check: those of the topics, or if there are none, all of the queue's.
+
+    Those of a topic include the one via which it is published, and the one that it leaves.
+    """
+    return list(dict.fromkeys(alias for topic in topics for alias in works_on(topic))) or queue_aliases()
 
 
 def check_selected(
@@ -175,12 +179,10 @@ def check_selected(
 ) -> HealthReport:
     """Check one of several databases, as ``check_health`` does, but let other databases have some of the groups.
 
-    If none of the selected groups is registered in this one, the report has no findings. Call ``require_registered``
-    with the reports of all databases.
+    If none of the selected groups is registered in this one, the only findings are those that hold up messages on their
+    way to the selected topics. Call ``require_registered`` with the reports of all databases.
     """
-    state = _read(limits, using, bounds)
-    report = _report(limits, state, groups, topics, stall_times)
-    return report if report.groups or not (groups or topics) else HealthReport((), state, (), ())
+    return _report(limits, _read(limits, using, bounds), groups, topics, stall_times)
 
 
 def require_registered(reports: Iterable[HealthReport], *, groups: Collection[str], topics: Collection[str]) -> None:
@@ -210,6 +212,40 @@ def _is_selected(ref: GroupRef, groups: Collection[str], topics: Collection[str]
     return (not groups or ref.group in groups) and (not topics or ref.topic in topics)
 
 
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What some groups and topics have in one database."""
+
+    refs: frozenset[GroupRef]
+    """The groups that are registered there."""
+    topics: frozenset[str]
+    """The topics whose messages are there, or pass it on their way to their own database."""
+
+    @classmethod
+    def of(
+        cls, using: str, chosen: Iterable[GroupOverview], groups: Collection[str], topics: Collection[str]
+    ) -> _Scope:
+        refs = frozenset(group.ref for group in chosen)
+        wanted = topics or _topics_of(groups)
+        passing = frozenset(topic for topic in wanted if using in works_on(topic))
+        return cls(refs, passing | {ref.topic for ref in refs})
+
+    def has(self, problem: Problem) -> bool:
+        if problem.kind == "relay":
+            return any(problem.database in works_on(topic) for topic in self.topics)
+        if problem.ref is not None:
+            return problem.ref in self.refs
+        return problem.topic is None and bool(self.topics)
+
+
+def _topics_of(groups: Collection[str]) -> set[str]:
+    """Return the topics of groups in the code. Where they are registered, the overview of that database has them."""
+    try:
+        return {ref.topic for ref in registry.handlers() if ref.group in groups}
+    except SubscriberError:
+        return set()  # reported by E008
+
+
 def _report(
     limits: HealthLimits,
     state: QueueOverview,
@@ -218,15 +254,15 @@ def _report(
     stall_times: StallTimes,
 ) -> HealthReport:
     chosen = tuple(group for group in state.groups if _is_selected(group.ref, groups, topics))
-    wanted = {group.ref for group in chosen}
-    is_whole = not groups and not topics
+    scope = None if not groups and not topics else _Scope.of(state.using, chosen, groups, topics)
     others = [
         one
         for one in find_problems(state, thresholds=limits.thresholds(), stall_times=stall_times)
-        if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
+        if scope is None or scope.has(one)
     ]
     alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]
-    findings = [*_beyond(limits, chosen, state), *map(_finding, alarming)]
+    outbox = [] if scope is not None and not scope.topics else _outbox_beyond(limits, state)
+    findings = [*outbox, *_beyond(limits, chosen, state), *map(_finding, alarming)]
     notes = [_finding(one) for one in others if one not in alarming]
     return HealthReport(chosen, state, tuple(findings), tuple(notes))
 
@@ -243,11 +279,14 @@ def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
             )
 
 
-def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[HealthFinding]:
+def _outbox_beyond(limits: HealthLimits, state: QueueOverview) -> Iterator[HealthFinding]:
     outbox = _age(state, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
         text = _("The oldest message in the outbox has waited for %(age)s; the limit is %(limit)s.")
         yield HealthFinding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
+
+
+def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[HealthFinding]:
     for group in groups:
         yield from _group_beyond(limits, group, _age(state, group.oldest_at))
 

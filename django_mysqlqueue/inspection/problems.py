@@ -100,6 +100,8 @@ class Problem:
     """The topic that has the problem, if it has no group."""
     message_id: str | None = None
     """Id of the message that has the problem, if the text contains it."""
+    database: str | None = None
+    """Alias of the database to which messages are not relayed."""
 
 
 @dataclass(slots=True)
@@ -395,7 +397,7 @@ def _relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
             advice = _("It does not answer, or no subscriber works on this database.")
         else:
             advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
-        yield Problem(0, "relay", f"{text} {advice}" % values)
+        yield Problem(0, "relay", f"{text} {advice}" % values, database=relay.target)
 
 
 def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Problem:
@@ -413,7 +415,15 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
         "lag": _waiting(relay.messages),
         "age": duration(waits),
     }
-    return Problem(0, "relay", text % values, offset=message.offset, topic=message.topic, message_id=message.id)
+    return Problem(
+        0,
+        "relay",
+        text % values,
+        offset=message.offset,
+        topic=message.topic,
+        message_id=message.id,
+        database=relay.target,
+    )
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:

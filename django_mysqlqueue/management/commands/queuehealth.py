@@ -129,14 +129,13 @@ class Command(ReadingCommand):
         return _as_json(using, found)
 
     def show(self, using: str, found: HealthReport) -> None:
-        if self._selects and not found.groups:
-            self.stdout.write("None of the selected groups is registered here.")
-            return
         for finding in found.findings:
             self.stdout.write(self.style.ERROR(f"PROBLEM  {finding.text}"))
         for note in found.notes:
             self.stdout.write(self.style.WARNING(f"note     {note.text}"))
-        if found.healthy:
+        if self._selects and not found.groups:
+            self.stdout.write("None of the selected groups is registered here.")
+        elif found.healthy:
             backlog = total(group.lag for group in found.groups)
             age = _outbox_age(found)
             self.stdout.write(
