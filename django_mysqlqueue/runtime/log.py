@@ -8,16 +8,33 @@ from __future__ import annotations
 import datetime
 import logging
 import re
+import threading
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from django_mysqlqueue.service.deliveries import Claimed
     from django_mysqlqueue.service.retention import Orphans
 
 logger = logging.getLogger("django_mysqlqueue.subscriber")
+_thread = threading.local()
+
+
+@contextmanager
+def with_database(alias: str | None) -> Iterator[None]:
+    """Add ``database`` to the events that this thread logs in the block.
+
+    Args:
+        alias: alias of the database; None to add nothing.
+    """
+    before = getattr(_thread, "database", None)
+    _thread.database = alias
+    try:
+        yield
+    finally:
+        _thread.database = before
 
 
 def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None = None, **fields: Any) -> None:
@@ -34,6 +51,9 @@ def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None =
     """
     if not logger.isEnabledFor(level):
         return
+    database = getattr(_thread, "database", None)
+    if database is not None:
+        fields.setdefault("database", database)
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
     # The verb is in the template because Sentry and similar tools group lines by template.
     template, extra = f"{verb} %s", {"mysqlqueue": {"event": verb, **fields}}

@@ -22,6 +22,7 @@ from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
+from django_mysqlqueue.runtime.threads import about
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import READ_SECONDS, close_connections, drop_connection, forget_queries
@@ -252,7 +253,8 @@ class Hub:
             sessions.adopt(
                 self.using, sessions.Timeouts(idle=IDLE_SECONDS, lock_wait=2, network=READ_SECONDS, read=READ_SECONDS)
             )
-            self._loop()
+            with about(self.using):
+                self._loop()
         except BaseException as error:  # noqa: BLE001  # raised where messages are read
             self._fail(error)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -163,6 +164,7 @@ def test_a_database_that_stops_answering_holds_up_no_other(start, far, settings)
         beats = SubscriberHeartbeat.objects.filter(subscriber_name__contains=f":{worker.process.pid}:")
         wait_for(lambda: not beats.filter(consumer_group="plain", deregistered_at=0).exists(), timeout=10)
         assert worker.wait(15) == 1, worker.output
+        assert re.search(r"shutdown\.timed_out name=\S+ databases=far$", worker.output, re.MULTILINE), worker.output
     finally:
         os.kill(far.pid, signal.SIGCONT)
     wait_for(lambda: numbers("shared")[1], second, timeout=60)

@@ -14,19 +14,24 @@ import threading
 from asgiref.sync import SyncToAsync
 
 from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.threads import worker_thread
 
 
 class Loop:
-    """A thread that runs one event loop until it is stopped."""
+    """A thread that runs one event loop until it is stopped.
 
-    def __init__(self) -> None:
+    Args:
+        using: alias of the database whose handlers use the loop.
+    """
+
+    def __init__(self, using: str) -> None:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
         self._stopped = False
         self.died = False
         """Whether the loop has ended without ``stop``. The process then cannot run async handlers any more."""
-        self._thread = threading.Thread(target=self._run, name="mysqlqueue-loop", daemon=True)
+        self._thread = worker_thread(self._run, "loop", using)
 
     def start(self) -> None:
         """Start the thread, and return when the loop runs.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from django_mysqlqueue.runtime.handling.event_loop import Loop
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch
 from django_mysqlqueue.runtime.log import delivery_fields, event
+from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.sql.connection import close_connections
 
@@ -48,11 +48,8 @@ class Executor:
         self._rest = rest
         self._using = using
         self._timeouts = timeouts
-        self._loop = Loop() if with_loop else None
-        self._threads = [
-            threading.Thread(target=self._run, name=f"mysqlqueue-handler-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._loop = Loop(using) if with_loop else None
+        self._threads = [worker_thread(self._run, f"handler-{number}", using) for number in range(threads)]
 
     def start(self) -> None:
         """Start the event loop, if there is one, and the threads."""

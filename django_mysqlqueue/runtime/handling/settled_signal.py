@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.observers import Settled, send_settled
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.sql.connection import close_connections
 
 MOST = 10_000
@@ -48,7 +49,7 @@ class Teller:
             taken = 0 if self._closed else max(0, min(len(ends), self._most - len(self._waiting)))
             self._waiting.extend(ends[:taken])
             if self._thread is None and taken:
-                self._thread = threading.Thread(target=self._run, name="mysqlqueue-signals", daemon=True)
+                self._thread = worker_thread(self._run, "signals", self._using)
                 self._thread.start()
             self._changed.notify_all()
         if taken < len(ends):

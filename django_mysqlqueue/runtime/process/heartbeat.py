@@ -14,6 +14,7 @@ from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Progress
+from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
@@ -63,7 +64,7 @@ class Heart:
         self.beaten = threading.Event()
         self.beat_at = float("-inf")
         """When the last successful heartbeat was sent, by the monotonic clock."""
-        self._thread = threading.Thread(target=self._run, name="mysqlqueue-heartbeat", daemon=True)
+        self._thread = worker_thread(self._run, "heartbeat", using)
 
     def start(self) -> None:
         """Start the thread."""

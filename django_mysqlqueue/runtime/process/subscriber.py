@@ -9,9 +9,9 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from django_mysqlqueue.conf import Settings
@@ -25,6 +25,7 @@ from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
 from django_mysqlqueue.runtime.process.worker import EXIT_UNCLEAN, UNAVAILABLE, Plan, Worker, start_once
+from django_mysqlqueue.runtime.threads import about, worker_thread
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -93,7 +94,7 @@ def register_all(handlers: Mapping[str, Mapping[GroupRef, Handler]], prepare: Ca
         finally:
             close_connections()
 
-    threads = [threading.Thread(target=attempt, args=(using,), daemon=True) for using in handlers]
+    threads = [worker_thread(partial(attempt, using), "start", using) for using in handlers]
     deadline = time.monotonic() + START_GRACE
     for thread in threads:
         thread.start()
@@ -284,7 +285,8 @@ class Subscriber:
             give_up_at = min(give_up_at, time.monotonic() + self.settings.shutdown_timeout + SHUTDOWN_MARGIN)
             if time.monotonic() >= give_up_at or self._waits_for_frozen():
                 # A database does not answer. Messages with unwritten outcomes will be redelivered.
-                event(logging.ERROR, "shutdown.timed_out", name=self.name)
+                left = ", ".join(worker.using for worker in self.workers if not worker.finished.is_set())
+                event(logging.ERROR, "shutdown.timed_out", name=self.name, databases=left)
                 self._stop.ask("the shutdown took too long", exit_code=EXIT_UNCLEAN)
                 return self.exit_code
         for worker in self.workers:
@@ -366,17 +368,19 @@ class Subscriber:
         sys.stdout.flush()
         sys.stderr.flush()
         threads = [
-            threading.Thread(target=self._release, args=(worker,), name="mysqlqueue-release", daemon=True)
+            (worker, worker_thread(partial(self._release, worker), "release", worker.using))
             for worker in self.workers
             if worker.handlers
         ]
-        for thread in threads:
+        for _, thread in threads:
             thread.start()
         deadline = time.monotonic() + RELEASE_TIMEOUT
-        for thread in threads:
+        for worker, thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                event(logging.ERROR, "release.failed", name=self.name, error=f"no answer within {RELEASE_TIMEOUT:g} s")
+                with about(worker.using):
+                    error = f"no answer within {RELEASE_TIMEOUT:g} s"
+                    event(logging.ERROR, "release.failed", name=self.name, error=error)
         os._exit(self.exit_code)
 
     def _release(self, worker: Worker) -> None:

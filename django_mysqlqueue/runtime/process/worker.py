@@ -28,6 +28,7 @@ from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
 from django_mysqlqueue.runtime.polling.relays import Relays
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.registering import register
+from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
@@ -190,7 +191,7 @@ class Worker:
             timeouts=patient,
             with_loop=any(handler.is_async for handler in self.handlers.values()),
         )
-        self.thread = threading.Thread(target=self._run, name="mysqlqueue-poller", daemon=True)
+        self.thread = worker_thread(self._run, "poller", using)
 
     # -- from the main thread -------------------------------------------------
 

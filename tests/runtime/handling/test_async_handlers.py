@@ -173,7 +173,7 @@ def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch):
 
     monkeypatch.setattr(asyncio, "run", fails)
     with pytest.raises(RuntimeError, match="cannot be created"):
-        Loop().start()
+        Loop("default").start()
 
 
 TENANT = contextvars.ContextVar("TENANT", default="nobody")
@@ -197,7 +197,7 @@ def test_context_variables_of_one_message_do_not_reach_the_next(db, kind):
 
 def test_the_stacks_show_what_a_task_waits_for():
     """A thread's stack shows only that it waits for the loop, and the loop's that it waits for anything."""
-    loop, go = Loop(), threading.Event()
+    loop, go = Loop("default"), threading.Event()
     waits = threading.Event()
 
     async def inner(end):

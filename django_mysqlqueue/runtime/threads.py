@@ -1,0 +1,41 @@
+"""The threads of a worker: their names, and the database in the lines that they log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from django_mysqlqueue.runtime import log
+from django_mysqlqueue.service.databases import queue_aliases
+
+
+def worker_thread(run: Callable[[], object], role: str, using: str) -> threading.Thread:
+    """Return a daemon thread that works on a database; its log lines name it if the queue has several.
+
+    Args:
+        run: what the thread calls.
+        role: what the thread does, for its name: ``mysqlqueue-poller``, or ``mysqlqueue-poller-shop`` if the queue has
+            several databases.
+        using: alias of the database.
+    """
+
+    def run_about() -> None:
+        with about(using):
+            run()
+
+    name = f"mysqlqueue-{role}-{using}" if _has_several() else f"mysqlqueue-{role}"
+    return threading.Thread(target=run_about, name=name, daemon=True)
+
+
+def about(using: str) -> AbstractContextManager[None]:
+    """Add ``database`` to the events that this thread logs in the block, if the queue has several databases.
+
+    Args:
+        using: alias of the database.
+    """
+    return log.with_database(using if _has_several() else None)
+
+
+def _has_several() -> bool:
+    return len(queue_aliases()) > 1
