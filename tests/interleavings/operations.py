@@ -229,6 +229,11 @@ def _(a: Actor) -> object:
     return relaying.relay(ALIAS, ALIAS, max_rows=2).messages
 
 
+@operation("note a refusal")
+def _(a: Actor) -> object:
+    return relaying.note_refusal(ALIAS, ALIAS, relaying.Refusal(1, "an error"))
+
+
 @operation("divide a topic's messages")
 def _(a: Actor) -> object:
     """They stay, so that the serial orders have one end."""

@@ -180,6 +180,7 @@ def coalescing() -> Iterable[Pair]:
 def relaying() -> Iterable[Pair]:
     """Relays beside each other, and beside what writes and deletes what they read."""
     yield from each("relayed", ("relay",), ("relay", "sequence", "collect", "claim", "publish"))
+    yield from each("relayed", ("note a refusal",), ("note a refusal", "relay", "collect"))
     divide = "divide a topic's messages"
     yield from each("busy", (divide,), (divide, "sequence", "publish", "relay"))
     yield from each("busy", ("move a topic here",), ("claim", "sequence", "collect", "beat"))
