@@ -197,7 +197,9 @@ class OverviewPage(Page):
                 return Linked(problem, self._to("subscribers"), _("Open subscribers"))
             case "groupless":
                 return Linked(problem, self._to("messages", topic=problem.topic), _("Open messages"))
-            case "long_transaction":
+            case "relay" if problem.offset is not None:
+                return Linked(problem, self._to("message", offset=problem.offset), _("Open message"))
+            case "long_transaction" | "relay":
                 return Linked(problem, "", "")
             case _:
                 return Linked(problem, self._to("group", **named), _("Open group"))

@@ -1,0 +1,41 @@
+"""Where the overview leads from a relay that is stalled."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service.relaying import Refusal, note_refusal
+from django_mysqlqueue.service.sequencing import sequence
+from tests.support.dashboard import ROOT, page
+
+VIA, HOME = "default", "queue"
+
+
+@pytest.fixture(autouse=True)
+def _topics(queue_db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"orders": {"DATABASE": HOME, "VIA": VIA}}}
+
+
+def linked(client):
+    problems = client.get(ROOT, {"database": VIA}).context["problems"]
+    return next(one for one in problems if one.problem.kind == "relay")
+
+
+def test_a_refused_message_is_opened(client):
+    publish("orders", 1, id="i1")
+    sequence(VIA)
+    offset = QueueMessage.objects.get().offset
+    note_refusal(VIA, HOME, Refusal(offset, "DataError: too long"))
+    one = linked(client)
+    assert "message 'i1' of topic 'orders'" in one.problem.text
+    assert (one.action, f"offset={offset}" in one.link) == ("Open message", True)
+    assert "i1" in page(client, "message", offset=offset, database=VIA)
+
+
+def test_a_database_that_does_not_answer_has_no_page(client, clock):
+    publish("orders", 1)
+    sequence(VIA)
+    clock.advance(60)
+    assert (linked(client).link, linked(client).action) == ("", "")
