@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         get_overview,
         list_groups,
     )
-    from django_mysqlqueue.inspection.problems import Problem, find_problems
+    from django_mysqlqueue.inspection.problem import Problem
+    from django_mysqlqueue.inspection.problems import find_problems
     from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
@@ -92,7 +93,8 @@ _HOMES = {
     "options": ("list_options",),
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
-    "problems": ("Problem", "find_problems"),
+    "problem": ("Problem",),
+    "problems": ("find_problems",),
     "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "subscribers": ("SubscriberStatus",),

@@ -15,7 +15,8 @@ from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
-from django_mysqlqueue.inspection.problems import Problem, find_problems
+from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef

@@ -8,9 +8,8 @@ from functools import partial
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.runtime.threads import about
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -71,51 +70,34 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED,
     """
     if using not in queue_aliases():
         return
-    for ref, handler in subscriptions().items():
-        if queue_alias(topic=ref.topic) != using:
-            continue
-        options = {column: value for column, value in registrable(handler).items() if column in columns}
-        registered = _register(using, handler, options, has_routes=has_routes)
-        if registered is None:
-            continue
-        for column, value in options.items():
-            try:
-                has_changed = groups.register_options(using, ref, column, value, actor="migrate", check=_check_user)
-            except SubscriberError as error:
-                event(logging.WARNING, "user.refused", group=ref.group, topic=ref.topic, error=str(error))
-                break
-            if has_changed:
-                _tell(handler, column)
-        if registered.mode != handler.mode:
-            event(
-                logging.WARNING,
-                "group.mode_kept",
-                group=ref.group,
-                topic=ref.topic,
-                error=mode_text(handler, registered.mode),
-            )
     with about(using):
         for ref, handler in subscriptions().items():
-            if queue_alias(topic=ref.topic) != using:
-                continue
-            options = {column: value for column, value in registrable(handler).items() if column in columns}
-            registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
-            for column, value in options.items():
-                try:
-                    has_changed = groups.register_options(using, ref, column, value, actor="migrate", check=_check_user)
-                except SubscriberError as error:
-                    event(logging.WARNING, "user.refused", group=ref.group, topic=ref.topic, error=str(error))
-                    break
-                if has_changed:
-                    _tell(handler, column)
-            if registered.mode != handler.mode:
-                event(
-                    logging.WARNING,
-                    "group.mode_kept",
-                    group=ref.group,
-                    topic=ref.topic,
-                    error=mode_text(handler, registered.mode),
-                )
+            if queue_alias(topic=ref.topic) == using:
+                _register_options(using, handler, columns, has_routes=has_routes)
+
+
+def _register_options(using: str, handler: Handler, columns: Collection[str], *, has_routes: bool) -> None:
+    ref = handler.ref
+    options = {column: value for column, value in registrable(handler).items() if column in columns}
+    registered = _register(using, handler, options, has_routes=has_routes)
+    if registered is None:
+        return
+    for column, value in options.items():
+        try:
+            has_changed = groups.register_options(using, ref, column, value, actor="migrate", check=_check_user)
+        except SubscriberError as error:
+            event(logging.WARNING, "user.refused", group=ref.group, topic=ref.topic, error=str(error))
+            break
+        if has_changed:
+            _tell(handler, column)
+    if registered.mode != handler.mode:
+        event(
+            logging.WARNING,
+            "group.mode_kept",
+            group=ref.group,
+            topic=ref.topic,
+            error=mode_text(handler, registered.mode),
+        )
 
 
 def _check_user(session: Session, ref: GroupRef) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from django_mysqlqueue.conf import Backoff, get_settings
-from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.inbox import Inbox

@@ -1,0 +1,78 @@
+"""A problem of the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from django_mysqlqueue.service.refs import GroupRef
+
+Kind = Literal[
+    "no_subscriber",
+    "filter",
+    "stuck",
+    "silent",
+    "outbox",
+    "outbox_behind",
+    "failing",
+    "recent_dead_letters",
+    "paused",
+    "seek_ended_early",
+    "drop_ended_early",
+    "unserved",
+    "still",
+    "limited",
+    "dead_letters",
+    "long_transaction",
+    "groupless",
+    "relay",
+    "moves",
+    "route",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem of the queue, or the sign of one."""
+
+    severity: int
+    """0: messages are stalled or handlers fail; 1: this will happen if nothing changes; 2: for information."""
+    kind: Kind
+    """The kind of problem. The how-to guide *Troubleshoot* says what to do about each.
+
+    - ``no_subscriber``: a group has a backlog and no live subscribers.
+    - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
+    - ``stuck``: the first unsettled message of a partition has failed.
+    - ``silent``: a subscriber is lost.
+    - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
+    - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
+    - ``failing``: too many attempts of a group fail.
+    - ``recent_dead_letters``: a group has too many dead letters within the window.
+    - ``paused``: a group is paused.
+    - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
+    - ``moves``: a group waits for the end of its topic's move.
+    - ``route``: messages of a topic go to another database than the settings name.
+    - ``unserved``: no live subscriber takes a partition.
+    - ``still``: a group with live subscribers is stalled.
+    - ``limited``: messages of a group wait because its limits are reached.
+    - ``dead_letters``: a group has dead letters.
+    - ``long_transaction``: a transaction has been open for long.
+    - ``groupless``: a topic has messages and no consumer group.
+    - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
+    """
+    text: str
+    """A description in the active language."""
+    ref: GroupRef | None = None
+    """The group that has the problem, and its topic."""
+    key: str | None = None
+    """Key of the partition that has the problem."""
+    offset: int | None = None
+    """Offset of the message that has the problem."""
+    subscriber: str | None = None
+    """Name of the subscriber that has the problem."""
+    topic: str | None = None
+    """The topic that has the problem, if it has no group."""
+    message_id: str | None = None
+    """Id of the message that has the problem, if the text contains it."""
+    database: str | None = None
+    """Alias of the database to which messages are not relayed."""
