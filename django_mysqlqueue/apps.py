@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.apps.registry import Apps
 from django.db import router
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.service.refs import GroupRef
+    from django_mysqlqueue.subscriptions.handler import Handler
 
 
 class DjangoMysqlqueueConfig(AppConfig):
@@ -24,10 +30,24 @@ class DjangoMysqlqueueConfig(AppConfig):
         from django_mysqlqueue import checks  # noqa: F401
         from django_mysqlqueue.service import known_topics, wakeups
         from django_mysqlqueue.sql import sqlite  # noqa: F401  # registers SQL functions on new connections
+        from django_mysqlqueue.subscriptions import registry
 
         wakeups.eager = _deliver_eagerly
         known_topics.discover = _discover_handlers
         post_migrate.connect(_register_groups, sender=self)
+        if _has_tasks():
+            registry.sources.append(_job_handlers)
+
+
+def _has_tasks() -> bool:
+    """Return whether there is a framework for tasks: Django has one since 6.0."""
+    return importlib.util.find_spec("django.tasks") is not None or apps.is_installed("django_tasks")
+
+
+def _job_handlers() -> Mapping[GroupRef, Handler]:
+    from django_mysqlqueue.tasks.handlers import job_handlers
+
+    return job_handlers()
 
 
 def _deliver_eagerly(using: str) -> None:

@@ -19,7 +19,7 @@ from django.core.signals import setting_changed
 from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
-from django_mysqlqueue.limits import relay_target
+from django_mysqlqueue.limits import JOB_PREFIX, relay_target
 from django_mysqlqueue.topic_settings import DATABASES, WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
@@ -70,6 +70,7 @@ class Settings:
     eager: bool = False
     record_deliveries: str = "failures"
     history_retention: float = 7 * 86400.0
+    results_retention: float = 7 * 86400.0
     archive_path: str | None = None
     archive_required: bool = False
     topics: TopicMap = field(default_factory=lambda: TopicMap({}, "_dlq"))
@@ -144,8 +145,12 @@ class Settings:
         return self.recorded.get(group, self.record_deliveries)
 
     def partitions_of(self, topic: str) -> int | None:
-        """Return the number of partitions that the topic's keys are hashed to, or None if they are not hashed."""
-        return self.topics.of(topic).partitions
+        """Return the number of partitions that the topic's keys are hashed to, or None if they are not hashed.
+
+        A queue of jobs has one, so that its jobs start in the order in which they come due.
+        """
+        found = self.topics.of(topic).partitions
+        return 1 if found is None and topic.startswith(JOB_PREFIX) else found
 
     def database_of(self, topic: str) -> str | None:
         """Return the alias of the database that ``TOPICS`` names for a topic, else ``DATABASE``.
@@ -255,6 +260,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "eager": validators.boolean,
     "record_deliveries": validators.choice("all", "failures", "none"),
     "history_retention": validators.number(),
+    "results_retention": validators.number(),
     "archive_path": validators.or_none(validators.archive_path),
     "archive_required": validators.boolean,
 }

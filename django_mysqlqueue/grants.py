@@ -60,16 +60,23 @@ READ = (*_tables(dict.fromkeys(EVERYTHING, "S")), Grant("SELECT", MIGRATIONS))
 PUBLISHED = ("topic", "partition_key", "id", "payload", "metadata", "deliver_at")
 """The columns of the outbox that ``publish`` writes: none of those that dead letters and redriven messages have."""
 
+ENQUEUED = ("id", "backend", "queue_name", "task_path", "arguments", "priority", "run_after", "enqueued_at")
+"""The columns of a result that ``enqueue`` writes."""
+
 ROLES: dict[str, Role] = {
     "publisher": Role(
         "publish messages, but neither read them nor write the columns of dead letters",
-        (*_table(models.OutboxMessage, "", INSERT=PUBLISHED),),
+        (
+            *_table(models.OutboxMessage, "", INSERT=PUBLISHED),
+            *_table(models.JobResult, "", INSERT=ENQUEUED),
+        ),
     ),
     "scheduler": Role(
         "publish messages, debounce them, and cancel and reschedule those that are scheduled",
         (
             *_table(models.OutboxMessage, "SD", INSERT=PUBLISHED, UPDATE=("deliver_at",)),
             *_table(models.DebouncedMessage, "SIUD"),
+            *_table(models.JobResult, "SU", INSERT=ENQUEUED),
         ),
     ),
     "subscriber": Role(
@@ -95,6 +102,7 @@ ROLES: dict[str, Role] = {
                     models.RelayPosition: "SIU",
                     models.RelayWatermark: "SIU",
                     models.ArchiveSegment: "S",
+                    models.JobResult: "SIUD",
                 }
             ),
             Grant("SELECT", MIGRATIONS),
@@ -119,6 +127,7 @@ ROLES: dict[str, Role] = {
                     models.PartitionLease: "UD",
                     models.ConsumerOffset: "UD",
                     models.DebouncedMessage: "D",
+                    models.JobResult: "U",
                     models.SubscriberHeartbeat: "D",
                     models.DeliveryEvent: "I",
                     models.Operation: "IU",

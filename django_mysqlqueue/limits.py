@@ -24,6 +24,10 @@ REFUSAL_LENGTH = 500
 """Maximum length of the error of a database that refuses a relayed message, in characters."""
 RELAY_MARK = "@"
 """What stands between topic and database in the topic of messages that are relayed. Names have no such character."""
+JOB_PREFIX = "jobs."
+"""What the topics of the queues of jobs begin with."""
+JOB_PATH_LENGTH = 255
+"""Maximum length of the dotted path of a task."""
 KEY_LENGTH = 190
 """Maximum length of a partition key, message id or subscriber name, in characters.
 

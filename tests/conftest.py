@@ -38,6 +38,7 @@ QUEUE_MODELS = (
     models.CollectedTopic,
     models.RelayPosition,
     models.RelayWatermark,
+    models.JobResult,
     models.ArchiveSegment,
 )
 

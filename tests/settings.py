@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import django
 import environ
 
 env = environ.Env()
@@ -19,6 +20,10 @@ INSTALLED_APPS = [
     "django_mysqlqueue",
     "tests.app",
 ]
+if django.VERSION < (6,):
+    INSTALLED_APPS.append("django_tasks")
+if env.str("TEST_TASKS", ""):
+    TASKS = env.json("TEST_TASKS")
 if env.bool("TEST_WITHOUT_ADMIN", False):
     # Subscriber processes start in two thirds of the time; a test starts them by the hundred.
     INSTALLED_APPS.remove("django.contrib.admin")

@@ -22,6 +22,7 @@ from django_mysqlqueue.models.history import (
     Operation,
     Rollup,
 )
+from django_mysqlqueue.models.jobs import JobResult
 from django_mysqlqueue.models.log import (
     CoalesceKey,
     CollectedTopic,
@@ -52,6 +53,7 @@ MODELS = (
     RelayPosition,
     RelayWatermark,
     ArchiveSegment,
+    JobResult,
 )
 """The models of the tables that the protocol uses."""
 
@@ -66,6 +68,7 @@ __all__ = [
     "DebouncedMessage",
     "DeliveryEvent",
     "DeliveryState",
+    "JobResult",
     "Operation",
     "OutboxMessage",
     "PartitionLease",

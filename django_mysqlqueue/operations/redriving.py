@@ -16,7 +16,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.limits import LIMITS
-from django_mysqlqueue.service import audit, delivery_events, messages, routing
+from django_mysqlqueue.service import audit, delivery_events, job_results, messages, routing
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
@@ -341,6 +341,8 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),
         )
+    if job_results.is_of_jobs(topic):
+        job_results.restart(session, list(ids))
     _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, actor, related=ids)
 
 

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
+import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,31 +223,41 @@ class InlineSubscriber:
         heartbeats.forget(self._using, self._name, list(self._handlers))
 
 
-class _Explaining(Handler):
-    """A handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
+def _explaining(handler: Handler) -> Handler:
+    """Return a handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
 
     A handler that is not atomic may catch a database error and continue, because it has no transaction. A ``TestCase``
     has one, in which Django allows no query after an error.
     """
+    if handler.atomic:
+        return handler
 
-    def call(self, given: Any) -> Any:
-        """Call the function, and return its result."""
+    @contextlib.contextmanager
+    def explained() -> Iterator[None]:
         try:
-            return super().call(given)
+            yield
         except TransactionManagementError as error:
-            if self.atomic or not any_needs_rollback():
+            if not any_needs_rollback():
                 raise
             raise TransactionManagementError(
-                f"{self.where}: it continues after a database error that it, or code that it called, has caught. "
+                f"{handler.where}: it continues after a database error that it, or code that it called, has caught. "
                 "Outside tests that works, because each statement commits by itself. Here all statements are in the "
                 "test's transaction, in which Django allows no query after an error. Put the statement that may fail "
                 "into a `with transaction.atomic():` block of its own, inside the `try`, or test the handler in a "
                 "TransactionTestCase."
             ) from error
 
+    @functools.wraps(handler.function)
+    def function(given: Any) -> Any:
+        with explained():
+            return handler.function(given)
 
-def _explaining(handler: Handler) -> Handler:
-    return _Explaining(**{one.name: getattr(handler, one.name) for one in dataclasses.fields(Handler)})
+    @functools.wraps(handler.function)
+    async def coroutine_function(given: Any) -> Any:
+        with explained():
+            return await handler.function(given)
+
+    return dataclasses.replace(handler, function=coroutine_function if handler.is_async else function)
 
 
 # -- several databases ------------------------------------------------------------

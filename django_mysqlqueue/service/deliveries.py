@@ -90,6 +90,22 @@ UNCALLED = (Action.EXPIRED, Action.SUPERSEDED)
 """The actions that settle a message that the handler need not get."""
 
 
+class JobEnd(NamedTuple):
+    """What becomes of a job's result after an attempt. The status depends on what is written for the delivery."""
+
+    id: str
+    started_at: int = 0
+    """When the first attempt started; 0: leave it."""
+    attempted_at: int = 0
+    """When this attempt started; 0: it did not."""
+    return_value: str = ""
+    """JSON; empty if the attempt failed."""
+    errors: str | None = None
+    """All errors up to now; None: leave them."""
+    worker_ids: str | None = None
+    """The subscribers that had the job; None: leave them."""
+
+
 class Settlement(NamedTuple):
     """The end of a delivery in this process, to be written by the next flush."""
 
@@ -106,6 +122,8 @@ class Settlement(NamedTuple):
     is_started: bool = True
     """Whether the handler was called. A message that has expired is dead-lettered before its attempt starts, and a
     release may come before or after the call."""
+    job: JobEnd | None = None
+    """What the attempt left for the result of a job."""
     held: object = None
     """An object that the process wants to get back after the flush. The service layer does not use it."""
 

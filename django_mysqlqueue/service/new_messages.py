@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import delivery_events, watermarks
+from django_mysqlqueue.service import delivery_events, job_results, watermarks
 from django_mysqlqueue.service.coalescing import key_of
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.expiry import expires_at
@@ -91,6 +91,7 @@ def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claim
     _insert_rows(taking, new.taken)
     _park(taking, new.parked)
     delivery_events.record_passed(taking.session, taking.claimant.ref, new.ended, taking.claimant.subscriber)
+    job_results.passed(taking.session, taking.claimant.ref.topic, new.ended)
     return new.taken, new.positions
 
 

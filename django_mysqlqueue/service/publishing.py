@@ -253,12 +253,7 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     if other is None:
         return _insert(alias, rows, single=single)
     if on_mismatch == "error":
-        relay = f"publish via={other!r}, " if other in queue_aliases() else ""
-        raise TransactionMismatch(
-            f"The message would be stored in the database {alias!r}, which has no open transaction, but {other!r} has "
-            f"one: it would not commit with it. Write your rows to {alias!r} in the same transaction, {relay}or accept "
-            "the risk of on_mismatch='commit_now' or 'on_commit'."
-        )
+        require_transaction(alias)
     if not connections[other].in_atomic_block:
         raise TransactionMismatch(
             f"on_mismatch='on_commit': the database {other!r} has autocommit off, so Django cannot tell when it "
@@ -267,6 +262,23 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     kept = list(rows)
     transaction.on_commit(lambda: None if not kept else _insert(alias, iter(kept), single=single), using=other)
     return len(kept)
+
+
+def require_transaction(alias: str) -> None:
+    """Require that a message commits with the caller's transaction, if there is one.
+
+    Raises:
+        TransactionMismatch: the database has no open transaction, but another one has.
+    """
+    other = transaction_elsewhere(alias)
+    if other is None:
+        return
+    relay = f"publish via={other!r}, " if other in queue_aliases() else ""
+    raise TransactionMismatch(
+        f"The message would be stored in the database {alias!r}, which has no open transaction, but {other!r} has "
+        f"one: it would not commit with it. Write your rows to {alias!r} in the same transaction, {relay}or accept "
+        "the risk of on_mismatch='commit_now' or 'on_commit'."
+    )
 
 
 def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import coalescing, dead_letters, delivery_events, losses, watermarks
+from django_mysqlqueue.service import coalescing, dead_letters, delivery_events, job_results, losses, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.delivery_events import Event
@@ -182,6 +182,9 @@ class _Judgement:
             delivery_events.record(session, self.lost)
         if self.failed:
             dead_letters.dead_letter(session, ref, self.failed)
+            if job_results.is_of_jobs(ref.topic):
+                reasons = {one.offset: ("WorkerLost", one.error) for one in self.failed}
+                job_results.fail_messages(session, reasons)
         losses.make_wait(session, ref, self.waits, self.taking.now)
         _settle(self.taking, self.passed)
         _make_rest(self.taking, self.rests)
@@ -258,9 +261,9 @@ def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
             ),
             (*flat(chunk), *ref),
         )
-    delivery_events.record_passed(
-        session, ref, [(*one, Outcome.SUPERSEDED) for one in passed], taking.claimant.subscriber
-    )
+    ended = [(*one, Outcome.SUPERSEDED) for one in passed]
+    delivery_events.record_passed(session, ref, ended, taking.claimant.subscriber)
+    job_results.passed(session, ref.topic, ended)
 
 
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:

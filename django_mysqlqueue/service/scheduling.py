@@ -18,7 +18,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.service import debouncing, expiry, messages, slots
+from django_mysqlqueue.service import debouncing, expiry, job_results, messages, slots
 from django_mysqlqueue.service.databases import queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
@@ -231,7 +231,8 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
         wait: whether to wait for rows that another transaction has locked, instead of skipping them.
     """
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
-    debouncing.forget(session, [outbox_id for outbox_id, has_key in locked.items() if has_key])
+    debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
+    job_results.cancel(session, [row.message_id for row in locked.values() if job_results.is_of_jobs(row.topic)])
     return sum(
         session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
         for chunk in session.chunks(list(locked))
@@ -251,7 +252,7 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
     at = "v.at" if delay_ms is None else f"{session.dialect.now_ms} + v.at"
     value = deliver_at if delay_ms is None else delay_ms
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
-    debouncing.forget(session, [outbox_id for outbox_id, has_key in locked.items() if has_key])
+    debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
     return sum(
         session.execute(
             session.dialect.update_joined(OUTBOX, ("i", "at"), len(chunk), "s.outbox_id = v.i", {"deliver_at": at}),

@@ -205,7 +205,7 @@ def _take_scheduled(
         sizes = {outbox_id: size for outbox_id, size, _ in page}
         locked = lock_scheduled(session, wanted, due=True)
         ids += locked
-        keyed += [outbox_id for outbox_id, has_key in locked.items() if has_key]
+        keyed += [outbox_id for outbox_id, row in locked.items() if row.has_key]
         if len(locked) == len(wanted):
             return ids, cut or len(page) == limit, keyed
         max_bytes -= sum(sizes[outbox_id] for outbox_id in locked)
@@ -218,7 +218,16 @@ def _take_scheduled(
     return ids, bool(ids), keyed
 
 
-def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> dict[int, bool]:
+class Scheduled(NamedTuple):
+    """A locked scheduled row of the outbox."""
+
+    has_key: bool
+    """Whether it may have a coalesce key."""
+    topic: str
+    message_id: str
+
+
+def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> dict[int, Scheduled]:
     """Lock scheduled rows of the outbox.
 
     Every transaction that reschedules, cancels or sequences a scheduled row holds this lock, and decides by the row as
@@ -231,23 +240,22 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
         wait: whether to wait for rows that another transaction has locked, instead of skipping them.
 
     Returns:
-        For the ids of those that are locked, in the given order, whether they may have a coalesce key.
+        Those that are locked by their ids, in the given order.
     """
     has_key = session.dialect.has_any("s.metadata", [COALESCE])
     time = f"s.deliver_at > 0 AND s.deliver_at <= {session.dialect.now_ms}"
     if not due:
         time = f"s.deliver_at > {session.dialect.now_ms}"
     suffix = session.dialect.for_update if wait else session.dialect.skip_locked
-    got: dict[int, bool] = {}
+    got: dict[int, Scheduled] = {}
     for chunk in session.chunks(sorted(ids)):
         # By primary key: with any other index, further rows and gaps would be locked too.
-        got.update(
-            session.rows(
-                f"SELECT s.outbox_id, {has_key} FROM {session.dialect.rows(('i',), len(chunk))} "
-                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
-                chunk,
-            )
-        )
+        for outbox_id, *row in session.rows(
+            f"SELECT s.outbox_id, {has_key}, s.topic, s.id FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
+            chunk,
+        ):
+            got[outbox_id] = Scheduled(*row)
     return {outbox_id: got[outbox_id] for outbox_id in ids if outbox_id in got}
 
 

@@ -12,7 +12,7 @@ from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, slots, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, job_results, slots, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
@@ -274,6 +274,8 @@ def apply(
     if flushed.dead:
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
+    if job_results.is_of_jobs(ref.topic):
+        _follow_jobs(session, settlements, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # A partition without an offsets row (the group was dropped, or GC deleted it) has no watermark to advance.
@@ -315,6 +317,31 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
             if settlement.action in recorded and id(settlement) not in not_written
         ],
     )
+
+
+def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+    """Write what has become of the jobs, except those whose outcome was not written now."""
+    not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
+    dead = {delivery for delivery, _ in flushed.dead}
+    ends, released, uncalled = [], [], {}
+    for settlement in settlements:
+        delivery, action = settlement.delivery, settlement.action
+        if id(settlement) in not_written or settlement.is_written or action is Action.STALE:
+            continue
+        if settlement.job is not None:
+            over = job_results.FAILED if delivery in dead else job_results.READY
+            ends.append((settlement.job, job_results.SUCCESSFUL if action is Action.ACK else over))
+        elif delivery in dead:
+            expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]
+            uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired
+        elif action in (*UNCALLED, Action.DELETED):
+            uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
+        elif action in (Action.RELEASE, Action.SNOOZE):
+            released.append(delivery)
+    job_results.follow(session, ends)
+    if released:
+        job_results.release(session, released)
+    job_results.fail_messages(session, uncalled)
 
 
 def _mark_acked(

@@ -29,11 +29,12 @@ class Delivery(ReceivedMessage):
         attempt: the number of the attempt, from 1. It grows with each failure.
     """
 
-    def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str) -> None:
+    def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str, state: object = None) -> None:
         super().__init__(claimed.ref.topic, claimed.key, claimed.offset, body)
         self._handler = handler
         self._claimed = claimed
         self._using = using
+        self._state = state
         self._verdict: Settlement | None = None
         self.group = claimed.ref.group
         self.attempt = claimed.attempt

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import async_to_sync
 
@@ -13,6 +13,11 @@ from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rat
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.service.deliveries import Claimed, Settlement
+    from django_mysqlqueue.service.payloads import Body
+    from django_mysqlqueue.service.received import ReceivedMessage
 
 HandlerFunction = Callable[..., Any]
 
@@ -75,6 +80,37 @@ class Handler:
     def shared(self) -> bool:
         """Whether the mode is shared."""
         return self.mode == "shared"
+
+    def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
+        """Return whether the call for some deliveries runs in a transaction that also writes their acks."""
+        return self.atomic
+
+    def claimed(self, using: str, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, object]:
+        """Note that deliveries have been claimed; return what ``Delivery._state`` will be, if there is something.
+
+        Args:
+            using: alias of the queue's database.
+            bodies: the content of each message.
+
+        Raises:
+            django.db.Error: the database refuses or does not answer. The deliveries are released.
+        """
+        return {}
+
+    def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Write what belongs to the acks of an atomic call, in its transaction."""
+
+    def settled(
+        self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
+    ) -> list[Settlement]:
+        """Return the settlements to write after a call.
+
+        Args:
+            deliveries: the deliveries of the call.
+            settlements: what the call has led to.
+            error: the exception that the call has raised, or None.
+        """
+        return settlements
 
     def call(self, given: Any) -> Any:
         """Call the function, and return its result.

@@ -337,6 +337,8 @@ def _remember(declared: Declared) -> None:
     known_topics.declare(declared.ref.topic)
 
 
+sources: list[Callable[[], Mapping[GroupRef, Handler]]] = []
+"""Functions that return further handlers, set by the app."""
 _discovery = threading.local()
 
 
@@ -352,6 +354,9 @@ def discover() -> None:
     _discovery.is_running = True
     try:
         autodiscover_modules("subscribers")
+        for source in sources:
+            for ref in source():
+                known_topics.declare(ref.topic)
     finally:
         _discovery.is_running = False
 
@@ -371,6 +376,8 @@ def handlers() -> dict[GroupRef, Handler]:
                 f"{found[declared.ref].where} and {declared.where}."
             )
         found[declared.ref] = _resolve(declared)
+    for source in sources:
+        found |= source()
     return found
 
 

@@ -33,7 +33,7 @@ from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended, crashes
 from tests.crash.worlds import OTHER, G, World
-from tests.support import draining, invariants
+from tests.support import draining, invariants, job_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, matches
 from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
@@ -444,6 +444,12 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         begin(act)
         with watched(seen, [connections[ALIAS]]):
             act.run()
+    for change in job_worlds.CHANGES.values():
+        empty()
+        held = change.setup()
+        with watched(seen, [connections[ALIAS]]):
+            change.make(ALIAS, held)
+            job_worlds.enqueue(ALIAS)
     # An operation that another one has stopped.
     groups.register(USING, G, mode="ordered", start="earliest")
     operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))

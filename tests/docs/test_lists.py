@@ -54,7 +54,8 @@ def test_every_column_is_in_the_reference(model):
 def test_every_check_is_in_the_reference():
     page = (DOCS / "reference" / "checks.md").read_text()
     package = ROOT / "django_mysqlqueue"
-    source = (package / "checks.py").read_text() + (package / "conf.py").read_text()
+    modules = ("checks.py", "conf.py", "tasks/backend.py")
+    source = "".join((package / module).read_text() for module in modules)
     raised = set(re.findall(r"\b([EW]\d{3})\"", source))
     assert set(re.findall(r"`django_mysqlqueue\.([EW]\d{3})`", page)) == raised
     assert len(raised) > 8

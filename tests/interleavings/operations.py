@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.management import call_command
 from django.db import connections, transaction
+from django.test import override_settings
 
 from django_mysqlqueue import cancel, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
@@ -40,6 +41,7 @@ from django_mysqlqueue.service import (
     delivery_events,
     groups,
     heartbeats,
+    job_results,
     leasing,
     relaying,
     releasing,
@@ -61,6 +63,7 @@ from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
+from tests.support import job_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler
 
@@ -263,6 +266,43 @@ def _(a: Actor) -> object:
     moving.prepare(move)
     moving.cancel(move)
     return None
+
+
+# -- jobs ---------------------------------------------------------------------------
+
+
+@operation("enqueue jobs")
+def _(a: Actor) -> object:
+    return job_worlds.enqueue(ALIAS)
+
+
+@operation("begin jobs")
+def _(a: Actor) -> object:
+    """As if another subscriber had claimed them."""
+    return {name: row.status for name, row in job_results.begin(ALIAS, a.name, job_worlds.ENDS).rows.items()}
+
+
+@operation("end jobs")
+def _(a: Actor) -> object:
+    flushed = settling.flush(ALIAS, job_worlds.JOBS, job_worlds.ends(a.start.held), max_attempts=None, shared=True)
+    return len(flushed.stale), len(flushed.locked)
+
+
+@operation("cancel jobs")
+def _(a: Actor) -> object:
+    return groups.run(ALIAS, lambda session: job_results.cancel(session, ["acked", "nacked"]))
+
+
+@operation("restart jobs")
+def _(a: Actor) -> object:
+    offsets = [a.start.held["dead"].offset]
+    return groups.run(ALIAS, lambda session: job_results.restart(session, offsets))
+
+
+@operation("collect results")
+def _(a: Actor) -> object:
+    with override_settings(MYSQLQUEUE={"RESULTS_RETENTION": 0}):
+        return job_results.collect(ALIAS)
 
 
 @operation("sequence, later")

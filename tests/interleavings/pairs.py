@@ -187,6 +187,13 @@ def relaying() -> Iterable[Pair]:
     yield from each("busy", ("cancel a move",), ("sequence", "beat"))
 
 
+def jobs() -> Iterable[Pair]:
+    """What writes results of jobs."""
+    changes = ("begin jobs", "end jobs", "cancel jobs", "restart jobs", "collect results")
+    yield from all_of("with_jobs", changes)
+    yield from each("busy", ("enqueue jobs",), ("enqueue jobs", "sequence"))
+
+
 def debouncing() -> Iterable[Pair]:
     """Passes of the sequencer over debounced messages, while these are published, cancelled and rescheduled."""
     changes = (
@@ -494,6 +501,7 @@ def pairs() -> dict[str, Pair]:
         *coalescing(),
         *debouncing(),
         *relaying(),
+        *jobs(),
         *sql_clients(),
         *special(),
         *situations(),

@@ -37,6 +37,7 @@ from django_mysqlqueue.sql.session import Session, run
 from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
+from tests.support import job_worlds
 from tests.support.filtering import EU, EXPIRED, REGIONS, US
 from tests.support.harness import USING, sequence
 
@@ -233,6 +234,13 @@ def relayed() -> Start:
     return start
 
 
+def with_jobs() -> Start:
+    """Jobs that a subscriber holds, beside everything else."""
+    start = busy()
+    start.held |= job_worlds.claimed(*job_worlds.ENDS)
+    return start
+
+
 def debounced() -> Start:
     """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
     start = busy()
@@ -404,6 +412,7 @@ _ALL = (
     coalesced_before,
     debounced,
     relayed,
+    with_jobs,
     forsaken,
     forsaken_shared,
     paused,

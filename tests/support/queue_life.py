@@ -33,6 +33,7 @@ from django_mysqlqueue.models import (
     ConsumerOffset,
     DebouncedMessage,
     DeliveryState,
+    JobResult,
     OutboxMessage,
     QueueMessage,
     RelayWatermark,
@@ -68,6 +69,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails import reading
+from tests.support import job_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
@@ -120,6 +122,7 @@ def live() -> None:
     _debounce()
     _tail()
     _relay()
+    _jobs()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -246,6 +249,20 @@ def _move() -> None:
     assert moving.has_left(moving.Move("moved", OTHER, USING, OTHER, "test"), 0)
     groups.register_options(USING, ref, "limits", {}, actor="test")
     Sequencer.objects.update(routes={})
+
+
+def _jobs() -> None:
+    """Jobs that end in all ways, are restarted, cancelled and forgotten."""
+    held = job_worlds.claimed(*job_worlds.ENDS)
+    for name in ("flush", "restart", "cancel"):
+        job_worlds.CHANGES[name].make(USING, held)
+    job_worlds.enqueue(USING)
+    job_worlds.scheduled("later")
+    cancel("later", topic=job_worlds.JOBS.topic)
+    sequence()
+    redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+    JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
+    job_worlds.CHANGES["collect"].make(USING, held)
 
 
 def _debounce() -> None:

@@ -98,6 +98,8 @@ def _roles() -> set[str]:
             if "debouncing.remember" in functions
             else {"publisher", "scheduler", "subscriber"}
         )
+    if functions & {"job_results.insert"}:
+        return {"publisher", "scheduler", "subscriber"}
     if functions & {"scheduling.cancel", "scheduling.reschedule"}:
         return {"scheduler", "subscriber"}
     if functions & {"leasing.revoke", "heartbeats.remove"}:

@@ -40,6 +40,7 @@ DEFAULTS = {
     "EAGER": False,
     "RECORD_DELIVERIES": "failures",
     "HISTORY_RETENTION": 7 * 86400,
+    "RESULTS_RETENTION": 7 * 86400,
     "ARCHIVE_PATH": None,
     "ARCHIVE_REQUIRED": False,
     "METRICS_TOKEN": None,
@@ -125,7 +126,7 @@ def test_value_taken(mysqlqueue, name, given, value):
 
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
-RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
+RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION", "RESULTS_RETENTION")
 COUNTS = ("CLAIM_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
@@ -143,6 +144,7 @@ WRONG = [
     *((name, value) for name in ("EAGER", "STRICT_TOPICS") for value in (None, 1, "yes")),
     *(("RECORD_DELIVERIES", value) for value in (None, True, "acks", "ALL")),
     ("HISTORY_RETENTION", None),
+    ("RESULTS_RETENTION", None),
     *((name, None) for name in COUNTS if name != "MAX_ATTEMPTS"),
     ("DATABASE", "nowhere"),
     ("DATABASE", 1),

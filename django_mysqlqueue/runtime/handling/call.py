@@ -105,7 +105,7 @@ def handle(
         return [refused]
     deliveries: list[Delivery] = []
     for held in items:
-        held.delivery = Delivery(held.handler, held.claimed, held.body, using)
+        held.delivery = Delivery(held.handler, held.claimed, held.body, using, held.state)
         deliveries.append(held.delivery)
     if not observers.is_call_watched():
         return _attempt(items, deliveries, using, errors, rest)
@@ -181,10 +181,10 @@ def _attempt(
     try:
         _connect(handler)
         before = min(held.starts_before for held in items)
-        if handler.atomic:
-            return _run_atomic(handler, deliveries, using, before)
+        if handler.is_atomic(deliveries):
+            return handler.settled(deliveries, _run_atomic(handler, deliveries, using, before), None)
         _call(handler, deliveries, before)
-        return _verdicts(handler, deliveries)
+        return handler.settled(deliveries, _verdicts(handler, deliveries), None)
     except _TooLate:
         return [_unstarted(held) for held in items]
     except _NotStarted as error:
@@ -207,8 +207,8 @@ def _attempt(
         text = traceback.format_exc()
         # In a larger batch it is unknown which message failed: each will be redelivered alone.
         if len(deliveries) == 1 and rejections.is_rejected(handler, error):
-            return [deliveries[0]._rejected(text)]
-        return [delivery._failed(text) for delivery in deliveries]
+            return handler.settled(deliveries, [deliveries[0]._rejected(text)], error)
+        return handler.settled(deliveries, [delivery._failed(text) for delivery in deliveries], error)
 
 
 def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:
@@ -326,6 +326,7 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, before
             stale = settling.settle_here(using, acked, rejected)
             if stale:
                 raise _Stale(stale)
+            handler.acked_here(using, [delivery for delivery in deliveries if delivery._claimed in acked])
     except _Unsettled:
         return settlements
     except _Stale as error:

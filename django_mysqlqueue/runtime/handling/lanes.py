@@ -31,6 +31,8 @@ class Held:
     """When its message expires, by the monotonic clock."""
     coalesce_key: str = ""
     """The coalesce key of its message; empty if it has none."""
+    state: object = None
+    """What its handler has noted when it was claimed."""
     started_at: float = 0.0
     """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.validators import NEVER_REJECTED
 
 
-def is_rejected(handler: Handler, error: BaseException) -> bool:
+class Rejecting(Protocol):
+    """Options that say which exceptions are retried."""
+
+    @property
+    def reject_on(self) -> tuple[type[Exception], ...]:
+        """Those that are not."""
+
+    @property
+    def retry_on(self) -> tuple[type[Exception], ...] | None:
+        """The only ones that are, or None."""
+
+
+def is_rejected(handler: Rejecting, error: BaseException) -> bool:
     """Return whether a message whose handler raised ``error`` is dead-lettered without another attempt.
 
     ``reject_on`` is checked before ``retry_on``. An exception group is rejected only if each exception in it would be.
@@ -17,12 +29,17 @@ def is_rejected(handler: Handler, error: BaseException) -> bool:
     """
     if not handler.reject_on and handler.retry_on is None:
         return False
-    if any(isinstance(one, NEVER_REJECTED) for one in _with_causes(error)):
+    if is_of_database(error):
         return False
     return all(_is_named(handler, one) for one in _leaves(error))
 
 
-def _is_named(handler: Handler, error: BaseException) -> bool:
+def is_of_database(error: BaseException) -> bool:
+    """Return whether an exception has nothing to do with the message: a lost connection, a deadlock."""
+    return any(isinstance(one, NEVER_REJECTED) for one in _with_causes(error))
+
+
+def _is_named(handler: Rejecting, error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return False
     if isinstance(error, handler.reject_on):

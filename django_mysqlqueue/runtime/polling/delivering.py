@@ -44,12 +44,14 @@ class DeliveringGroup(ConfiguredGroup):
             body = found[delivery.offset]
             at = body.expires_at
             left = INFINITE if at is None else (at - delivery.delivered_at) / 1000
-            return Held(delivery, body, self.handler, claim.began + left, body.coalesce_key)
+            return Held(delivery, body, self.handler, claim.began + left, body.coalesce_key, states.get(delivery))
 
         try:
             found = payloads.read(self.using, [delivery.offset for delivery in deliveries])
             missing = [delivery.offset for delivery in deliveries if delivery.offset not in found]
             deleted = payloads.deleted(self.using, missing) if missing else set()
+            bodies = {delivery: found[delivery.offset] for delivery in deliveries if delivery.offset in found}
+            states = self.handler.claimed(self.using, bodies)
         except Error:
             for delivery in deliveries:
                 self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)

@@ -16,6 +16,7 @@ from django_mysqlqueue.service import (
     debouncing,
     delivery_events,
     heartbeats,
+    job_results,
     leasing,
     retention,
     rollups,
@@ -117,6 +118,9 @@ class Maintenance:
         yield from self._collect_rows(debouncing.collect)
         for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
             while forget(self._using):
+                yield
+        if any(job_results.is_of_jobs(group.ref.topic) for group in self._groups):
+            while job_results.collect(self._using):
                 yield
 
     def _find_work(self) -> Iterator[None]:

@@ -1,0 +1,41 @@
+"""The exceptions in ``TaskResult.errors`` of jobs that did not end by a call of their task."""
+
+from __future__ import annotations
+
+from django_mysqlqueue.exceptions import QueueError
+
+
+class JobNotRun(QueueError):
+    """The job ended without a call of its task. Base class of the others."""
+
+
+class JobCancelled(JobNotRun):
+    """The job was cancelled before it started."""
+
+
+class JobExpired(JobNotRun):
+    """The job expired before it started."""
+
+
+class JobSuperseded(JobNotRun):
+    """A later job replaced this one before it started."""
+
+
+class JobDeleted(JobNotRun):
+    """The message of the job was deleted from the log before the job started."""
+
+
+class DeadLettered(JobNotRun):
+    """An operator has dead-lettered the message of the job."""
+
+
+class WorkerLost(QueueError):
+    """A subscriber was lost after it had claimed the job, or could not store how the job ended."""
+
+
+class UnknownTask(QueueError):
+    """No code of this process has the task: it was renamed or removed, or the process runs an earlier version."""
+
+
+class InvalidResult(QueueError):
+    """The task returned a value that cannot be stored."""

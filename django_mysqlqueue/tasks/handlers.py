@@ -1,0 +1,259 @@
+"""The handlers of the queues of jobs: each calls the tasks of its messages, and says what becomes of their results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.runtime.handling import rejections
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service.deliveries import Action, Claimed, JobEnd, Settlement
+from django_mysqlqueue.service.job_results import JobRow
+from django_mysqlqueue.service.payloads import Body
+from django_mysqlqueue.service.received import ReceivedMessage
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.timeouts import limited
+from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, JOB_GROUP, MySQLQueueBackend, backends, topic_of
+from django_mysqlqueue.tasks.exceptions import InvalidResult, UnknownTask
+from django_mysqlqueue.tasks.framework import (
+    AnyResult,
+    AnyTask,
+    TaskContext,
+    TaskError,
+    TaskResultStatus,
+    normalize_json,
+    task_backends,
+    task_finished,
+    task_started,
+)
+from django_mysqlqueue.tasks.options import JobOptions, options_of
+from django_mysqlqueue.tasks.results import as_result, change, find_task, moment
+
+UNKNOWN_DELAY = 30
+"""Seconds after which a job whose task this process does not have is delivered again."""
+UNKNOWN_GRACE = 3600
+"""Seconds for which that costs no attempt: a rollout may last so long."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An attempt of a job, from its claim on."""
+
+    row: JobRow
+    """The row of its result, after the claim."""
+    clock: float
+    """When it was claimed, by the monotonic clock."""
+    now_ms: int
+    """The same by the database's clock, in epoch milliseconds."""
+    task: AnyTask | None = None
+    options: JobOptions | None = None
+    result: AnyResult | None = None
+    started_at: int = 0
+    value: str = ""
+    """The return value as JSON."""
+
+    def now(self) -> int:
+        """Return the database's time in epoch milliseconds."""
+        return self.now_ms + round((time.monotonic() - self.clock) * 1000)
+
+    def end(self, errors: str | None = None) -> JobEnd:
+        """Return what it leaves for the result."""
+        is_first = self.row.worker_ids.count("\n") == 1
+        return JobEnd(self.row.id, self.started_at if is_first else 0, self.started_at, self.value, errors)
+
+
+class JobHandler(Handler):
+    """The handler of a queue of jobs."""
+
+    __slots__ = ()
+
+    def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
+        """Return whether the job's task runs in a transaction that also stores its result."""
+        attempt = _attempt_of(deliveries[0])
+        if attempt is None or attempt.row.is_finished:
+            return False
+        if attempt.task is None:
+            try:
+                attempt.task = find_task(attempt.row.task_path)
+            except Exception:  # noqa: BLE001  # An import runs code of the project. The call raises it again.
+                return False
+            attempt.options = options_of(attempt.task.func, _options_of_queue(attempt.row))
+        return attempt.options is not None and attempt.options.atomic
+
+    def claimed(self, using: str, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, object]:
+        """Note in the results that the jobs were claimed."""
+        if not bodies:
+            return {}
+        ids = {delivery: body.original_id or body.message_id for delivery, body in bodies.items()}
+        begun = job_results.begin(using, next(iter(bodies)).by, set(ids.values()))
+        clock = time.monotonic()
+        return {
+            delivery: Attempt(begun.rows[job], clock, begun.now) for delivery, job in ids.items() if job in begun.rows
+        }
+
+    def call(self, given: Any) -> Any:
+        """Call the job's task."""
+        attempt = _attempt_of(given)
+        if attempt is None:
+            raise UnknownTask(
+                f"There is no result with the id {given.id!r}: the message was not published by a task's enqueue(), or "
+                "its result was deleted."
+            )
+        if attempt.row.is_finished:
+            return  # It was cancelled, or it was settled and the group has been sought back.
+        task = attempt.task
+        if task is None:
+            error = _unknown(attempt)
+            if attempt.now() - max(attempt.row.enqueued_at, attempt.row.run_after) > UNKNOWN_GRACE * 1000:
+                raise error
+            given.snooze(UNKNOWN_DELAY)
+            return
+        payload = given.payload
+        attempt.started_at = attempt.now()
+        row = attempt.row._replace(
+            last_attempted_at=attempt.started_at,
+            arguments=json.dumps({"args": payload["args"], "kwargs": payload["kwargs"]}),
+        )
+        attempt.result = result = as_result(row, task)
+        task_started.send(type(task_backends[row.backend]), task_result=result)
+        arguments = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
+        timeout = None if attempt.options is None else attempt.options.timeout
+        if timeout is None:
+            value = task.call(*arguments, **result.kwargs)
+        else:
+            called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
+            value = async_to_sync(called)(None)
+        attempt.value = _stored(task, value)
+
+    def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Store the result in the transaction of the task."""
+        for delivery in deliveries:
+            attempt = _attempt_of(delivery)
+            if attempt is not None and not attempt.row.is_finished:
+                job_results.follow(Session(using), [(attempt.end(), job_results.SUCCESSFUL)])
+
+    def settled(
+        self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
+    ) -> list[Settlement]:
+        """Decide by the options of the job what becomes of it, and tell the receivers of ``task_finished``."""
+        (delivery,), (settlement,) = deliveries, settlements
+        attempt = _attempt_of(delivery)
+        if attempt is None:
+            return [settlement._replace(action=Action.REJECT, is_final=True)] if error else settlements
+        if attempt.row.is_finished:
+            return settlements
+        if error is not None:
+            return [self._failed(settlement, attempt, error)]
+        if settlement.action is Action.ACK:
+            _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=json.loads(attempt.value))
+            return [settlement._replace(job=attempt.end())]
+        return settlements  # It was found to be stale.
+
+    def _failed(self, settlement: Settlement, attempt: Attempt, error: BaseException) -> Settlement:
+        row, number = attempt.row, settlement.delivery.attempt
+        options = attempt.options or JobOptions()
+        path = f"{type(error).__module__}.{type(error).__qualname__}"
+        errors = job_results.with_error(row.errors, path, settlement.error)
+        is_rejected = isinstance(error, (InvalidResult, UnknownTask)) or rejections.is_rejected(options, error)
+        most = options.max_attempts
+        if options.atomic and rejections.is_of_database(error) and most is not None:
+            # Nothing is left of the attempt, and the next one may find a better server.
+            most = max(most, get_settings().max_attempts or most)
+        is_last = most is not None and number >= most
+        if is_rejected or is_last:
+            told = [TaskError(**json.loads(line)) for line in errors.splitlines()]
+            _finish(attempt, TaskResultStatus.FAILED, errors=told)
+        return settlement._replace(
+            action=Action.REJECT if is_rejected else Action.NACK,
+            delay_ms=round(options.backoff.delay(number) * 1000),
+            is_final=is_rejected or is_last,
+            job=attempt.end(errors),
+        )
+
+
+def _attempt_of(delivery: ReceivedMessage) -> Attempt | None:
+    assert isinstance(delivery, Delivery)  # noqa: S101  # A handler gets nothing else.
+    state = delivery._state
+    return state if isinstance(state, Attempt) else None
+
+
+def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
+    backend = task_backends[row.backend]
+    return backend.queue_options.get(row.queue_name, {}) if isinstance(backend, MySQLQueueBackend) else {}
+
+
+def _unknown(attempt: Attempt) -> UnknownTask:
+    """Log that this process does not have a task, and return the exception."""
+    path = attempt.row.task_path
+    try:
+        find_task(path)
+    except Exception as error:  # noqa: BLE001  # An import runs code of the project.
+        event(logging.WARNING, "job.unknown", task=path, id=attempt.row.id, error=error)
+        unknown = UnknownTask(f"This process has no task {path!r}: {error}")
+        unknown.__cause__ = error
+        return unknown
+    return UnknownTask(f"This process had no task {path!r} when the job began.")
+
+
+def _stored(task: AnyTask, value: Any) -> str:
+    try:
+        text = json.dumps(normalize_json(value), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidResult(f"{task.module_path} returned a value that has no JSON: {error}") from error
+    most = get_settings().max_payload_bytes
+    if (size := len(text.encode())) > most:
+        raise InvalidResult(
+            f"{task.module_path} returned a value of {size:,} bytes of JSON, but at most {most:,} are allowed "
+            "(MAX_PAYLOAD_BYTES): store it elsewhere, and return where it is."
+        )
+    return text
+
+
+def _finish(attempt: Attempt, status: TaskResultStatus, **values: Any) -> None:
+    """Send ``task_finished``. If the call never began, there is no result to send."""
+    if attempt.result is not None:
+        change(attempt.result, status=status, finished_at=moment(attempt.now()), **values)
+        task_finished.send(type(task_backends[attempt.row.backend]), task_result=attempt.result)
+
+
+# -- declaring them ---------------------------------------------------------------
+
+
+def job_handlers() -> dict[GroupRef, Handler]:
+    """Return the handlers of all queues of the backends of this kind in ``TASKS``."""
+    settings = get_settings()
+    found: dict[GroupRef, Handler] = {}
+    for backend in backends():
+        for name in sorted(backend.queues):
+            ref = GroupRef(JOB_GROUP, topic_of(name))
+            options: dict[str, Any] = {
+                "max_attempts": settings.max_attempts,  # How often its subscribers may be lost.
+                "visibility_timeout": settings.visibility_timeout,
+                "max_processing_time": settings.max_processing_time,
+                "backoff": settings.backoff,
+                "priority_share": 0,
+            }
+            own = backend.queue_options[name]
+            options |= {option: own[option] for option in GROUP_OPTIONS if option in own}
+            options |= settings.groups.get(JOB_GROUP, {})
+            options |= {"mode": "shared", "atomic": False, "start": "earliest", "on_failure": "skip"}
+            found[ref] = JobHandler(
+                ref=ref, function=_run, where=f"TASKS[{backend.alias!r}], queue {name!r}", **options
+            )
+    return found
+
+
+def _run(delivery: Delivery) -> None:
+    """Stand for ``JobHandler.call``, where a function is shown."""
+    raise NotImplementedError

@@ -1,0 +1,73 @@
+"""Tasks for tests of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from django_mysqlqueue.tasks import job
+from tests.app.models import Effect
+
+try:
+    from django.tasks import TaskContext, task
+except ImportError:
+    from django_tasks import TaskContext, task
+
+log: list[Any] = []
+database = "default"
+"""Where tasks write."""
+
+
+@task
+def add(a, b=1):
+    log.append((a, b))
+    return a + b
+
+
+@task(takes_context=True)
+def whoami(context: TaskContext):
+    log.append(context)
+    return {"attempt": context.attempt, "id": context.task_result.id}
+
+
+@task
+def write(number):
+    Effect.objects.using(database).create(name="jobs", value=number)
+    return number
+
+
+@task
+@job(atomic=False)
+def plain(number):
+    Effect.objects.using(database).create(name="jobs", value=number)
+    return number
+
+
+@task
+def fail(number=0):
+    Effect.objects.using(database).create(name="jobs", value=number)
+    raise ValueError(f"no {number}")
+
+
+@job(max_attempts=3, backoff={"initial": 0.01, "maximum": 0.01})
+@task
+def fail_thrice():
+    log.append("fail_thrice")
+    raise KeyError("no")
+
+
+@task
+async def nap(seconds=0.0):
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@task
+@job(timeout=0.1)
+async def doze():
+    await asyncio.sleep(10)
+
+
+@task
+def returns(kind):
+    return {"object": object(), "nan": float("nan"), "large": "x" * 2_000_000, "nothing": None}[kind]

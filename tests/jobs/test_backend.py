@@ -1,0 +1,437 @@
+"""The backend for ``django.tasks``: enqueueing, running and results."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.utils import timezone
+
+from django_mysqlqueue import cancel, operations, publish
+from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
+from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.tasks import exceptions, job
+from django_mysqlqueue.tasks.framework import (
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
+from django_mysqlqueue.testing import deliver_all
+from tests.app import jobs
+from tests.app.models import Effect
+from tests.support.harness import USING, Sub, sequence
+
+BACKEND = "django_mysqlqueue.tasks.MySQLQueueBackend"
+QUEUES = ["default", "mail"]
+READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
+FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
+REF = GroupRef("jobs", "jobs.default")
+
+
+def configure(settings, **options):
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": QUEUES, "OPTIONS": options}}
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings):
+    configure(settings)
+    jobs.log.clear()
+
+
+def sub(name="a"):
+    return Sub(registry.handlers()[REF], name=name)
+
+
+def run(result):
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    return result
+
+
+# -- one run ------------------------------------------------------------------
+
+
+def test_a_job_runs_and_its_result_is_stored():
+    result = jobs.add.enqueue(2, b=3)
+    assert (result.status, result.args, result.kwargs, result.attempts) == (READY, [2], {"b": 3}, 0)
+    again = jobs.add.get_result(result.id)
+    assert again == result
+    with pytest.raises(ValueError, match="Task has not finished yet"):
+        _ = again.return_value
+    (delivered,) = deliver_all()
+    assert (delivered.group, delivered.topic, delivered.outcome) == ("jobs", "jobs.default", "acked")
+    result.refresh()
+    assert (result.status, result.return_value, result.errors) == (SUCCESSFUL, 5, [])
+    assert len(result.worker_ids) == result.attempts == 1
+    assert result.started_at == result.last_attempted_at <= result.finished_at
+    assert abs(result.started_at - result.enqueued_at) < datetime.timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("name", ["fail", "plain", "write"])
+def test_the_writes_of_an_atomic_job_commit_with_its_result(name):
+    result = run(getattr(jobs, name).enqueue(7))
+    assert result.status == (FAILED if name == "fail" else SUCCESSFUL)
+    assert Effect.objects.count() == (0 if name == "fail" else 1)
+
+
+def test_a_job_that_fails():
+    result = run(jobs.fail.enqueue(7))
+    (error,) = result.errors
+    assert error.exception_class is ValueError
+    assert "ValueError: no 7" in error.traceback
+    assert QueueMessage.objects.filter(topic="jobs.default_dlq").count() == 1
+    assert result.finished_at
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
+
+
+def test_a_job_that_is_retried():
+    result = run(jobs.fail_thrice.enqueue())
+    assert result.status == FAILED
+    assert [error.exception_class_path for error in result.errors] == ["builtins.KeyError"] * 3
+    assert len(result.worker_ids) == len(jobs.log) == 3
+    assert result.started_at < result.last_attempted_at <= result.finished_at
+
+
+def test_between_two_attempts_it_is_ready():
+    result = jobs.fail_thrice.enqueue()
+    worker = sub()
+    worker.step()
+    worker.work()
+    worker.flush()
+    result.refresh()
+    assert (result.status, len(result.errors), result.finished_at) == (READY, 1, None)
+
+
+def test_async_jobs():
+    result = run(jobs.nap.enqueue(0.01))
+    assert (result.status, result.return_value) == (SUCCESSFUL, 0.01)
+    result = run(jobs.doze.enqueue())
+    assert result.status == FAILED
+    assert "tests.app.jobs.doze did not finish within 0.1 s (timeout)" in result.errors[0].traceback
+
+
+def test_the_context():
+    result = run(jobs.whoami.enqueue())
+    assert result.return_value == {"attempt": 1, "id": result.id}
+    (context,) = jobs.log
+    assert context.task_result.task.func is jobs.whoami.func
+    assert context.task_result.worker_ids == result.worker_ids
+
+
+def test_priorities_come_first():
+    for number, priority in enumerate((0, 5, -5, 5)):
+        jobs.add.using(priority=priority).enqueue(number)
+    deliver_all()
+    assert jobs.log == [(1, 1), (3, 1), (0, 1), (2, 1)]
+
+
+def test_a_job_that_runs_later():
+    at = timezone.now() + datetime.timedelta(hours=1)
+    result = jobs.add.using(run_after=at, queue_name="mail").enqueue(1)
+    stored = jobs.add.get_result(result.id)
+    assert abs(stored.task.run_after - at) < datetime.timedelta(milliseconds=1)
+    assert stored.task.queue_name == "mail"
+    assert deliver_all() == []
+    assert [one.topic for one in deliver_all(advance=3601)] == ["jobs.mail"]
+
+
+def test_it_is_enqueued_with_the_callers_transaction():
+    with transaction.atomic():
+        jobs.add.enqueue(1)
+        transaction.set_rollback(True)
+    assert not OutboxMessage.objects.exists()
+    assert not JobResult.objects.exists()
+
+
+def test_many_are_enqueued_together():
+    backend = task_backends["default"]
+    results = backend.enqueue_many(
+        [(jobs.add, [n], {}) for n in range(3)] + [(jobs.add.using(queue_name="mail"), [3], {})]
+    )
+    assert [result.args for result in results] == [[0], [1], [2], [3]]
+    deliver_all()
+    assert sorted(jobs.log) == [(n, 1) for n in range(4)]
+    with pytest.raises(TypeError):
+        backend.enqueue_many([(jobs.add, [1], {}), (jobs.add, [object()], {})])
+    assert OutboxMessage.objects.count() == 0
+
+
+def test_async_callers():
+    result = async_to_sync(jobs.add.aenqueue)(1)
+    assert async_to_sync(jobs.add.aget_result)(result.id) == result
+
+
+# -- what is refused ----------------------------------------------------------
+
+
+def test_unknown_results():
+    with pytest.raises(TaskResultDoesNotExist):
+        jobs.add.get_result("none")
+    result = jobs.add.enqueue(1)
+    with pytest.raises(Exception, match="Task does not match"):
+        jobs.whoami.get_result(result.id)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}])
+def test_arguments_that_json_has_not(value):
+    with pytest.raises(TypeError, match="Unsupported type"):
+        jobs.add.enqueue(value)
+    assert not JobResult.objects.exists()
+
+
+@pytest.mark.parametrize("value", ["x" * 2_000_000, float("nan")])
+def test_arguments_that_cannot_be_stored(value):
+    with pytest.raises(InvalidMessage):
+        jobs.add.enqueue(value)
+    assert not JobResult.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("object", "tests.app.jobs.returns returned a value that has no JSON: Unsupported type"),
+        ("nan", "returned a value that has no JSON: Out of range float values are not JSON compliant"),
+        (
+            "large",
+            r"returned a value of 2,000,002 bytes of JSON, but at most 1,048,576 are allowed \(MAX_PAYLOAD_BYTES\)",
+        ),
+    ],
+)
+def test_return_values_that_cannot_be_stored(kind, error):
+    result = run(jobs.returns.enqueue(kind))
+    assert result.status == FAILED
+    (found,) = result.errors
+    assert found.exception_class is exceptions.InvalidResult
+    assert re.search(error, found.traceback)
+    assert run(jobs.returns.enqueue("nothing")).return_value is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"ATTEMPTS": 3}, "'ATTEMPTS' is not an option. Options: ATOMIC, BACKOFF, BURST"),
+        ({"max_attempts": 3}, "'max_attempts' is not an option"),
+        ({"MAX_ATTEMPTS": 0}, "max_attempts=0: must be"),
+        ({"QUEUES": {"unknown": {}}}, "QUEUES has options for 'unknown', which is not among the queues of 'default'"),
+        ({"QUEUES": 3}, "QUEUES=3: must be a dict"),
+    ],
+)
+def test_options_that_are_wrong(settings, options, error):
+    configure(settings, **options)
+    with pytest.raises(ImproperlyConfigured, match=rf"TASKS\['default'\]\['OPTIONS'\]: {error}"):
+        _ = task_backends["default"]
+
+
+def test_checks(settings):
+    assert list(task_backends["default"].check()) == []
+    settings.TASKS = {
+        "a": {"BACKEND": BACKEND, "QUEUES": ["x", "y"]},
+        "b": {"BACKEND": BACKEND, "QUEUES": ["y"]},
+        "c": {"BACKEND": BACKEND, "QUEUES": []},
+        "d": {"BACKEND": BACKEND, "QUEUES": ["not a name"]},
+    }
+    found = [one for alias in "abcd" for one in task_backends[alias].check()]
+    assert [(one.id, one.msg) for one in found] == [
+        ("django_mysqlqueue.E026", "The backends 'a' and 'b' of TASKS share queues: y."),
+        ("django_mysqlqueue.E025", "TASKS['c']['QUEUES'] is empty: subscribers would not know which jobs to run."),
+        ("django_mysqlqueue.E025", found[2].msg),
+    ]
+    assert "has the queue 'not a name': topic 'jobs.not a name'" in found[2].msg
+
+
+def test_tasks_are_checked_without_a_query(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        with pytest.raises(InvalidTask, match="unknown"):
+            jobs.add.using(queue_name="unknown")
+        task_backends["default"].validate_task(jobs.add)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_attempts": 0}, "max_attempts=0"),
+        ({"timeout": 5}, "timeout=5 is for async tasks"),
+    ],
+)
+def test_options_of_a_job_that_are_wrong(options, error):
+    def function():
+        pass
+
+    with pytest.raises(SubscriberError, match=f"@job on .*function: {error}"):
+        job(**options)(function)
+
+
+def test_options_come_from_the_job_the_queue_and_the_backend(settings):
+    configure(
+        settings, MAX_ATTEMPTS=2, BACKOFF={"initial": 0.01}, QUEUES={"mail": {"MAX_ATTEMPTS": 4, "CLAIM_SIZE": 7}}
+    )
+    assert len(run(jobs.fail.enqueue(1)).errors) == 2
+    assert len(run(jobs.fail.using(queue_name="mail").enqueue(1)).errors) == 4
+    assert len(run(jobs.fail_thrice.using(queue_name="mail").enqueue()).errors) == 3
+    found = registry.handlers()
+    assert found[GroupRef("jobs", "jobs.mail")].claim_size == 7
+    assert found[REF].claim_size is None
+
+
+# -- the other ends -----------------------------------------------------------
+
+
+def ended(result, exception):
+    result.refresh()
+    assert (result.status, bool(result.finished_at)) == (FAILED, True)
+    return result.errors[-1].exception_class is exception
+
+
+def test_a_cancelled_job():
+    later = timezone.now() + datetime.timedelta(hours=1)
+    result = jobs.add.using(run_after=later).enqueue(1)
+    with transaction.atomic():
+        assert cancel(result.id, topic="jobs.default") == 1
+        transaction.set_rollback(True)
+    result.refresh()
+    assert result.status == READY
+    assert operations.cancel("jobs.default", [result.id], actor="ada").changed == 1
+    assert ended(result, exceptions.JobCancelled)
+
+
+def test_a_message_that_an_operator_dead_letters():
+    result = jobs.fail_thrice.enqueue()
+    worker = sub()
+    worker.step()
+    worker.work()
+    worker.flush()
+    operations.dead_letter(*REF, ids=[result.id], actor="ada", reason="no use")
+    assert ended(result, exceptions.DeadLettered)
+    assert "Dead-lettered by ada: no use" in result.errors[-1].traceback
+    assert len(result.errors) == 2
+    sequence()
+    assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1
+    result.refresh()
+    assert (result.status, result.finished_at) == (READY, None)
+
+
+def test_a_redriven_job_runs_again():
+    result = run(jobs.fail.enqueue(7))
+    assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1
+    assert run(result).status == FAILED
+    assert [error.exception_class_path for error in result.errors] == ["builtins.ValueError"] * 2
+
+
+def test_a_job_whose_subscriber_is_lost():
+    result = jobs.add.enqueue(1)
+    lost = sub("lost").step()
+    result.refresh()
+    assert (result.status, result.last_attempted_at) == (RUNNING, None)
+    assert result.worker_ids == [lost.name]
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.update(invisible_until=0)
+    assert run(result).return_value == 2
+    assert result.worker_ids[0] == lost.name
+    assert len(result.worker_ids) == 2
+    (error,) = result.errors
+    assert error.exception_class is exceptions.WorkerLost
+    assert f"{lost.name!r} was lost" in error.traceback
+
+
+def test_what_was_not_started_is_ready_again():
+    result = jobs.add.enqueue(1)
+    worker = sub()
+    worker.step()
+    worker.leave()
+    result.refresh()
+    assert (result.status, result.worker_ids, result.errors) == (READY, [], [])
+    assert run(result).return_value == 2
+
+
+def test_a_job_that_was_done_is_not_done_again():
+    result = run(jobs.write.enqueue(1))
+    operations.seek(*REF, "earliest", actor="ada")
+    finished = result.finished_at
+    assert [one.outcome for one in deliver_all()] == ["acked"]
+    assert Effect.objects.count() == 1
+    result.refresh()
+    assert (result.status, result.finished_at) == (SUCCESSFUL, finished)
+
+
+def test_a_task_that_this_process_does_not_have(caplog, monkeypatch):
+    result = jobs.add.enqueue(1)
+    JobResult.objects.update(task_path="tests.app.jobs.later")
+    deliver_all(raise_exceptions=False)
+    row = JobResult.objects.get()
+    assert (row.status, row.errors, row.finished_at) == (READY, "", 0)
+    assert "job.unknown task=tests.app.jobs.later" in caplog.text
+    JobResult.objects.update(enqueued_at=1)
+    deliver_all(raise_exceptions=False, advance=60)
+    row = JobResult.objects.get()
+    assert (row.status, json.loads(row.errors)["exception_class_path"]) == (
+        FAILED,
+        "django_mysqlqueue.tasks.exceptions.UnknownTask",
+    )
+    with pytest.raises(ImportError):
+        task_backends["default"].get_result(result.id)
+
+
+def test_a_message_that_is_no_job():
+    publish("jobs.default", {"task": "tests.app.jobs.add"})
+    (one,) = deliver_all(raise_exceptions=False)
+    assert one.outcome == "dead_lettered"
+    assert "the message was not published by a task's enqueue()" in one.error
+
+
+# -- signals ------------------------------------------------------------------
+
+
+def test_signals(settings):
+    got = []
+
+    def note(sender, task_result, signal, **kwargs):
+        names = {task_enqueued: "enqueued", task_started: "started", task_finished: "finished"}
+        got.append((names[signal], sender.__name__, task_result.status.value))
+
+    for signal in (task_enqueued, task_started, task_finished):
+        signal.connect(note)
+    try:
+        run(jobs.add.enqueue(1))
+        run(jobs.fail_thrice.enqueue())
+    finally:
+        for signal in (task_enqueued, task_started, task_finished):
+            signal.disconnect(note)
+    name = "MySQLQueueBackend"
+    assert got == [
+        ("enqueued", name, "READY"),
+        ("started", name, "RUNNING"),
+        ("finished", name, "SUCCESSFUL"),
+        ("enqueued", name, "READY"),
+        *[("started", name, "RUNNING")] * 3,
+        ("finished", name, "FAILED"),
+    ]
+
+
+# -- retention ----------------------------------------------------------------
+
+
+def test_old_results_are_deleted(settings):
+    settings.MYSQLQUEUE = {"RESULTS_RETENTION": 60}
+    done, failed, waits = jobs.add.enqueue(1), jobs.fail.enqueue(1), None
+    deliver_all(raise_exceptions=False)
+    waits = jobs.add.enqueue(2)
+    assert job_results.collect(USING) == 0
+    JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
+    assert job_results.collect(USING) == 2
+    assert list(JobResult.objects.values_list("id", flat=True)) == [waits.id]
+    for result in (done, failed):
+        with pytest.raises(TaskResultDoesNotExist):
+            result.refresh()

@@ -1,0 +1,130 @@
+"""A process or a connection ends at any statement: jobs and their results stay true."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, connections
+
+from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, SubscriberHeartbeat
+from django_mysqlqueue.sql.connection import drop_connection
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.testing import deliver_all
+from tests.app import jobs
+from tests.app.models import Effect
+from tests.conftest import empty
+from tests.crash.crashes import ALIAS, MODES, crashes
+from tests.support import job_worlds
+from tests.support.harness import USING, Sub
+
+pytestmark = [pytest.mark.promise("Jobs")]
+
+
+@pytest.fixture(scope="module")
+def crasher(_database, tmp_path_factory):
+    if connection.vendor == "mysql" and "unix_socket" not in connection.settings_dict["OPTIONS"]:
+        pytest.skip("the gate stands before a Unix socket")
+    with crashes(tmp_path_factory.mktemp("gate")) as crasher:
+        yield crasher
+
+
+def at_every_statement(crasher, mode, setup, operation, check):
+    """Ends the operation at its first statement, at its second one, and so on, with a new set-up each time."""
+    number, stopped = 0, True
+    while stopped:
+        number += 1
+        empty()
+        Effect.objects.all().delete()
+        world = setup()
+        ended = crasher.run(mode, number, lambda world=world: operation(world))
+        if connection.vendor == "mysql":
+            crasher.release()
+        drop_connection(connections[ALIAS])
+        try:
+            check(world, ended)
+        except BaseException as error:
+            error.add_note(f"{mode}, statement {number}")
+            raise
+        stopped = ended.stopped
+    return number
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_enqueueing(db, crasher, mode):
+    """A job is there with its message, or not at all."""
+
+    def check(_, ended):
+        count = OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).count()
+        assert JobResult.objects.count() == count
+        assert count in (0, 2)
+
+    assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue(ALIAS), check) > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", job_worlds.CHANGES)
+def test_a_change_is_made_or_not(db, crasher, name, mode):
+    """Run again, it comes to the same."""
+    change = job_worlds.CHANGES[name]
+
+    def setup():
+        held = change.setup()
+        return held, job_worlds.statuses()
+
+    def check(world, ended):
+        held, before = world
+        assert job_worlds.statuses() in (before, change.after)
+        change.make(ALIAS, held)
+        assert job_worlds.statuses() == change.after
+
+    at_every_statement(crasher, mode, setup, lambda world: change.make(ALIAS, world[0]), check)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkeypatch):
+    """Whatever ends it: an atomic job leaves its write once, with its result."""
+    settings.TASKS = job_worlds.TASKS
+
+    def setup():
+        results = {
+            "atomic": jobs.write.enqueue(1),
+            "plain": jobs.plain.enqueue(2),
+            "fails": jobs.fail.enqueue(3),
+        }
+        sub = Sub(registry.handlers()[job_worlds.JOBS], name="first")
+        sub.use(ALIAS)
+        monkeypatch.setattr(jobs, "database", ALIAS)
+        return results, sub
+
+    def turn(world):
+        _, sub = world
+        sub.step()
+        sub.work()
+        sub.flush()
+
+    def check(world, ended):
+        results, _ = world
+        monkeypatch.setattr(jobs, "database", USING)
+        for result in results.values():
+            result.refresh()
+        written = {"atomic": Effect.objects.filter(value=1).count(), "plain": Effect.objects.filter(value=2).count()}
+        assert (written["atomic"] == 1) == (results["atomic"].status == "SUCCESSFUL")
+        assert results["plain"].status != "SUCCESSFUL" or written["plain"] == 1
+        SubscriberHeartbeat.objects.all().delete()
+        DeliveryState.objects.filter(acked=False).update(invisible_until=0)
+        deliver_all(raise_exceptions=False)
+        for result in results.values():
+            result.refresh()
+        assert results["atomic"].status == "SUCCESSFUL"
+        assert results["fails"].status == "FAILED"
+        if results["plain"].status == "FAILED":
+            # Its only attempt has failed, because its own connection has ended.
+            assert results["plain"].errors[-1].exception_class_path == "django.db.utils.OperationalError"
+        else:
+            assert results["plain"].status == "SUCCESSFUL"
+        assert Effect.objects.filter(value=1).count() == 1
+        least = 1 if results["plain"].status == "SUCCESSFUL" else 0
+        assert least <= Effect.objects.filter(value=2).count() <= 2
+        assert not Effect.objects.filter(value=3).exists()
+        assert [error.exception_class_path for error in results["fails"].errors][-1] == "builtins.ValueError"
+
+    at_every_statement(crasher, mode, setup, turn, check)
