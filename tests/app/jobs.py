@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 from django_mysqlqueue.tasks import job
@@ -71,3 +73,8 @@ async def doze():
 @task
 def returns(kind):
     return {"object": object(), "nan": float("nan"), "large": "x" * 2_000_000, "nothing": None}[kind]
+
+
+@task
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)

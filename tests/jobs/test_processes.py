@@ -1,0 +1,95 @@
+"""Jobs in real processes, which are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from django_mysqlqueue.models import JobResult, QueueMessage
+from django_mysqlqueue.tasks import exceptions
+from django_mysqlqueue.tasks.framework import TaskResultStatus, task_backends
+from tests.app import jobs
+from tests.app.models import Effect
+from tests.support import job_worlds
+from tests.support.processes import Worker, wait_for
+
+pytestmark = [pytest.mark.processes, pytest.mark.promise("Jobs")]
+
+ENV = {"TEST_TASKS": json.dumps(job_worlds.TASKS)}
+
+
+@pytest.fixture
+def start(db, no_handlers, tmp_path, settings):
+    settings.TASKS = job_worlds.TASKS
+    workers = []
+
+    def start(*arguments, **options):
+        workers.append(Worker(tmp_path, "--group", "jobs", *arguments, env=ENV, VISIBILITY_TIMEOUT=2, **options))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.end()
+
+
+def test_processes_are_killed_while_jobs_run(start):
+    """Each job ends SUCCESSFUL; an atomic one has left its write once, the others at least once."""
+    backend = task_backends["default"]
+    atomic, plain = range(1000, 1200), range(2000, 2200)
+    backend.enqueue_many([(jobs.write, [number], {}) for number in atomic])
+    backend.enqueue_many([(jobs.plain, [number], {}) for number in plain])
+    rows = JobResult.objects.filter(status="SUCCESSFUL")
+    workers = [start(MAX_ATTEMPTS=None), start(MAX_ATTEMPTS=None)]
+    for done in range(40, 400, 60):
+        wait_for(lambda done=done: rows.count() >= done, workers[0], timeout=60)
+        place = random.randrange(2)
+        workers[place].send(signal.SIGKILL)
+        workers[place].wait()
+        workers[place] = start(MAX_ATTEMPTS=None)
+        wait_for(workers[place].is_ready, workers[place])
+    wait_for(lambda: rows.count() == 400, workers[0], timeout=60)
+    times = Counter(Effect.objects.values_list("value", flat=True))
+    assert {number: times[number] for number in atomic} == dict.fromkeys(atomic, 1)
+    assert all(times[number] >= 1 for number in plain)
+    assert {json.loads(row.return_value) for row in rows} == {*atomic, *plain}
+    lost = [row for row in rows if row.errors]
+    assert all(
+        json.loads(line)["exception_class_path"] == f"{exceptions.__name__}.WorkerLost"
+        for row in lost
+        for line in row.errors.splitlines()
+    )
+    assert all(len(row.worker_ids.splitlines()) == 1 + len(row.errors.splitlines()) for row in rows)
+
+
+def test_a_job_that_kills_its_process(start):
+    """After some losses it has FAILED, and says why; the others end."""
+    poison, other = jobs.die.enqueue(), jobs.add.enqueue(1)
+    deadline = time.monotonic() + 60
+    while poison.status != TaskResultStatus.FAILED and time.monotonic() < deadline:
+        worker = start("--drain", "--threads", "1", MAX_ATTEMPTS=2)
+        worker.wait(30)
+        poison.refresh()
+    assert poison.errors[-1].exception_class is exceptions.WorkerLost
+    other.refresh()
+    assert other.status == TaskResultStatus.SUCCESSFUL
+    start("--drain").wait(30)
+    assert QueueMessage.objects.filter(topic="jobs.default_dlq").count() == 1
+
+
+def test_a_stopping_process_returns_what_it_has_not_started(start):
+    results = [jobs.nap.enqueue(0.3) for _ in range(20)]
+    worker = start("--threads", "1")
+    wait_for(lambda: JobResult.objects.filter(status="SUCCESSFUL").count() >= 2, worker)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+    found = Counter(JobResult.objects.values_list("status", flat=True))
+    assert set(found) == {"READY", "SUCCESSFUL"}
+    assert start("--drain").wait(60) == 0
+    for result in results:
+        result.refresh()
+        assert (result.status, result.errors, len(result.worker_ids)) == (TaskResultStatus.SUCCESSFUL, [], 1)
