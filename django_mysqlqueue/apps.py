@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig, apps
@@ -27,7 +27,7 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, connect the layers, and register groups after ``migrate``."""
-        from django_mysqlqueue import checks  # noqa: F401
+        from django_mysqlqueue import checks, job_queues  # noqa: F401
         from django_mysqlqueue.service import known_topics, wakeups
         from django_mysqlqueue.sql import sqlite  # noqa: F401  # registers SQL functions on new connections
         from django_mysqlqueue.subscriptions import registry
@@ -37,6 +37,7 @@ class DjangoMysqlqueueConfig(AppConfig):
         post_migrate.connect(_register_groups, sender=self)
         if _has_tasks():
             registry.sources.append(_job_handlers)
+            job_queues.find = _job_topics
 
 
 def _has_tasks() -> bool:
@@ -48,6 +49,12 @@ def _job_handlers() -> Mapping[GroupRef, Handler]:
     from django_mysqlqueue.tasks.handlers import job_handlers
 
     return job_handlers()
+
+
+def _job_topics() -> Collection[str]:
+    from django_mysqlqueue.tasks.backend import queue_topics
+
+    return queue_topics()
 
 
 def _deliver_eagerly(using: str) -> None:

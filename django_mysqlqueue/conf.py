@@ -16,10 +16,10 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_mysqlqueue import validators
+from django_mysqlqueue import job_queues, validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
-from django_mysqlqueue.limits import JOB_PREFIX, relay_target
+from django_mysqlqueue.limits import relay_target
 from django_mysqlqueue.topic_settings import DATABASES, WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
@@ -150,7 +150,7 @@ class Settings:
         A queue of jobs has one, so that its jobs start in the order in which they come due.
         """
         found = self.topics.of(topic).partitions
-        return 1 if found is None and topic.startswith(JOB_PREFIX) else found
+        return 1 if found is None and job_queues.is_queue(topic) else found
 
     def database_of(self, topic: str) -> str | None:
         """Return the alias of the database that ``TOPICS`` names for a topic, else ``DATABASE``.

@@ -26,6 +26,8 @@ RELAY_MARK = "@"
 """What stands between topic and database in the topic of messages that are relayed. Names have no such character."""
 JOB_PREFIX = "jobs."
 """What the topics of the queues of jobs begin with."""
+JOB_GROUP = "jobs"
+"""The consumer group of the workers of all queues of jobs."""
 JOB_PATH_LENGTH = 255
 """Maximum length of the dotted path of a task."""
 KEY_LENGTH = 190

@@ -341,8 +341,9 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),
         )
-    if job_results.is_of_jobs(topic):
-        job_results.restart(session, list(ids))
+    of_jobs = [one.offset for one in found if job_results.is_of_jobs(GroupRef(one.failed_group, one.original_topic))]
+    if of_jobs:
+        job_results.restart(session, of_jobs)
     _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, actor, related=ids)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.limits import JOB_GROUP
 from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.deliveries import Claimed, JobEnd
 from django_mysqlqueue.service.log import PUBLISHED_ID
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
 RESULTS = JobResult._meta.db_table
@@ -23,6 +25,8 @@ LOG = QueueMessage._meta.db_table
 READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
 FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
 UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
+LONGEST_ERROR = 65_536
+"""Maximum number of characters of a traceback; of a longer one, the end is stored."""
 MOST_ERRORS = 1_048_576
 """Characters of errors of a job, after which further attempts add none."""
 CHUNK = 1000
@@ -73,14 +77,34 @@ class Begun(NamedTuple):
     """The database's time in epoch milliseconds."""
 
 
-def is_of_jobs(topic: str) -> bool:
-    """Return whether a topic is a queue of jobs."""
-    return topic.startswith(JOB_PREFIX)
+def is_of_jobs(ref: GroupRef) -> bool:
+    """Return whether a group runs the jobs of a queue. Other groups on its topic only read their messages."""
+    return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
 
 
 def error_line(class_path: str, traceback: str) -> str:
     """Return an error as a line for the column ``errors``."""
-    return json.dumps({"exception_class_path": class_path, "traceback": traceback}, ensure_ascii=False) + "\n"
+    text = traceback[-LONGEST_ERROR:].encode("utf-8", "backslashreplace").decode()
+    return json.dumps({"exception_class_path": class_path, "traceback": text}, ensure_ascii=False) + "\n"
+
+
+def lines(column: str) -> list[str]:
+    """Return the lines of a column. Only newlines end them: texts may contain other characters that split lines."""
+    return column.split("\n")[:-1]
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped.
+
+    Raises:
+        TypeError, ValueError: the value has no JSON.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def with_error(errors: str, class_path: str, traceback: str) -> str:
@@ -88,17 +112,22 @@ def with_error(errors: str, class_path: str, traceback: str) -> str:
     return errors if len(errors) > MOST_ERRORS else errors + error_line(class_path, traceback)
 
 
-def insert(session: Session, rows: Sequence[tuple[str, str, str, str, str, int, int, int]]) -> None:
+def insert(
+    session: Session, rows: Sequence[tuple[str, str, str, str, str, int, int, int]], *, keep: bool = False
+) -> None:
     """Insert results of new jobs in the caller's transaction.
 
     Args:
         session: the current transaction.
         rows: the fields ``INSERTED`` of each.
+        keep: whether a result with the same id may exist, and is kept.
     """
+    conflict = session.dialect.on_conflict_keep(RESULTS, ("id",)) if keep else ""
     for chunk in session.chunks(rows, weight=lambda row: len(row[4])):
         session.execute(
             f"INSERT INTO {RESULTS} ({', '.join(INSERTED)}) VALUES "
-            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(INSERTED))})"),
+            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(INSERTED))})")
+            + conflict,
             flat(chunk),
         )
 
@@ -159,7 +188,7 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
 def _begun(row: JobRow, worker: str, now: int) -> JobRow:
     errors = row.errors
     if row.status == RUNNING:
-        *_, earlier = row.worker_ids.splitlines() or [""]
+        *_, earlier = lines(row.worker_ids) or [""]
         errors = with_error(
             errors,
             f"{EXCEPTIONS}.WorkerLost",
@@ -219,9 +248,9 @@ def fail_messages(session: Session, reasons: Mapping[int, tuple[str, str]]) -> N
         fail(session, {job: reasons[offset] for offset, job in _ids(session, reasons).items()})
 
 
-def passed(session: Session, topic: str, ended: Iterable[tuple[str, int, Outcome]]) -> None:
+def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> None:
     """End the jobs of messages that a claim has settled: partition, offset and outcome of each."""
-    if is_of_jobs(topic):
+    if is_of_jobs(ref):
         fail_messages(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended})
 
 

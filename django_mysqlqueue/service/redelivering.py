@@ -182,7 +182,7 @@ class _Judgement:
             delivery_events.record(session, self.lost)
         if self.failed:
             dead_letters.dead_letter(session, ref, self.failed)
-            if job_results.is_of_jobs(ref.topic):
+            if job_results.is_of_jobs(ref):
                 reasons = {one.offset: ("WorkerLost", one.error) for one in self.failed}
                 job_results.fail_messages(session, reasons)
         losses.make_wait(session, ref, self.waits, self.taking.now)
@@ -263,7 +263,7 @@ def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
         )
     ended = [(*one, Outcome.SUPERSEDED) for one in passed]
     delivery_events.record_passed(session, ref, ended, taking.claimant.subscriber)
-    job_results.passed(session, ref.topic, ended)
+    job_results.passed(session, ref, ended)
 
 
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
@@ -232,7 +232,7 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     """
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
     debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
-    job_results.cancel(session, [row.message_id for row in locked.values() if job_results.is_of_jobs(row.topic)])
+    job_results.cancel(session, [row.message_id for row in locked.values() if job_queues.is_queue(row.topic)])
     return sum(
         session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
         for chunk in session.chunks(list(locked))

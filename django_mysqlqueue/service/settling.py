@@ -26,6 +26,8 @@ STATE = DeliveryState._meta.db_table
 ACKS = (Action.ACK, Action.DELETED, *UNCALLED)
 """The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)
+UNENDED = (Action.RELEASE, Action.SNOOZE, Action.NACK)
+"""The actions after which a job is ready again, if its attempt has left nothing for its result."""
 LEFT_ALONE = (*ACKS, Action.STALE)
 ONE_ROW = (
     "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
@@ -274,7 +276,7 @@ def apply(
     if flushed.dead:
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
-    if job_results.is_of_jobs(ref.topic):
+    if job_results.is_of_jobs(ref):
         _follow_jobs(session, settlements, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
@@ -336,7 +338,7 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
             uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired
         elif action in (*UNCALLED, Action.DELETED):
             uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
-        elif action in (Action.RELEASE, Action.SNOOZE):
+        elif action in UNENDED:
             released.append(delivery)
     job_results.follow(session, ends)
     if released:

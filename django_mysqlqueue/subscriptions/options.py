@@ -21,6 +21,7 @@ from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rat
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.subscriptions.handler import Handler
 
 OVERRIDABLE = (
@@ -149,6 +150,8 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     options |= {name: option_value(handler, name, settings) for name in PROCESS}
     yield from broken_rules(options)
     yield from rules_of_limits(handler.limits)
+    if handler.filter is not None and is_of_jobs(handler.ref):
+        yield BrokenRule(("filter",), "a queue of jobs cannot have a filter: jobs that do not match it would never end")
 
 
 def changed(before: Handler, after: Handler) -> list[str]:

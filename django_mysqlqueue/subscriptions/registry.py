@@ -377,7 +377,13 @@ def handlers() -> dict[GroupRef, Handler]:
             )
         found[declared.ref] = _resolve(declared)
     for source in sources:
-        found |= source()
+        for ref, handler in source().items():
+            if ref in found:
+                raise SubscriberError(
+                    f"Two handlers are declared for the group {ref.group!r} on {ref.topic!r}: {found[ref].where} and "
+                    f"{handler.where}."
+                )
+            found[ref] = handler
     return found
 
 

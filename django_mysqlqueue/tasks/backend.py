@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.db import connections, transaction
+from django.dispatch import receiver
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -33,8 +35,6 @@ from django_mysqlqueue.tasks.framework import (
 )
 from django_mysqlqueue.tasks.results import as_result
 
-JOB_GROUP = "jobs"
-"""The consumer group of the workers of all queues."""
 GROUP_OPTIONS = (
     "visibility_timeout",
     "max_processing_time",
@@ -119,8 +119,6 @@ class MySQLQueueBackend(BaseTaskBackend):
             by_topic.setdefault(topic_of(result.task.queue_name), []).append(result)
         for alias in {queue_alias(topic=topic) for topic in by_topic}:
             self._store(alias, {topic: of for topic, of in by_topic.items() if queue_alias(topic=topic) == alias})
-        for result in results:
-            task_enqueued.send(type(self), task_result=result)
         return results
 
     def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
@@ -149,6 +147,9 @@ class MySQLQueueBackend(BaseTaskBackend):
             for topic, results in by_topic.items():
                 publishing.publish_many(topic, (_message(result) for result in results), using=alias)
             job_results.insert(Session(alias), [_row(result) for of in by_topic.values() for result in of])
+            for of in by_topic.values():
+                for result in of:
+                    task_enqueued.send(type(self), task_result=result)
 
     def get_result(self, result_id: str) -> AnyResult:
         """Return the result of a job.
@@ -157,6 +158,10 @@ class MySQLQueueBackend(BaseTaskBackend):
             TaskResultDoesNotExist: there is none with this id, or it was deleted after ``RESULTS_RETENTION``.
             ImportError: this process does not have its task.
         """
+        try:
+            str(result_id).encode()
+        except UnicodeEncodeError:
+            raise TaskResultDoesNotExist(result_id) from None
         for alias in dict.fromkeys(queue_alias(topic=topic_of(name)) for name in sorted(self.queues)):
             for row in job_results.read(Session(alias), [str(result_id)]).values():
                 return as_result(row)
@@ -208,6 +213,18 @@ def backends() -> list[MySQLQueueBackend]:
     return found
 
 
+@functools.cache
+def queue_topics() -> frozenset[str]:
+    """Return the topics of all queues, as long as ``TASKS`` does not change."""
+    return frozenset(topic_of(name) for backend in backends() for name in backend.queues)
+
+
+@receiver(setting_changed)
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "TASKS":
+        queue_topics.cache_clear()
+
+
 def topic_of(queue_name: str) -> str:
     """Return the topic of a queue."""
     return f"{JOB_PREFIX}{queue_name}"
@@ -247,7 +264,7 @@ def _message(result: AnyResult) -> Message:
 
 def _row(result: AnyResult) -> tuple[str, str, str, str, str, int, int, int]:
     task = result.task
-    arguments = json.dumps({"args": result.args, "kwargs": result.kwargs}, ensure_ascii=False)
+    arguments = job_results.as_json({"args": result.args, "kwargs": result.kwargs})
     run_after = 0 if task.run_after is None else int(task.run_after.timestamp() * 1000)
     assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
     enqueued = int(result.enqueued_at.timestamp() * 1000)

@@ -37,5 +37,9 @@ class UnknownTask(QueueError):
     """No code of this process has the task: it was renamed or removed, or the process runs an earlier version."""
 
 
+class InvalidJob(QueueError):
+    """The payload of a message on a queue of jobs is not a job."""
+
+
 class InvalidResult(QueueError):
     """The task returned a value that cannot be stored."""

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from asgiref.sync import async_to_sync
+from django.dispatch import Signal
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import StaleDelivery, SubscriberError
+from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX
 from django_mysqlqueue.runtime.handling import rejections
+from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results
 from django_mysqlqueue.service.deliveries import Action, Claimed, JobEnd, Settlement
@@ -20,30 +24,31 @@ from django_mysqlqueue.service.job_results import JobRow
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
-from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, JOB_GROUP, MySQLQueueBackend, backends, topic_of
-from django_mysqlqueue.tasks.exceptions import InvalidResult, UnknownTask
+from django_mysqlqueue.tasks import framework
+from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, topic_of
+from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, UnknownTask
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
     AnyTask,
     TaskContext,
-    TaskError,
     TaskResultStatus,
     normalize_json,
-    task_backends,
     task_finished,
     task_started,
 )
 from django_mysqlqueue.tasks.options import JobOptions, options_of
-from django_mysqlqueue.tasks.results import as_result, change, find_task, moment
+from django_mysqlqueue.tasks.results import as_result, change, errors_of, find_task, moment
 
 UNKNOWN_DELAY = 30
 """Seconds after which a job whose task this process does not have is delivered again."""
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
+NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +101,13 @@ class JobHandler(Handler):
         if not bodies:
             return {}
         ids = {delivery: body.original_id or body.message_id for delivery, body in bodies.items()}
-        begun = job_results.begin(using, next(iter(bodies)).by, set(ids.values()))
+        worker = next(iter(bodies)).by
+        begun = job_results.begin(using, worker, set(ids.values()))
+        # The result of a dead letter may be deleted before it is redriven, and plain SQL may have inserted a message.
+        missing = {ids[delivery]: body for delivery, body in bodies.items() if ids[delivery] not in begun.rows}
+        if missing and (rows := _new_rows(self.ref.topic, missing)):
+            run(using, lambda session: job_results.insert(session, rows, keep=True))
+            begun = job_results.Begun(begun.rows | job_results.begin(using, worker, set(missing)).rows, begun.now)
         clock = time.monotonic()
         return {
             delivery: Attempt(begun.rows[job], clock, begun.now) for delivery, job in ids.items() if job in begun.rows
@@ -106,9 +117,9 @@ class JobHandler(Handler):
         """Call the job's task."""
         attempt = _attempt_of(given)
         if attempt is None:
-            raise UnknownTask(
-                f"There is no result with the id {given.id!r}: the message was not published by a task's enqueue(), or "
-                "its result was deleted."
+            raise InvalidJob(
+                f"The message {given.id!r} is not a job: its payload must be a JSON object with task (a dotted path), "
+                "args (a list) and kwargs (an object)."
             )
         if attempt.row.is_finished:
             return  # It was cancelled, or it was settled and the group has been sought back.
@@ -123,10 +134,10 @@ class JobHandler(Handler):
         attempt.started_at = attempt.now()
         row = attempt.row._replace(
             last_attempted_at=attempt.started_at,
-            arguments=json.dumps({"args": payload["args"], "kwargs": payload["kwargs"]}),
+            arguments=job_results.as_json({"args": payload["args"], "kwargs": payload["kwargs"]}),
         )
         attempt.result = result = as_result(row, task)
-        task_started.send(type(task_backends[row.backend]), task_result=result)
+        _tell(task_started, attempt, result)
         arguments = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout
         if timeout is None:
@@ -140,8 +151,11 @@ class JobHandler(Handler):
         """Store the result in the transaction of the task."""
         for delivery in deliveries:
             attempt = _attempt_of(delivery)
-            if attempt is not None and not attempt.row.is_finished:
-                job_results.follow(Session(using), [(attempt.end(), job_results.SUCCESSFUL)])
+            if attempt is None or attempt.row.is_finished:
+                continue
+            if not job_results.follow(Session(using), [(attempt.end(), job_results.SUCCESSFUL)]):
+                text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
+                raise StaleDelivery(text, delivery=_claim_of(delivery))
 
     def settled(
         self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
@@ -165,15 +179,16 @@ class JobHandler(Handler):
         options = attempt.options or JobOptions()
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         errors = job_results.with_error(row.errors, path, settlement.error)
-        is_rejected = isinstance(error, (InvalidResult, UnknownTask)) or rejections.is_rejected(options, error)
+        is_rejected = isinstance(error, (InvalidResult, InvalidJob, UnknownTask)) or rejections.is_rejected(
+            options, error
+        )
         most = options.max_attempts
         if options.atomic and rejections.is_of_database(error) and most is not None:
             # Nothing is left of the attempt, and the next one may find a better server.
             most = max(most, get_settings().max_attempts or most)
         is_last = most is not None and number >= most
         if is_rejected or is_last:
-            told = [TaskError(**json.loads(line)) for line in errors.splitlines()]
-            _finish(attempt, TaskResultStatus.FAILED, errors=told)
+            _finish(attempt, TaskResultStatus.FAILED, errors=errors_of(errors))
         return settlement._replace(
             action=Action.REJECT if is_rejected else Action.NACK,
             delay_ms=round(options.backoff.delay(number) * 1000),
@@ -188,9 +203,36 @@ def _attempt_of(delivery: ReceivedMessage) -> Attempt | None:
     return state if isinstance(state, Attempt) else None
 
 
+def _claim_of(delivery: ReceivedMessage) -> Claimed:
+    assert isinstance(delivery, Delivery)  # noqa: S101  # A handler gets nothing else.
+    return delivery._claimed
+
+
+def _backend_of(row: JobRow) -> MySQLQueueBackend | None:
+    """Return the backend with which a job was enqueued, or None if ``TASKS`` does not have it any more."""
+    return next((backend for backend in backends() if backend.alias == row.backend), None)
+
+
 def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
-    backend = task_backends[row.backend]
-    return backend.queue_options.get(row.queue_name, {}) if isinstance(backend, MySQLQueueBackend) else {}
+    backend = _backend_of(row)
+    return {} if backend is None else backend.queue_options.get(row.queue_name, {})
+
+
+def _new_rows(topic: str, bodies: Mapping[str, Body]) -> list[tuple[str, str, str, str, str, int, int, int]]:
+    """Return the results of messages that have none, as far as they are jobs."""
+    backend = next((one for one in backends() for name in one.queues if topic_of(name) == topic), None)
+    found = []
+    for job, body in bodies.items():
+        try:
+            payload = json.loads(body.payload)
+            path, args, kwargs = str(payload["task"]), list(payload["args"]), dict(payload["kwargs"])
+        except (ValueError, TypeError, KeyError):
+            continue
+        if backend is not None and len(path) <= JOB_PATH_LENGTH:
+            arguments = job_results.as_json({"args": args, "kwargs": kwargs})
+            queue = topic.removeprefix(JOB_PREFIX)
+            found.append((job, backend.alias, queue, path, arguments, 0, 0, body.created_at))
+    return found
 
 
 def _unknown(attempt: Attempt) -> UnknownTask:
@@ -208,7 +250,7 @@ def _unknown(attempt: Attempt) -> UnknownTask:
 
 def _stored(task: AnyTask, value: Any) -> str:
     try:
-        text = json.dumps(normalize_json(value), ensure_ascii=False, allow_nan=False)
+        text = job_results.as_json(normalize_json(value))
     except (TypeError, ValueError) as error:
         raise InvalidResult(f"{task.module_path} returned a value that has no JSON: {error}") from error
     most = get_settings().max_payload_bytes
@@ -224,7 +266,12 @@ def _finish(attempt: Attempt, status: TaskResultStatus, **values: Any) -> None:
     """Send ``task_finished``. If the call never began, there is no result to send."""
     if attempt.result is not None:
         change(attempt.result, status=status, finished_at=moment(attempt.now()), **values)
-        task_finished.send(type(task_backends[attempt.row.backend]), task_result=attempt.result)
+        _tell(task_finished, attempt, attempt.result)
+
+
+def _tell(signal: Signal, attempt: Attempt, result: AnyResult) -> None:
+    sender = type(_backend_of(attempt.row) or MySQLQueueBackend)
+    tell(signal, sender=sender, home=framework, task_result=result)
 
 
 # -- declaring them ---------------------------------------------------------------
@@ -251,6 +298,8 @@ def job_handlers() -> dict[GroupRef, Handler]:
             found[ref] = JobHandler(
                 ref=ref, function=_run, where=f"TASKS[{backend.alias!r}], queue {name!r}", **options
             )
+            for rule in broken_by(found[ref]):
+                raise SubscriberError(f"{found[ref].where}: {rule.text}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue.service.job_results import JobRow
+from django_mysqlqueue.service.job_results import JobRow, lines
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, InvalidTask, TaskError, TaskResult, TaskResultStatus
 
 
@@ -40,12 +41,7 @@ def as_result(row: JobRow, task: AnyTask | None = None) -> AnyResult:
     found = find_task(row.task_path) if task is None else task
     arguments = json.loads(row.arguments)
     result: AnyResult = TaskResult(
-        task=found.using(
-            priority=row.priority,
-            queue_name=row.queue_name,
-            backend=row.backend,
-            run_after=moment(row.run_after),
-        ),
+        task=_as_enqueued(found, row),
         id=row.id,
         status=TaskResultStatus(row.status),
         enqueued_at=moment(row.enqueued_at),
@@ -55,17 +51,30 @@ def as_result(row: JobRow, task: AnyTask | None = None) -> AnyResult:
         args=arguments["args"],
         kwargs=arguments["kwargs"],
         backend=row.backend,
-        errors=[TaskError(**json.loads(line)) for line in row.errors.splitlines()],
-        worker_ids=row.worker_ids.splitlines(),
+        errors=errors_of(row.errors),
+        worker_ids=lines(row.worker_ids),
     )
     change(result, _return_value=json.loads(row.return_value) if row.return_value else None)
     return result
 
 
-def change(result: AnyResult, **values: Any) -> None:
-    """Change fields of a result, which is frozen, as the framework's own backends do."""
+def errors_of(column: str) -> list[TaskError]:
+    """Return the errors in the column ``errors``."""
+    return [TaskError(**json.loads(line)) for line in lines(column)]
+
+
+def _as_enqueued(task: AnyTask, row: JobRow) -> AnyTask:
+    """Return a task as it was enqueued. It is not validated: the queue or the backend may be gone by now."""
+    copy: AnyTask = object.__new__(type(task))
+    change(copy, **{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
+    change(copy, priority=row.priority, queue_name=row.queue_name, backend=row.backend, run_after=moment(row.run_after))
+    return copy
+
+
+def change(frozen: AnyResult | AnyTask, **values: Any) -> None:
+    """Change fields of a result or a task, which is frozen, as the framework's own backends do."""
     for name, value in values.items():
-        object.__setattr__(result, name, value)
+        object.__setattr__(frozen, name, value)
 
 
 def moment(milliseconds: int) -> datetime.datetime | None:

@@ -78,3 +78,14 @@ def returns(kind):
 @task
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def echo(value):
+    return value.replace("LONE", "\udc80")
+
+
+@task
+@job(max_attempts=2, backoff={"initial": 0.01, "maximum": 0.01})
+def fail_with(text):
+    raise ValueError(text.replace("LONE", "\udc80"))

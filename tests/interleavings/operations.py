@@ -284,7 +284,7 @@ def _(a: Actor) -> object:
 
 @operation("end jobs")
 def _(a: Actor) -> object:
-    flushed = settling.flush(ALIAS, job_worlds.JOBS, job_worlds.ends(a.start.held), max_attempts=None, shared=True)
+    flushed = job_worlds.flush(ALIAS, a.start.held)
     return len(flushed.stale), len(flushed.locked)
 
 

@@ -12,7 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 
-from django_mysqlqueue import cancel, operations, publish
+from django_mysqlqueue import cancel, operations, publish, subscriber
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import job_results
@@ -20,6 +21,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
 from django_mysqlqueue.tasks.framework import (
+    BaseTaskBackend,
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -28,10 +30,11 @@ from django_mysqlqueue.tasks.framework import (
     task_finished,
     task_started,
 )
+from django_mysqlqueue.tasks.results import as_result
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
-from tests.support.harness import USING, Sub, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 
 BACKEND = "django_mysqlqueue.tasks.MySQLQueueBackend"
 QUEUES = ["default", "mail"]
@@ -384,11 +387,99 @@ def test_a_task_that_this_process_does_not_have(caplog, monkeypatch):
         task_backends["default"].get_result(result.id)
 
 
-def test_a_message_that_is_no_job():
-    publish("jobs.default", {"task": "tests.app.jobs.add"})
+@pytest.mark.parametrize("payload", [{"task": "tests.app.jobs.add"}, 5, {"task": "x", "args": 5, "kwargs": {}}])
+def test_a_message_that_is_no_job(payload):
+    publish("jobs.default", payload)
     (one,) = deliver_all(raise_exceptions=False)
     assert one.outcome == "dead_lettered"
-    assert "the message was not published by a task's enqueue()" in one.error
+    assert "is not a job: its payload must be a JSON object with task" in one.error
+
+
+def test_a_job_that_was_published_without_the_backend():
+    """For example in plain SQL; or its result was deleted before its dead letter was redriven."""
+    job = publish("jobs.default", {"task": "tests.app.jobs.add", "args": [1], "kwargs": {"b": 5}})
+    deliver_all()
+    result = jobs.add.get_result(job)
+    assert (result.status, result.return_value, result.args, result.kwargs) == (SUCCESSFUL, 6, [1], {"b": 5})
+    failed = run(jobs.fail.enqueue(7))
+    JobResult.objects.all().delete()
+    operations.redrive("jobs.default", ids=[failed.id], actor="ada")
+    assert len(run(failed).errors) == 1
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\x85c\x1cd", "bad LONE text", "x" * 200_000])
+def test_any_text_of_an_error_is_stored(text):
+    result = run(jobs.fail_with.enqueue(text))
+    assert [error.exception_class_path for error in result.errors] == ["builtins.ValueError"] * 2
+    assert len(result.errors[0].traceback) <= job_results.LONGEST_ERROR
+
+
+def test_values_with_lone_surrogates():
+    assert run(jobs.echo.enqueue("LONEé")).return_value == "\udc80é"
+    with pytest.raises(TaskResultDoesNotExist):
+        jobs.add.get_result("\udc80")
+
+
+def test_other_groups_on_a_queue_do_not_change_results():
+    result = jobs.fail_thrice.enqueue()
+    other = Sub(handler("jobs.default", "audit", mode="shared", function=lambda delivery: delivery.reject("no")))
+    other.settle()
+    other.leave()
+    result.refresh()
+    assert (result.status, result.errors) == (READY, [])
+    worker = sub()
+    worker.step()
+    waiting = Sub(handler("jobs.default", "audit2", mode="shared"))
+    waiting.step()
+    waiting.leave()
+    result.refresh()
+    assert result.status == RUNNING
+
+
+def test_an_atomic_job_that_has_ended_meanwhile_is_rolled_back(monkeypatch):
+    result = jobs.write.enqueue(1)
+    worker = sub()
+    worker.step()
+    JobResult.objects.update(status="FAILED", finished_at=1)
+    worker.work()
+    worker.flush()
+    assert not Effect.objects.exists()
+    result.refresh()
+    assert result.status == FAILED
+
+
+def test_a_queue_or_a_backend_that_is_gone(settings):
+    result = jobs.add.using(queue_name="mail").enqueue(1)
+    settings.TASKS = {"default": {"BACKEND": BACKEND}}
+    found = JobResult.objects.get(id=result.id)
+    assert as_result(job_results.JobRow(*(getattr(found, name) for name in job_results.JobRow._fields))).args == [1]
+    JobResult.objects.update(queue_name="default", backend="gone")
+    assert task_backends["default"].get_result(result.id).backend == "gone"
+
+
+def test_a_filter_is_refused(settings):
+    settings.MYSQLQUEUE = {"GROUPS": {"jobs": {"FILTER": {"region": ["eu"]}}}}
+    with pytest.raises(SubscriberError, match="queue 'default': a queue of jobs cannot have a filter"):
+        registry.handlers()
+
+
+def test_other_topics_with_such_names_are_left_alone(settings):
+    settings.TASKS = {"default": {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('.base')}.dummy.DummyBackend"}}
+    assert get_settings().partitions_of("jobs.default") is None
+    assert not job_results.is_of_jobs(REF)
+    settings.TASKS = {"default": {"BACKEND": BACKEND}}
+    assert get_settings().partitions_of("jobs.default") == 1
+    assert job_results.is_of_jobs(REF)
+    assert not job_results.is_of_jobs(GroupRef("jobs", "jobs.default_dlq"))
+    assert not job_results.is_of_jobs(GroupRef("jobs", "jobs.mail"))
+
+
+def test_a_handler_of_the_same_group_is_refused():
+    subscriber("jobs.mail", group="jobs")(lambda delivery: None)
+    with pytest.raises(
+        SubscriberError, match=r"Two handlers are declared for the group 'jobs' on 'jobs\.mail': .*TASKS"
+    ):
+        registry.handlers()
 
 
 # -- signals ------------------------------------------------------------------
@@ -418,6 +509,53 @@ def test_signals(settings):
         *[("started", name, "RUNNING")] * 3,
         ("finished", name, "FAILED"),
     ]
+
+
+def test_receivers_that_fail(settings, caplog):
+    """What they do is not the job's failure. A receiver of task_enqueued fails the enqueueing, as in Django."""
+    got = []
+
+    def broken(sender, task_result, **kwargs):
+        got.append(task_result.status.value)
+        raise ZeroDivisionError
+
+    for signal in (task_started, task_finished):
+        signal.connect(broken)
+    try:
+        assert run(jobs.write.enqueue(1)).status == SUCCESSFUL
+        assert run(jobs.fail.enqueue(1)).status == FAILED
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(broken)
+    assert got == ["RUNNING", "SUCCESSFUL", "RUNNING", "FAILED"]
+    assert "signal_receiver.failed signal=task_finished" in caplog.text
+    count = JobResult.objects.count()
+    task_enqueued.connect(broken)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            jobs.write.enqueue(2)
+    finally:
+        task_enqueued.disconnect(broken)
+    assert JobResult.objects.count() == count
+
+
+def test_with_eager(settings):
+    settings.MYSQLQUEUE = {"EAGER": True}
+    got = []
+
+    def note(sender, task_result, signal, **kwargs):
+        got.append(signal)
+
+    for signal in (task_enqueued, task_started, task_finished):
+        signal.connect(note)
+    try:
+        result = jobs.add.enqueue(1)
+    finally:
+        for signal in (task_enqueued, task_started, task_finished):
+            signal.disconnect(note)
+    assert got == [task_enqueued, task_started, task_finished]
+    result.refresh()
+    assert result.status == SUCCESSFUL
 
 
 # -- retention ----------------------------------------------------------------

@@ -12,7 +12,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.service import claiming, groups, job_results, payloads, settling, watermarks
 from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, JobEnd, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEnd, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tasks.framework import task_backends
@@ -33,6 +33,7 @@ def configured() -> Iterator[None]:
         yield
 
 
+@configured()
 def enqueued(*names: str) -> None:
     """Messages in the log that stand for jobs with their ids; nobody runs them."""
     arguments = '{"args": [1], "kwargs": {}}'
@@ -42,12 +43,14 @@ def enqueued(*names: str) -> None:
     sequence()
 
 
+@configured()
 def scheduled(name: str) -> None:
     """A job that waits in the outbox."""
     job_results.insert(Session(USING), [(name, "default", "default", PATH, "{}", 0, 1, 1)])
     publish(JOBS.topic, name, id=name, delay=60)
 
 
+@configured()
 def claimed(*names: str) -> dict[str, Claimed]:
     """Jobs that a subscriber has claimed."""
     enqueued(*names)
@@ -118,7 +121,7 @@ def _claimed() -> dict[str, Claimed]:
 
 def _ended() -> dict[str, Claimed]:
     held = _claimed()
-    _flush(USING, held)
+    flush(USING, held)
     return held
 
 
@@ -128,7 +131,9 @@ def _old() -> dict[str, Claimed]:
     return {}
 
 
-def _flush(alias: str, held: dict[str, Claimed]) -> object:
+@configured()
+def flush(alias: str, held: dict[str, Claimed]) -> Flushed:
+    """Writes the end of each job."""
     return settling.flush(alias, JOBS, ends(held), max_attempts=None, shared=True)
 
 
@@ -136,7 +141,7 @@ CHANGES: dict[str, Change] = {
     "begin": Change(
         _enqueued, lambda alias, held: job_results.begin(alias, WORKER, ENDS), dict.fromkeys(ENDS, "RUNNING")
     ),
-    "flush": Change(_claimed, _flush, AFTER),
+    "flush": Change(_claimed, flush, AFTER),
     "restart": Change(
         _ended,
         lambda alias, held: run(alias, lambda session: job_results.restart(session, [held["dead"].offset])),

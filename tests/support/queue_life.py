@@ -251,6 +251,7 @@ def _move() -> None:
     Sequencer.objects.update(routes={})
 
 
+@job_worlds.configured()
 def _jobs() -> None:
     """Jobs that end in all ways, are restarted, cancelled and forgotten."""
     held = job_worlds.claimed(*job_worlds.ENDS)

@@ -182,9 +182,10 @@ def _attempt(
         _connect(handler)
         before = min(held.starts_before for held in items)
         if handler.is_atomic(deliveries):
-            return handler.settled(deliveries, _run_atomic(handler, deliveries, using, before), None)
-        _call(handler, deliveries, before)
-        return handler.settled(deliveries, _verdicts(handler, deliveries), None)
+            settlements = _run_atomic(handler, deliveries, using, before)
+        else:
+            _call(handler, deliveries, before)
+            settlements = _verdicts(handler, deliveries)
     except _TooLate:
         return [_unstarted(held) for held in items]
     except _NotStarted as error:
@@ -209,6 +210,7 @@ def _attempt(
         if len(deliveries) == 1 and rejections.is_rejected(handler, error):
             return handler.settled(deliveries, [deliveries[0]._rejected(text)], error)
         return handler.settled(deliveries, [delivery._failed(text) for delivery in deliveries], error)
+    return handler.settled(deliveries, settlements, None)
 
 
 def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:

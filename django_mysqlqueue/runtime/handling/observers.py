@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from django.dispatch import Signal
@@ -196,21 +197,28 @@ def send_settled(ends: Iterable[Settled]) -> None:
         )
 
 
-def tell(signal: Signal, **arguments: Any) -> None:
-    """Send a signal. Exceptions of receivers, except a KeyboardInterrupt, are only logged."""
+def tell(signal: Signal, *, sender: object = None, home: ModuleType = signals, **arguments: Any) -> None:
+    """Send a signal. Exceptions of receivers, except a KeyboardInterrupt, are only logged.
+
+    Args:
+        signal: the signal.
+        sender: the sender.
+        home: the module that has the signal, for its name in the log.
+        arguments: the arguments of the receivers.
+    """
     try:
-        for receiver, answer in signal.send_robust(sender=None, **arguments):
+        for receiver, answer in signal.send_robust(sender=sender, **arguments):
             if isinstance(answer, Exception):
                 # Django has logged the traceback to django.dispatch.
-                _failed(signal, receiver, answer)
+                _failed(signal, home, receiver, answer)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  # Not even SystemExit may end a thread of the subscriber.
-        _failed(signal, None, error)
+        _failed(signal, home, None, error)
 
 
-def _failed(signal: Signal, receiver: object, error: BaseException) -> None:
-    name = next((name for name, value in vars(signals).items() if value is signal), "")
+def _failed(signal: Signal, home: ModuleType, receiver: object, error: BaseException) -> None:
+    name = next((name for name, value in vars(home).items() if value is signal), "")
     event(
         logging.ERROR,
         "signal_receiver.failed",

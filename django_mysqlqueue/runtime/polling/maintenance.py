@@ -119,7 +119,7 @@ class Maintenance:
         for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
             while forget(self._using):
                 yield
-        if any(job_results.is_of_jobs(group.ref.topic) for group in self._groups):
+        if any(job_results.is_of_jobs(group.ref) for group in self._groups):
             while job_results.collect(self._using):
                 yield
 
