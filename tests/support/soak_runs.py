@@ -11,8 +11,8 @@ from soak.records import Step
 
 GROUPS = {group.name: group for group in plan.GROUPS}
 KEYS = ("a", "b", "c")
-TOTAL = 1500
-"""Enough that every group has messages of every fate."""
+TOTAL = 2500
+"""Enough that every group on the first topic has messages of every fate."""
 ONE, OTHER = "1-a", "2-b"
 """Processes."""
 BEGAN = 1000.0
@@ -66,12 +66,17 @@ def a_message(group, fate=plan.FINE, after=0):
     )
 
 
+def behind(group, number):
+    """The next message of its partition that the group gets."""
+    return next(n for n in range(number + 3, TOTAL, 3) if GROUPS[group].gets(name(n)))
+
+
 def of_a_key(debounces):
-    """The messages with one coalesce key, in the order in which they were published."""
+    """The messages with one coalesce key and the first topic, in the order in which they were published."""
     keys = {}
     for number in range(TOTAL):
         found = plan.coalescing(name(number))
-        if found is not None and found.debounces == debounces:
+        if found is not None and found.debounces == debounces and plan.topic_of(name(number)) == plan.TOPIC:
             keys.setdefault((found.key, found.partition), []).append(number)
     return max(keys.values(), key=len)
 

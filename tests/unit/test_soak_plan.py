@@ -64,7 +64,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
     from soak.monitor import Sample
 
     broken = checker.verdict("skip: first attempts in order", "10 first starts", ["p:7 started too early"])
-    lags = {"outbox": 1, **dict.fromkeys(GROUPS, 5)}
+    lags = {"outbox": 1, "relay": 0, **dict.fromkeys(GROUPS, 5)}
     sound = report.Report(
         command="make soak",
         engine="mariadb",

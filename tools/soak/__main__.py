@@ -42,9 +42,9 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "supervised": ("--processes", "2", "--threads", "2"),
     "steady": ("--threads", "3"),
     "second": ("--threads", "3"),
-    "atomic-only": ("--group", "atomic", "--group", "batch", "--threads", "2"),
+    "atomic-only": (*(f"--group={name}" for name in ("atomic", "batch", "relayed-atomic")), "--threads", "2"),
     "small-batches": (
-        *(f"--group={name}" for name in ("skip", "strict", "shared", "filtered")),
+        *(f"--group={name}" for name in ("skip", "strict", "shared", "filtered", "relayed")),
         "--claim-size",
         "10",
     ),
@@ -118,7 +118,9 @@ class Soak:
     def run(self) -> bool:
         from soak import evidence
 
-        self._django("migrate", verbosity=0)
+        self.server.execute(f"CREATE DATABASE mysqlqueue_{plan.OTHER} CHARACTER SET utf8mb4")
+        for alias in plan.ALIASES:
+            self._django("migrate", verbosity=0, database=alias)
         evidence.create_tables()
         try:
             return self._run()
@@ -126,7 +128,7 @@ class Soak:
             self.fleet.close()
 
     def _run(self) -> bool:
-        from django.db import connection
+        from django.db import connections
 
         from soak import evidence, moments, report
         from soak.killer import Killer
@@ -147,7 +149,7 @@ class Soak:
         self._turn_until(is_over, killer.turn, monitor.turn, say)
         lasted = time.monotonic() - began
         killer.settle()
-        connection.close()  # the killer may have cut it
+        connections.close_all()  # the killer may have cut them
         (self.folder / "stop-publishing").touch()
         unclean = self.fleet.stop(self.fleet.publishers)
         stopped = time.monotonic()
@@ -166,11 +168,17 @@ class Soak:
         gathered = evidence.gather(self.folder, monitor.progress, killer.troubles)
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
-            monitor.moments.verdict(),
-            moments.check_leftovers(moments.snapshot(), evidence.lags(), plan.GROUPS),
-            checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
+            *(one.verdict() for one in monitor.moments.values()),
+            *(
+                moments.check_leftovers(moments.snapshot(alias), evidence.lags(), plan.GROUPS, alias)
+                for alias in plan.ALIASES
+            ),
+            *(
+                checker.check_retention(gathered.ledger, evidence.collect_garbage(alias), plan.RETENTION * 1000)
+                for alias in plan.ALIASES
+            ),
             checker.check_memory(monitor.memory),
-            *findings.verdicts(logs.bounds(killer.troubles, PROCESSES)),
+            *findings.verdicts(logs.bounds(killer.troubles, PROCESSES * len(plan.ALIASES))),
             checker.verdict("no process ended unexpectedly", f"{len(self.fleet.slots)} slots", unclean),
             self._coverage(killer.counts, gathered),
         ]

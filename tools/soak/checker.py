@@ -9,7 +9,7 @@ from statistics import median
 from django_mysqlqueue.limits import priority_of
 from soak import timeline
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
-from soak.plan import MAX_ATTEMPTS, POISON, Group, coalescing, fate, is_for_the_dlq
+from soak.plan import MAX_ATTEMPTS, POISON, Group, coalescing, fate, is_for_the_dlq, topic_of
 from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, WRONG, Step
 
 __all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Verdict", "check", "verdict"]
@@ -85,16 +85,19 @@ def check_offsets(evidence: Evidence) -> Verdict:
 
 
 def check_publishing_order(evidence: Evidence) -> Verdict:
-    """Check that the messages of a publisher with one priority have rising offsets, except scheduled messages."""
+    """Check that the messages of a publisher with one topic and priority have rising offsets.
+
+    Scheduled messages are left out.
+    """
 
     def violations() -> Iterator[str]:
         offsets = {message_id: min(places) for message_id, places in _offsets(evidence).items()}
-        last: dict[tuple[str, int], tuple[int, int]] = {}
+        last: dict[tuple[str, str, int], tuple[int, int]] = {}
         for entry in sorted(evidence.ledger, key=lambda entry: (entry.publisher, entry.number)):
             offset = offsets.get(entry.message_id)
             if entry.scheduled or offset is None:
                 continue
-            which = (entry.publisher, priority_of(entry.key))
+            which = (entry.publisher, topic_of(entry.message_id), priority_of(entry.key))
             number, before = last.get(which, (-1, 0))
             if offset < before:
                 yield (
@@ -147,7 +150,9 @@ def replaced(ledger: Iterable[Entry], group: Group) -> set[str]:
     by_key: dict[str, list[Entry]] = defaultdict(list)
     for entry in ledger:
         found = coalescing(entry.message_id)
-        if found is not None and (found.debounces or group.gets(entry.message_id)):
+        if topic_of(entry.message_id) != group.topic or found is None:
+            continue
+        if found.debounces or group.gets(entry.message_id):
             by_key[f"{found.partition} {found.key}"].append(entry)
     return {
         entry.message_id
@@ -178,7 +183,7 @@ def check_handled(evidence: Evidence, group: Group) -> Verdict:
         for message_id in sorted(started - committed.keys()):
             yield f"{message_id} was started but never committed"
         for message_id in sorted(one for one in (started | done) & committed.keys() if not group.gets(one)):
-            yield f"{message_id} has expired or does not match the filter, but was started"
+            yield f"{message_id} has expired, or is not on the topic or in the filter, but was started"
 
     mine = sum(group.gets(entry.message_id) for entry in evidence.ledger)
     saved = len(optional - {step.message_id for step in evidence.steps.get(group.name, ()) if step.verb == STARTED})
@@ -286,12 +291,14 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
 
 
 def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms: float) -> Verdict:
-    """Check that GC has deleted all messages that are older than the retention, and no others."""
+    """Check that GC has deleted all messages of some topics that are older than the retention, and no others."""
 
     def violations() -> Iterator[str]:
         oldest = collected.now - retention_ms
         for entry in ledger:
-            if entry.at > oldest and entry.message_id not in collected.before and not _is_debounced(entry):
+            if topic_of(entry.message_id) not in collected.topics or _is_debounced(entry):
+                continue
+            if entry.at > oldest and entry.message_id not in collected.before:
                 yield f"{entry.message_id} is missing {(collected.now - entry.at) / 1000:.1f} s after it was published"
         for message_id, at in collected.before.items():
             # Allow for the duration of the last GC.
@@ -302,7 +309,9 @@ def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms:
                 yield f"{message_id} is still in the log {(collected.now - at) / 1000:.1f} s after it was sequenced"
 
     return verdict(
-        "GC deletes exactly the expired messages", f"{len(collected.before)} messages in the log", violations()
+        f"{collected.alias}: GC deletes exactly the expired messages",
+        f"{len(collected.before)} messages in the log",
+        violations(),
     )
 
 

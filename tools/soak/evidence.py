@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from django.db import connection
+from django.db import connections
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import EXACT, get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import retention
@@ -29,28 +30,35 @@ TABLES = (
     )
     """,
 )
+ON_BOTH = TABLES[1:]
 MUST_BE_EMPTY = (OutboxMessage, DeliveryState, PartitionLease)
 LOG = QueueMessage._meta.db_table
 
 
-def rows(sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
+def rows(sql: str, parameters: Any = (), alias: str = plan.HOME) -> list[tuple[Any, ...]]:
+    with connections[alias].cursor() as cursor:
         cursor.execute(sql, parameters)
         return list(cursor.fetchall())
 
 
 def create_tables() -> None:
-    with connection.cursor() as cursor:
-        for statement in TABLES:
-            cursor.execute(statement)
+    for alias in plan.ALIASES:
+        with connections[alias].cursor() as cursor:
+            for statement in TABLES if alias == plan.HOME else ON_BOTH:
+                cursor.execute(statement)
 
 
 def lags() -> dict[str, int]:
-    """Return the number of unsettled messages of each group, and of the rows in the outbox."""
-    queue = get_overview(using="default", bounds=EXACT, lease_duration=plan.LEASE)
-    names = {group.name for group in plan.GROUPS}
-    found = {one.ref.group: one.lag.value for one in queue.groups if one.ref.group in names}
-    return found | {"outbox": OutboxMessage.objects.count()}
+    """Return the unsettled messages of each group, those to be relayed, and those in the outboxes."""
+    found = dict.fromkeys(("outbox", "relay", *(group.name for group in plan.GROUPS)), 0)
+    for alias in plan.ALIASES:
+        queue = get_overview(using=alias, bounds=EXACT, lease_duration=plan.LEASE)
+        for one in queue.groups:
+            if one.ref.group in found:
+                found[one.ref.group] += one.lag.value
+        found["relay"] += sum(one.messages.value for one in queue.relays)
+        found["outbox"] += OutboxMessage.objects.using(alias).count()
+    return found
 
 
 def committed() -> int:
@@ -58,15 +66,15 @@ def committed() -> int:
 
 
 def is_drained() -> bool:
-    return not any(model.objects.exists() for model in MUST_BE_EMPTY) and not any(lags().values())
+    left = any(model.objects.using(alias).exists() for model in MUST_BE_EMPTY for alias in plan.ALIASES)
+    return not left and not any(lags().values())
 
 
 def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Trouble]) -> Evidence:
     effects: dict[str, Counter[str]] = {group.name: Counter() for group in plan.GROUPS if group.atomic}
-    for group, message_id, count in rows(
-        "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id"
-    ):
-        effects[group][message_id] = int(count)
+    counted = "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id"
+    for group, message_id, count in (row for alias in plan.ALIASES for row in rows(counted, alias=alias)):
+        effects[group][message_id] += int(count)
     return Evidence(
         ledger=[
             Entry(message_id, publisher, int(number), key, bool(scheduled), float(at))
@@ -79,25 +87,32 @@ def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Troubl
         effects=effects,
         dead=[
             DeadLetter(*row)
-            for row in QueueMessage.objects.filter(topic=plan.DLQ).values_list(
-                "original_id", "failed_group", "failure_count", "last_error"
-            )
+            for alias in plan.ALIASES
+            for row in QueueMessage.objects.using(alias)
+            .exclude(failed_group="")
+            .values_list("original_id", "failed_group", "failure_count", "last_error")
         ],
         progress=progress,
         troubles=troubles,
     )
 
 
-def collect_garbage() -> Collected:
+def collect_garbage(alias: str) -> Collected:
     """Run GC on an idle queue. Return the log before and after it."""
-    now = float(rows("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000")[0][0])
-    before = _log()
-    retention.collect("default")
-    return Collected(now, before, _log())
+    now = float(rows("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000", alias=alias)[0][0])
+    before = _log(alias)
+    retention.collect(alias)
+    return Collected(now, before, _log(alias), alias, tuple(PASSING[alias]))
 
 
-def _log() -> dict[str, float]:
-    return {
-        message_id: float(at)
-        for message_id, at in rows(f"SELECT id, published_at FROM {LOG} WHERE topic = %s", (plan.TOPIC,))
-    }
+PASSING = {
+    plan.HOME: {plan.TOPIC: plan.TOPIC, plan.RELAYED: naming.relayed_topic(plan.RELAYED, plan.OTHER)},
+    plan.OTHER: {plan.RELAYED: plan.RELAYED},
+}
+"""Database → the topics of which each message enters its log, and their names there."""
+
+
+def _log(alias: str) -> dict[str, float]:
+    names = tuple(PASSING[alias].values())
+    query = f"SELECT id, published_at FROM {LOG} WHERE topic IN %s"
+    return {message_id: float(at) for message_id, at in rows(query, (names,), alias)}

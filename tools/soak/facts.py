@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from soak import plan
 from soak.records import Step, Transaction
 
 SHOWN = 10
@@ -35,23 +36,25 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The log before and after the last GC."""
+    """The log of a database before and after the last GC."""
 
     now: float
     """The time before the GC, by the database's clock, in epoch milliseconds."""
     before: Mapping[str, float]
     """Message id → when the message entered the log, in epoch milliseconds."""
     after: Mapping[str, float]
+    alias: str = plan.HOME
+    topics: Sequence[str] = (plan.TOPIC,)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The positions of every group in every partition, at one moment."""
+    """The positions in a database of every group in every partition, at one moment."""
 
     at: float
     """When the result was read. All times are from the clock of ``records.now`` unless stated otherwise."""
     places: Mapping[tuple[str, str], tuple[int, int]]
-    """(group, partition) → watermark and position."""
+    """(group, partition) → watermark and position, as of ``plan.place``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,11 +251,11 @@ class Killer:
 
         def restore() -> None:
             self._operate(
-                lambda group: operations.settings(group.name, plan.TOPIC, unset=list(values_of(group)), actor="soak")
+                lambda group: operations.settings(group.name, group.topic, unset=list(values_of(group)), actor="soak")
             )
             self._note(plan.OVERRIDE, since)
 
-        self._operate(lambda group: operations.settings(group.name, plan.TOPIC, values_of(group), actor="soak"))
+        self._operate(lambda group: operations.settings(group.name, group.topic, values_of(group), actor="soak"))
         self._undo.append((time.monotonic() + OVERRIDDEN, restore))
         return f"claims of {values['claim_size']} for {OVERRIDDEN:g} s"
 

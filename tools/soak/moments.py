@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from django.db import connection
+from django.db import connections
 
 from django_mysqlqueue.service.refs import GroupRef
 from soak import plan
@@ -16,28 +16,35 @@ from tests.support import invariants
 from tests.support.tables import Tables
 
 
-def snapshot() -> Tables:
-    """Return all tables at one moment, while other processes write."""
-    with connection.cursor() as cursor:
+def snapshot(alias: str) -> Tables:
+    """Return all tables of a database at one moment, while other processes write."""
+    with connections[alias].cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         try:
-            return Tables.read()
+            return Tables.read(alias)
         finally:
             cursor.execute("COMMIT")
 
 
-def progress(tables: Tables, at: float) -> Progress:
-    """Return the watermarks and positions that were read by the time ``at``."""
+def progress(alias: str, tables: Tables, at: float) -> Progress:
+    """Return the watermarks and positions of a database that were read by the time ``at``."""
+    names = {group.name for group in plan.GROUPS}
     return Progress(
-        at, {(ref.group, key): place for (ref, key), place in tables.offsets.items() if ref.topic == plan.TOPIC}
+        at,
+        {
+            (ref.group, key): (plan.place(alias, acked), plan.place(alias, claimed))
+            for (ref, key), (acked, claimed) in tables.offsets.items()
+            if ref.group in names
+        },
     )
 
 
 class Moments:
-    """Check each moment, and compare it with the previous one."""
+    """Check each moment of a database, and compare it with the previous one."""
 
-    def __init__(self) -> None:
+    def __init__(self, alias: str = plan.HOME) -> None:
+        self._alias = alias
         self._last: Tables | None = None
         self._count = 0
         self._violations: list[str] = []
@@ -52,11 +59,14 @@ class Moments:
 
     def verdict(self) -> Verdict:
         """Return whether all invariants held at every moment and between moments."""
-        return verdict("the tables are consistent at every moment", f"{self._count} moments", self._violations)
+        name = f"{self._alias}: the tables are consistent at every moment"
+        return verdict(name, f"{self._count} moments", self._violations)
 
 
-def check_leftovers(tables: Tables, lags: Mapping[str, int], groups: Collection[plan.Group]) -> Verdict:
-    """Check a drained queue: an empty outbox, no state rows, no leases, and watermarks at the end of the log."""
+def check_leftovers(
+    tables: Tables, lags: Mapping[str, int], groups: Collection[plan.Group], alias: str = plan.HOME
+) -> Verdict:
+    """Check a drained database: an empty outbox, no state rows, no leases, and watermarks at the end of the log."""
 
     def violations() -> Iterator[str]:
         yield from invariants.at_any_moment(tables)
@@ -67,8 +77,9 @@ def check_leftovers(tables: Tables, lags: Mapping[str, int], groups: Collection[
             if lag:
                 yield f"{name} has a lag of {lag}"
         for group in groups:
-            if GroupRef(group.name, plan.TOPIC) not in tables.groups:
-                yield f"{group.name} is not registered"
+            is_there = GroupRef(group.name, group.topic) in tables.groups
+            if is_there != (plan.HOMES[group.topic] == alias):
+                yield f"{group.name} is {'' if is_there else 'not '}registered in {alias}"
 
     compared = f"{len(tables.log)} messages in the log, {len(tables.offsets)} watermarks"
-    return verdict("no rows are left behind", compared, violations())
+    return verdict(f"{alias}: no rows are left behind", compared, violations())

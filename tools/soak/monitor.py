@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from django.db import Error, connection
+from django.db import Error, connections
 
-from soak import evidence, moments, records
+from soak import evidence, moments, plan, records
 from soak.facts import Progress
 from soak.fleet import Fleet, resident_mb
 from soak.publisher import HOLD
@@ -42,7 +42,7 @@ class Monitor:
         self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
         """Megabytes of memory of the subscribers that are never killed."""
         self.progress: list[Progress] = []
-        self.moments = moments.Moments()
+        self.moments = {alias: moments.Moments(alias) for alias in plan.ALIASES}
 
     def stuck_for(self) -> float:
         """Return the seconds since the lags last decreased."""
@@ -58,15 +58,18 @@ class Monitor:
                 self.memory[slot.name].append(resident)
         try:
             sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags(), self._hold.exists())
-            tables = moments.snapshot()
+            tables = {}
+            for alias in plan.ALIASES:
+                tables[alias] = (moments.snapshot(alias), records.now())
         except Error:
-            connection.close()
+            connections.close_all()
             return
         if not self.samples or sum(sample.lags.values()) < sum(self.samples[-1].lags.values()):
             self._fell_at = now
         self.samples.append(sample)
-        self.progress.append(moments.progress(tables, records.now()))
-        self.moments.add(tables)
+        for alias, (there, at) in tables.items():
+            self.progress.append(moments.progress(alias, there, at))
+            self.moments[alias].add(there)
         lag = max(sample.lags.values())
         if lag > MOST:
             self._hold.touch()

@@ -8,8 +8,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+HOME, OTHER = "default", "other"
+ALIASES = (HOME, OTHER)
+"""The queue's databases. All publishers' transactions are on the first one."""
 TOPIC = "soak.events"
-DLQ = f"{TOPIC}_dlq"
+RELAYED = "soak.relayed"
+"""A topic in the other database. Its messages are published via the first one, and relayed."""
+HOMES = {TOPIC: HOME, RELAYED: OTHER}
+"""Topic → the database that it is in at the end."""
+_TOPICS = (*[RELAYED] * 4, *[TOPIC] * 16)
 PARTITIONS = 200
 NAME_INSIDE = "soak_message"
 """The field of a payload with the message id."""
@@ -22,12 +29,30 @@ RETENTION = 60.0
 """Seconds. Short, so that GC deletes messages soon after they are settled."""
 
 
+def topic_of(message_id: str) -> str:
+    """Return the topic of a message. It depends on the message id, so that the checker knows it."""
+    return _TOPICS[zlib.crc32(f"topic:{message_id}".encode()) % len(_TOPICS)]
+
+
+LOG_SIZE = 10**12
+
+
+def place(alias: str, offset: int) -> int:
+    """Return a position that stands for an offset in one of the databases. Those in the other one are higher.
+
+    So the offsets of two logs are not confused. It is also the order for a topic that moves from the first database to
+    the other one.
+    """
+    return ALIASES.index(alias) * LOG_SIZE + offset
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group on the topic, and its guarantees."""
+    """A consumer group, and its guarantees."""
 
     name: str
     ordered: bool
+    topic: str = TOPIC
     strict: bool = False
     atomic: bool = False
     batch: bool = False
@@ -35,8 +60,12 @@ class Group:
     """The group gets only messages with these regions in their metadata. Empty: it has no filter."""
 
     def gets(self, message_id: str) -> bool:
-        """Return whether the group's filter matches a message, which has not expired."""
-        return not has_expired(message_id) and (not self.regions or region(message_id) in self.regions)
+        """Return whether a message is on the group's topic, has not expired, and matches the group's filter."""
+        return (
+            topic_of(message_id) == self.topic
+            and not has_expired(message_id)
+            and (not self.regions or region(message_id) in self.regions)
+        )
 
 
 REGIONS = ("eu", "us", "asia")
@@ -94,6 +123,8 @@ GROUPS = (
     Group("atomic", ordered=True, atomic=True),
     Group("batch", ordered=True, atomic=True, batch=True),
     Group("filtered", ordered=True, regions=("eu", "us")),
+    Group("relayed", ordered=True, topic=RELAYED),
+    Group("relayed-atomic", ordered=True, topic=RELAYED, atomic=True),
 )
 
 POISON, REJECT, FLAKY, PUT_OFF, FINE = "poison", "reject", "flaky", "put off", "fine"
@@ -131,12 +162,15 @@ KILL_SEQUENCER = "SIGKILL inside the sequencer"
 KILL_CLAIM = "SIGKILL inside a claim"
 KILL_WATERMARK = "SIGKILL inside a watermark's transaction"
 KILL_ATOMIC = "SIGKILL inside an atomic handler"
+KILL_RELAY = "SIGKILL inside a relay's transaction"
+KILL_RELAYED = "SIGKILL of a relay between its two transactions"
 FREEZE_SUBSCRIBER = "SIGSTOP of a subscriber"
 FREEZE_PUBLISHER = "SIGSTOP of a publisher"
 FREEZE_SEQUENCER = "SIGSTOP inside the sequencer"
 FREEZE_CLAIM = "SIGSTOP inside a claim"
 FREEZE_WATERMARK = "SIGSTOP inside a watermark's transaction"
 FREEZE_ATOMIC = "SIGSTOP inside an atomic handler"
+FREEZE_RELAY = "SIGSTOP inside a relay's transaction"
 CUT = "KILL of random connections"
 IMPATIENT = "wait_timeout=2 for a while"
 OVERRIDE = "options overridden for a while"
@@ -152,6 +186,9 @@ TRAPS = {
     FREEZE_WATERMARK: "watermark",
     KILL_ATOMIC: "atomic",
     FREEZE_ATOMIC: "atomic",
+    KILL_RELAY: "relay",
+    FREEZE_RELAY: "relay",
+    KILL_RELAYED: "relayed",
 }
 """Action → the trap in which a process waits for it."""
 
@@ -161,6 +198,7 @@ DECK = (
     *[CUT] * 3,
     *[FREEZE_SUBSCRIBER, FREEZE_SEQUENCER, FREEZE_CLAIM, FREEZE_ATOMIC, FREEZE_WATERMARK, FREEZE_PUBLISHER],
     *[KILL_SEQUENCER, KILL_CLAIM, KILL_WATERMARK, KILL_ATOMIC, KILL_CHILD, KILL_SUPERVISOR],
+    *[KILL_RELAY, KILL_RELAYED, FREEZE_RELAY],
     *[IMPATIENT, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
@@ -184,24 +222,19 @@ class Action:
 def actions(seed: int, seconds: float) -> list[Action]:
     """Return the actions of a run: shuffled decks, so that a short run has every kind too.
 
-    After each deck the server crashes or restarts, in turn.
+    In the middle of each deck the server crashes, and after it, it restarts.
     """
     return list(_actions(random.Random(seed), seconds))
 
 
 def _actions(rng: random.Random, seconds: float) -> Iterator[Action]:
     at = 5.0
-    for server in _alternating():
+    while True:
         deck = list(DECK)
         rng.shuffle(deck)
-        for kind in (*deck, server):
+        middle = len(deck) // 2
+        for kind in (*deck[:middle], CRASH, *deck[middle:], RESTART):
             if at >= seconds:
                 return
             yield Action(round(at, 2), kind, rng.random())
             at += rng.uniform(SHORTEST, LONGEST)
-
-
-def _alternating() -> Iterator[str]:
-    while True:
-        yield CRASH
-        yield RESTART

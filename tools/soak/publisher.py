@@ -18,6 +18,7 @@ import random
 import secrets
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ class Publisher:
         sent = []
         rows: list[str | int] = []
         at_once = self._rng.random() < 0.5
-        batch = []
+        batches: dict[str, list[Message]] = defaultdict(list)
         for number in numbers:
             event = json.loads(self._rng.choice(self._events))
             key, message_id = key_of(event), f"{self.name}:{number}"
@@ -140,15 +141,17 @@ class Publisher:
                     delay = self._rng.uniform(0.1, 8)
                     options["max_delay"] = delay + 8
             options |= {"delay": delay, "priority": priority}
-            batch.append(Message(event, key=key, id=message_id, **options))
+            topic = plan.topic_of(message_id)
+            batches[topic].append(Message(event, key=key, id=message_id, **options))
             if coalescing is None:
                 sent.append((message_id, key, priority))
             rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
-                publish(plan.TOPIC, event, key=key, id=message_id, **options)
+                publish(topic, event, key=key, id=message_id, **options)
                 self._pause(seconds / len(numbers))
         if at_once:
-            publish_many(plan.TOPIC, batch)
+            for topic, batch in batches.items():
+                publish_many(topic, batch)
             self._pause(seconds)
         with connection.cursor() as cursor:
             cursor.execute(INSERT_LEDGER + ", ".join([LEDGER_ROW] * len(numbers)), rows)
@@ -182,7 +185,7 @@ class Publisher:
                 "metadata": metadata,
                 "expires_at": plan.expiry(message_id),
             }
-            publish(plan.TOPIC, body, key=key, id=message_id, **options)
+            publish(plan.topic_of(message_id), body, key=key, id=message_id, **options)
         except Error:
             connection.close()
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from soak.facts import Evidence, Verdict
 from soak.monitor import Sample
-from soak.plan import GROUPS
+from soak.plan import GROUPS, RELAYED, topic_of
 from soak.records import COMMITTED, REPEATED, ROLLED_BACK, STARTED, UNKNOWN
 
 ROWS = 12
@@ -53,8 +53,8 @@ class Report:
         result = "passed" if self.ok else "FAILED"
         said = (
             f"`{self.command}` on {self.machine}. {self.traffic['messages committed']} messages committed "
-            f"({rate:.0f} per second), each published for {len(GROUPS)} groups. The queue was drained "
-            f"{self.drained_after:.0f} s after the last message."
+            f"({rate:.0f} per second), on {len({group.topic for group in GROUPS})} topics with {len(GROUPS)} groups. "
+            f"The queue was drained {self.drained_after:.0f} s after the last message."
         )
         held = f"Publishers were paused in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
         away = sum(to - since for since, to in self.downtimes)
@@ -87,7 +87,7 @@ class Report:
 
     def _lags(self) -> str:
         step = max(1, len(self.samples) // ROWS)
-        names = ("outbox", *(group.name for group in GROUPS))
+        names = ("outbox", "relay", *(group.name for group in GROUPS))
         return table(
             ("second", "committed", *names),
             ((f"{one.at:.0f}", one.committed, *(one.lags[name] for name in names)) for one in self.samples[::step]),
@@ -124,6 +124,9 @@ def traffic(evidence: Evidence) -> dict[str, int]:
     return {
         "messages committed": len(evidence.ledger),
         "of those scheduled": sum(entry.scheduled for entry in evidence.ledger),
+        "of those relayed to the other database": sum(
+            topic_of(entry.message_id) == RELAYED for entry in evidence.ledger
+        ),
         "partitions": len({entry.key for entry in evidence.ledger}),
         "in the largest partition": max(Counter(entry.key for entry in evidence.ledger).values(), default=0),
         "transactions committed": verbs[COMMITTED],
@@ -142,6 +145,7 @@ def groups(evidence: Evidence) -> list[dict[str, object]]:
         found.append(
             {
                 "group": group.name,
+                "topic": group.topic,
                 "messages started": len(set(starts)),
                 "starts": len(starts),
                 "more than one start": sum(count > 1 for count in Counter(starts).values()),

@@ -8,12 +8,13 @@ SECRET_KEY = "soak"  # noqa: S105
 INSTALLED_APPS = ["django_mysqlqueue", "soak.app"]
 USE_TZ = True
 DATABASES = {
-    "default": {
+    alias: {
         "ENGINE": "django.db.backends.mysql",
-        "NAME": "mysqlqueue",
+        "NAME": "mysqlqueue" if alias == plan.HOME else f"mysqlqueue_{alias}",
         "USER": "root",
         "OPTIONS": {"unix_socket": os.environ["SOAK_SOCKET"], "charset": "utf8mb4"},
     }
+    for alias in plan.ALIASES
 }
 SILENCED_SYSTEM_CHECKS: list[str] = []
 # Shorter than the defaults, so that a run of minutes covers what would take hours.
@@ -28,4 +29,5 @@ MYSQLQUEUE = {
     "MAX_POLL_INTERVAL": 0.5,
     "CLAIM_SIZE": 50,
     "RETENTION": plan.RETENTION,
+    "TOPICS": {plan.RELAYED: {"DATABASE": plan.OTHER, "VIA": plan.HOME}},
 }

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from django.db import connection
+from django.db import connections
 
 from django_mysqlqueue import Delivery, subscriber
 from django_mysqlqueue.limits import lane
@@ -29,7 +29,15 @@ def note(verb: str, deliveries: Sequence[Delivery]) -> None:
         records.write(
             records.group_file(FOLDER, deliveries[0].group),
             [
-                records.Step(verb, one.id, lane(one.key or "", one.priority), one.offset, one.attempt, at, me)
+                records.Step(
+                    verb,
+                    one.id,
+                    lane(one.key or "", one.priority),
+                    plan.place(one._using, one.offset),
+                    one.attempt,
+                    at,
+                    me,
+                )
                 for one in deliveries
             ],
         )
@@ -76,6 +84,7 @@ def act(delivery: Delivery) -> None:
 @subscriber(plan.TOPIC, group="strict", on_failure="block")
 @subscriber(plan.TOPIC, group="shared", mode="shared")
 @subscriber(plan.TOPIC, group="filtered", filter={"region": ["eu", "us"]})
+@subscriber(plan.RELAYED, group="relayed")
 def simple(delivery: Delivery) -> None:
     with called(delivery):
         act(delivery)
@@ -86,7 +95,7 @@ INSERT_EFFECT = "INSERT INTO soak_effects (consumer_group, message_id) VALUES "
 
 
 def effect(deliveries: Sequence[Delivery]) -> None:
-    with connection.cursor() as cursor:
+    with connections[deliveries[0]._using].cursor() as cursor:
         cursor.execute(
             INSERT_EFFECT + ", ".join(["(%s, %s)"] * len(deliveries)),
             [value for one in deliveries for value in (one.group, one.id)],
@@ -94,6 +103,7 @@ def effect(deliveries: Sequence[Delivery]) -> None:
 
 
 @subscriber(plan.TOPIC, group="atomic", atomic=True)
+@subscriber(plan.RELAYED, group="relayed-atomic", atomic=True)
 def atomic(delivery: Delivery) -> None:
     with called(delivery):
         effect([delivery])

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.models import DeliveryState, OutboxMessage
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, RelayPosition, RelayWatermark
 
 LONGEST = 5.0
 """Maximum number of seconds that a process waits, in case the killer itself has ended."""
@@ -62,4 +62,8 @@ def _place(sql: str) -> str | None:
         return "claim"
     if sql.startswith("DELETE s") and DeliveryState._meta.db_table in sql:
         return "watermark"  # it was stored before its rows are deleted
+    if sql.startswith(f"UPDATE {RelayPosition._meta.db_table} "):
+        return "relay"  # the messages have been inserted, the position has not been stored
+    if sql.startswith(f"INSERT INTO {RelayWatermark._meta.db_table} "):
+        return "relayed"  # the messages and the position are committed, but the source does not know
     return None
