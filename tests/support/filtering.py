@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any
 
 from django_mysqlqueue.filter_policies import FilterPolicy, parse
 from django_mysqlqueue.limits import COALESCE, EXPIRES_AT
@@ -31,23 +34,40 @@ EXPIRED = {EXPIRES_AT: LONG_AGO}
 
 def has_expired(message: Logged | Waiting) -> bool:
     """Whether a message expired long ago. Copies of it, such as dead letters, do not expire."""
-    return not message.original_id and json.loads(message.metadata).get(EXPIRES_AT) == LONG_AGO
+    return not message.original_id and _metadata(message.metadata).get(EXPIRES_AT) == LONG_AGO
+
+
+@lru_cache(maxsize=50_000)
+def _metadata(text: str) -> Mapping[str, Any]:
+    """What is in metadata. The same rows are looked at again and again."""
+    return dict(json.loads(text))
 
 
 def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
     """Whether a later message of the log, or one that will enter it, has the coalesce key of a message."""
-    key = coalesced(message)
-    if key is None:
-        return False
-    offset = getattr(message, "offset", 2**62)
-    if any(_supersedes(one, key) and one.offset > offset for one in tables.log.values()):
-        return True
-    return any(_supersedes(one, key) and one.id != message.id and _follows(one, message) for one in tables.outbox)
+    return superseded_in(tables)(message)
 
 
-def _supersedes(one: Logged | Waiting, key: tuple[str, str, str]) -> bool:
-    """A message for one group supersedes nothing."""
-    return not one.target_group and coalesced(one) == key
+def superseded_in(tables: Tables) -> Callable[[Logged | Waiting], bool]:
+    """``is_superseded`` for many messages. A message for one group supersedes nothing."""
+    last: dict[tuple[str, str, str], int] = {}
+    waiting: dict[tuple[str, str, str], list[Waiting]] = defaultdict(list)
+    for logged in tables.log.values():
+        if not logged.target_group and (key := coalesced(logged)) is not None:
+            last[key] = max(logged.offset, last.get(key, 0))
+    for one in tables.outbox:
+        if not one.target_group and (key := coalesced(one)) is not None:
+            waiting[key].append(one)
+
+    def is_superseded(message: Logged | Waiting) -> bool:
+        key = coalesced(message)
+        if key is None:
+            return False
+        if last.get(key, 0) > getattr(message, "offset", 2**62):
+            return True
+        return any(one.id != message.id and _follows(one, message) for one in waiting.get(key, ()))
+
+    return is_superseded
 
 
 def _follows(one: Waiting, other: Logged | Waiting) -> bool:
@@ -63,13 +83,13 @@ def coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
     """The coalesce key with its topic and partition. Copies, such as dead letters, have none."""
     if message.original_id:
         return None
-    key = json.loads(message.metadata).get(COALESCE)
+    key = _metadata(message.metadata).get(COALESCE)
     return None if key is None else (message.topic, message.key, key)
 
 
 def matches(message: Logged | Waiting, policy: FilterPolicy | None) -> bool:
     """Whether a filter and its expiry let a message through; None: no filter. One for a single group bypasses it."""
-    passes = bool(message.target_group) or policy is None or policy.matches(json.loads(message.metadata))
+    passes = bool(message.target_group) or policy is None or policy.matches(_metadata(message.metadata))
     return passes and not has_expired(message)
 
 
@@ -90,10 +110,12 @@ def unmatched(
         filters: all filters that groups have had; those of other groups are the ones that they have now.
     """
     policies = {ref: (filter_of(group),) for ref, group in tables.groups.items()} | dict(filters or {})
+    is_superseded = superseded_in(tables)
+    superseded = {message.offset for message in tables.log.values() if is_superseded(message)}
     return frozenset(
         (ref, message.offset)
         for ref in tables.groups
         for message in tables.log.values()
         if is_for(message, ref)
-        and (is_superseded(message, tables) or not all(matches(message, policy) for policy in policies[ref] or (None,)))
+        and (message.offset in superseded or not all(matches(message, policy) for policy in policies[ref] or (None,)))
     )
