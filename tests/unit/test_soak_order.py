@@ -30,8 +30,12 @@ def samples(group, *seen):
     return [Progress(at, {(group, "a"): (watermark, watermark)}) for at, watermark in seen]
 
 
+def is_on_topic(group, number):
+    return plan.topic_of(name(number)) == GROUPS[group].topic
+
+
 def fine_messages(group, count, fates=(plan.FINE,)):
-    found = [n for n in range(0, TOTAL, 3) if plan.fate(group, name(n)) in fates]
+    found = [n for n in range(0, TOTAL, 3) if plan.fate(group, name(n)) in fates and is_on_topic(group, n)]
     return found[:count]
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import django
 import servers
 
-from soak import checker, logs, plan
+from soak import checker, logs, plan, records
 from soak.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "second": ("--threads", "3"),
     "atomic-only": (*(f"--group={name}" for name in ("atomic", "batch", "relayed-atomic")), "--threads", "2"),
     "small-batches": (
-        *(f"--group={name}" for name in ("skip", "strict", "shared", "filtered", "relayed")),
+        *(
+            f"--group={name}"
+            for name in ("skip", "strict", "shared", "filtered", "relayed", "sql-ordered", "sql-shared")
+        ),
         "--claim-size",
         "10",
     ),
@@ -52,6 +55,8 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
 PROCESSES = sum(
     int(more[more.index("--processes") + 1]) if "--processes" in more else 1 for more in SUBSCRIBERS.values()
 )
+CLIENTS = 2
+"""Clients in plain SQL."""
 SPARED = "steady"
 DRAIN_PATIENCE = 150.0
 """Seconds without progress after which a queue counts as stuck. The last settled rows may wait for housekeeping."""
@@ -121,6 +126,7 @@ class Soak:
         self.server.execute(f"CREATE DATABASE mysqlqueue_{plan.OTHER} CHARACTER SET utf8mb4")
         for alias in plan.ALIASES:
             self._django("migrate", verbosity=0, database=alias)
+        self._django("queueprocedures", verbosity=0)
         evidence.create_tables()
         try:
             return self._run()
@@ -160,7 +166,7 @@ class Soak:
 
         self._turn_until(is_drained_or_stuck, monitor.turn, say)
         took = time.monotonic() - stopped
-        unclean += self.fleet.stop(self.fleet.subscribers)
+        unclean += self.fleet.stop([*self.fleet.subscribers, *self.fleet.clients])
         unclean += [f"{slot.name} {end}" for slot in self.fleet.slots for end in slot.ends]
         findings = logs.read_all(
             {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
@@ -213,6 +219,8 @@ class Soak:
         for name, more in SUBSCRIBERS.items():
             command = ("-m", "django", "runsubscriber", "--name", name, *more)
             self.fleet.add(name, *command, spared=name == SPARED)
+        for number in range(CLIENTS):
+            self.fleet.add(f"client-{number}", "-m", "soak.sql_client", client=True)
         for slot in self.fleet.slots:
             wait_for(lambda slot=slot: self.fleet.has_started(slot))  # type: ignore[misc]
         publisher = ("-m", "soak.publisher")
@@ -244,6 +252,11 @@ class Soak:
         if not gathered.ledger:
             missing.append("publishing")
         asked = self.options.minutes >= COVERAGE_MINUTES
+        for group in plan.SQL_GROUPS if asked else ():
+            started = [one.process.endswith(records.SQL) for one in gathered.steps[group.name]]
+            for is_client, who in ((True, "clients in plain SQL"), (False, "subscribers")):
+                if is_client not in started:
+                    missing.append(f"work of {who} for {group.name}")
         compared = f"{len(plan.ACTIONS)} kinds of disturbance" if asked else "not checked in a run this short"
         return checker.verdict("every kind of disturbance occurred", compared, [f"{kind}: never" for kind in missing])
 

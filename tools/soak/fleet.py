@@ -27,6 +27,8 @@ class Slot:
     command: tuple[str, ...]
     log: Path
     is_publisher: bool = False
+    is_client: bool = False
+    """Whether it is a client in plain SQL."""
     is_spared: bool = False
     """Whether it is never killed, because its memory is measured through the whole run."""
     process: subprocess.Popen[bytes] | None = None
@@ -72,14 +74,21 @@ class Fleet:
 
     @property
     def subscribers(self) -> list[Slot]:
-        return [slot for slot in self.slots if not slot.is_publisher]
+        return [slot for slot in self.slots if not slot.is_publisher and not slot.is_client]
 
     @property
     def publishers(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.is_publisher]
 
-    def add(self, name: str, *command: str, publisher: bool = False, spared: bool = False) -> Slot:
-        slot = Slot(name, command, self._folder / f"{name}.log", is_publisher=publisher, is_spared=spared)
+    @property
+    def clients(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_client]
+
+    def add(
+        self, name: str, *command: str, publisher: bool = False, client: bool = False, spared: bool = False
+    ) -> Slot:
+        log = self._folder / f"{name}.log"
+        slot = Slot(name, command, log, is_publisher=publisher, is_client=client, is_spared=spared)
         self.slots.append(slot)
         self._start(slot)
         return slot
@@ -130,7 +139,7 @@ class Fleet:
         with slot.log.open("rb") as log:
             log.seek(slot.log_from)
             text = log.read()
-        slot.is_ready = b"subscriber.started" in text
+        slot.is_ready = (b"client.started" if slot.is_client else b"subscriber.started") in text
         return slot.is_ready
 
     def kill(self, pid: int) -> None:
@@ -150,7 +159,7 @@ class Fleet:
     # -- the end --------------------------------------------------------------
 
     def stop(self, slots: list[Slot]) -> list[str]:
-        """Stop processes: subscribers with SIGTERM, publishers by the file that they watch.
+        """Stop processes: subscribers and clients with SIGTERM, publishers by the file that they watch.
 
         Returns:
             A line for each process that did not exit cleanly.

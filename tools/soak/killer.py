@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,21 +100,10 @@ class Killer:
     def _act(self, action: Action) -> str | None:
         """Perform an action. Return what it hit, or None if it found nothing to hit."""
         match action.kind:
-            case plan.KILL_SUBSCRIBER:
-                alone = [slot.pid for slot in self._subscribers() if "--processes" not in slot.command]
-                return self._kill(_choose([pid for pid in alone if pid is not None], action), action)
-            case plan.KILL_CHILD:
-                return self._kill(
-                    _choose([pid for one in self._supervisors() for pid in children_of(one)], action), action
-                )
-            case plan.KILL_SUPERVISOR:
-                return self._kill(_choose(self._supervisors(), action), action)
-            case plan.KILL_PUBLISHER:
-                return self._kill(_choose(self._publishers(), action), action)
-            case plan.FREEZE_SUBSCRIBER:
-                return self._freeze(_choose(self._fleet.workers(spared=True), action), action)
-            case plan.FREEZE_PUBLISHER:
-                return self._freeze(_choose(self._publishers(), action), action)
+            case plan.KILL_SUBSCRIBER | plan.KILL_CHILD | plan.KILL_SUPERVISOR | plan.KILL_PUBLISHER | plan.KILL_CLIENT:
+                return self._kill(_choose(self._candidates(action.kind), action), action)
+            case plan.FREEZE_SUBSCRIBER | plan.FREEZE_PUBLISHER | plan.FREEZE_CLIENT:
+                return self._freeze(_choose(self._candidates(action.kind), action), action)
             case plan.CUT:
                 return self._cut(action)
             case plan.IMPATIENT:
@@ -128,15 +117,23 @@ class Killer:
 
     # -- candidates -----------------------------------------------------------
 
-    def _subscribers(self) -> list[Slot]:
-        return [slot for slot in self._fleet.subscribers if not slot.is_spared and slot.pid is not None]
-
-    def _supervisors(self) -> list[int]:
-        return [slot.pid for slot in self._subscribers() if "--processes" in slot.command and slot.pid is not None]
-
-    def _publishers(self) -> list[int]:
-        slots = [slot for slot in self._fleet.publishers if not slot.is_spared]
-        return [slot.pid for slot in slots if slot.pid is not None]
+    def _candidates(self, kind: str) -> list[int]:
+        """Return the pids of the processes that an action may hit."""
+        subscribers = [slot for slot in self._fleet.subscribers if not slot.is_spared]
+        supervisors = _pids(slot for slot in subscribers if "--processes" in slot.command)
+        match kind:
+            case plan.KILL_SUBSCRIBER:
+                return _pids(slot for slot in subscribers if "--processes" not in slot.command)
+            case plan.KILL_SUPERVISOR:
+                return supervisors
+            case plan.KILL_CHILD:
+                return [pid for one in supervisors for pid in children_of(one)]
+            case plan.FREEZE_SUBSCRIBER:
+                return self._fleet.workers(spared=True)
+            case plan.KILL_CLIENT | plan.FREEZE_CLIENT:
+                return _pids(self._fleet.clients)
+            case _:
+                return _pids(slot for slot in self._fleet.publishers if not slot.is_spared)
 
     # -- processes ------------------------------------------------------------
 
@@ -244,10 +241,13 @@ class Killer:
             "prefetch": 1 + int(action.draw * 20),
             "poll_interval": 0.05,
         }
-        values |= {"rate": "2000/s", "rate_per_key": "500/s", "max_in_flight": 8, "max_in_flight_per_key": 3}
+        limits = {"rate": "2000/s", "rate_per_key": "500/s", "max_in_flight": 8, "max_in_flight_per_key": 3}
 
         def values_of(group: Group) -> dict[str, Any]:
-            return values | ({"filter": {"region": [*group.regions, "nowhere"]}} if group.regions else {})
+            if group in plan.SQL_GROUPS:  # the procedures refuse groups with limits
+                return values
+            found = {"filter": {"region": [*group.regions, "nowhere"]}} if group.regions else {}
+            return values | limits | found
 
         def restore() -> None:
             self._operate(
@@ -283,6 +283,10 @@ class Killer:
         self._note(plan.CRASH if crash else plan.RESTART, began)
         self.downtimes.append((began - self._began, time.monotonic() - self._began))
         return f"away for {time.monotonic() - began:.1f} s"
+
+
+def _pids(slots: Iterable[Slot]) -> list[int]:
+    return [slot.pid for slot in slots if slot.pid is not None]
 
 
 def _choose(pids: list[int], action: Action) -> int | None:

@@ -14,9 +14,11 @@ ALIASES = (HOME, OTHER)
 TOPIC = "soak.events"
 RELAYED = "soak.relayed"
 """A topic in the other database. Its messages are published via the first one, and relayed."""
-HOMES = {TOPIC: HOME, RELAYED: OTHER}
+SQL = "soak.sql"
+"""A topic whose groups have clients in plain SQL beside their subscribers."""
+HOMES = {TOPIC: HOME, RELAYED: OTHER, SQL: HOME}
 """Topic → the database that it is in at the end."""
-_TOPICS = (*[RELAYED] * 4, *[TOPIC] * 16)
+_TOPICS = (*[RELAYED] * 4, *[SQL] * 3, *[TOPIC] * 13)
 PARTITIONS = 200
 NAME_INSIDE = "soak_message"
 """The field of a payload with the message id."""
@@ -95,8 +97,8 @@ def coalescing(message_id: str) -> Coalescing | None:
     """Return the coalesce key of a message, or None. It depends on the message id, so that the checker knows it."""
     draw = zlib.crc32(f"coalescing:{message_id}".encode())
     kind, draw = draw % COALESCED, draw // COALESCED
-    if kind > 1:
-        return None
+    if kind > 1 or topic_of(message_id) == SQL:
+        return None  # the procedures refuse topics with coalesce keys
     publisher = message_id.rpartition(":")[0]
     return Coalescing(f"{publisher}/{kind}", f"coalesced#{draw % COALESCED_PARTITIONS}", debounces=kind == 1)
 
@@ -125,7 +127,10 @@ GROUPS = (
     Group("filtered", ordered=True, regions=("eu", "us")),
     Group("relayed", ordered=True, topic=RELAYED),
     Group("relayed-atomic", ordered=True, topic=RELAYED, atomic=True),
+    Group("sql-ordered", ordered=True, topic=SQL),
+    Group("sql-shared", ordered=False, topic=SQL, atomic=True),
 )
+SQL_GROUPS = tuple(group for group in GROUPS if group.topic == SQL)
 
 POISON, REJECT, FLAKY, PUT_OFF, FINE = "poison", "reject", "flaky", "put off", "fine"
 _SHARES = ((0.003, POISON), (0.006, REJECT), (0.026, FLAKY), (0.036, PUT_OFF))
@@ -162,6 +167,8 @@ KILL_SEQUENCER = "SIGKILL inside the sequencer"
 KILL_CLAIM = "SIGKILL inside a claim"
 KILL_WATERMARK = "SIGKILL inside a watermark's transaction"
 KILL_ATOMIC = "SIGKILL inside an atomic handler"
+KILL_CLIENT = "SIGKILL a client in plain SQL"
+KILL_CLIENT_INSIDE = "SIGKILL inside the transaction of a client in plain SQL"
 KILL_RELAY = "SIGKILL inside a relay's transaction"
 KILL_RELAYED = "SIGKILL of a relay between its two transactions"
 FREEZE_SUBSCRIBER = "SIGSTOP of a subscriber"
@@ -170,6 +177,8 @@ FREEZE_SEQUENCER = "SIGSTOP inside the sequencer"
 FREEZE_CLAIM = "SIGSTOP inside a claim"
 FREEZE_WATERMARK = "SIGSTOP inside a watermark's transaction"
 FREEZE_ATOMIC = "SIGSTOP inside an atomic handler"
+FREEZE_CLIENT = "SIGSTOP of a client in plain SQL"
+FREEZE_CLIENT_INSIDE = "SIGSTOP inside the transaction of a client in plain SQL"
 FREEZE_RELAY = "SIGSTOP inside a relay's transaction"
 CUT = "KILL of random connections"
 IMPATIENT = "wait_timeout=2 for a while"
@@ -186,6 +195,8 @@ TRAPS = {
     FREEZE_WATERMARK: "watermark",
     KILL_ATOMIC: "atomic",
     FREEZE_ATOMIC: "atomic",
+    KILL_CLIENT_INSIDE: "client",
+    FREEZE_CLIENT_INSIDE: "client",
     KILL_RELAY: "relay",
     FREEZE_RELAY: "relay",
     KILL_RELAYED: "relayed",
@@ -199,6 +210,7 @@ DECK = (
     *[FREEZE_SUBSCRIBER, FREEZE_SEQUENCER, FREEZE_CLAIM, FREEZE_ATOMIC, FREEZE_WATERMARK, FREEZE_PUBLISHER],
     *[KILL_SEQUENCER, KILL_CLAIM, KILL_WATERMARK, KILL_ATOMIC, KILL_CHILD, KILL_SUPERVISOR],
     *[KILL_RELAY, KILL_RELAYED, FREEZE_RELAY],
+    *[KILL_CLIENT, KILL_CLIENT, KILL_CLIENT_INSIDE, FREEZE_CLIENT, FREEZE_CLIENT_INSIDE],
     *[IMPATIENT, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))

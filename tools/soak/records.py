@@ -21,6 +21,8 @@ AGAIN = "A"
 """The payload was that of a duplicate of this message."""
 WRONG = "W"
 """The payload was that of another message."""
+SQL = "-sql"
+"""The end of the name of a process that is a client in plain SQL."""
 COMMITTED, ROLLED_BACK, UNKNOWN, REPEATED = "C", "B", "U", "P"
 
 

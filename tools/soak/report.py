@@ -12,7 +12,7 @@ from pathlib import Path
 from soak.facts import Evidence, Verdict
 from soak.monitor import Sample
 from soak.plan import GROUPS, RELAYED, topic_of
-from soak.records import COMMITTED, REPEATED, ROLLED_BACK, STARTED, UNKNOWN
+from soak.records import COMMITTED, REPEATED, ROLLED_BACK, SQL, STARTED, UNKNOWN
 
 ROWS = 12
 """Approximate number of rows in the table of lags."""
@@ -141,13 +141,15 @@ def traffic(evidence: Evidence) -> dict[str, int]:
 def groups(evidence: Evidence) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for group in GROUPS:
-        starts = [step.message_id for step in evidence.steps[group.name] if step.verb == STARTED]
+        steps = [step for step in evidence.steps[group.name] if step.verb == STARTED]
+        starts = [step.message_id for step in steps]
         found.append(
             {
                 "group": group.name,
                 "topic": group.topic,
                 "messages started": len(set(starts)),
                 "starts": len(starts),
+                "in plain SQL": sum(step.process.endswith(SQL) for step in steps),
                 "more than one start": sum(count > 1 for count in Counter(starts).values()),
                 "dead letters": sum(one.group == group.name for one in evidence.dead),
             }
