@@ -390,20 +390,27 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, 
 
 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:
-    """A message leaves the outbox for the log, or as a duplicate of one in the log; it never changes in the outbox."""
+    """A message leaves the outbox for the log, or as a duplicate of one in the log; it never changes in the outbox.
+
+    A route may send it to another database, or keep it here.
+    """
     end = end_of_log(earlier)
     waiting = {one.outbox_id: one for one in later.outbox}
-    known = {one.identity for one in messages(later)} | {one.identity for one in earlier.log.values()}
+    known = {_on_any_route(one) for one in (*messages(later), *earlier.log.values())}
     for message in earlier.outbox:
         now = waiting.get(message.outbox_id)
         if now is not None:
             if now._replace(deliver_at=message.deliver_at, is_debounced=message.is_debounced) != message:
                 yield f"the message {message.outbox_id} of the outbox has changed: {message}, now {now}"
-        elif message.id not in deletes and message.identity not in known:
+        elif message.id not in deletes and _on_any_route(message) not in known:
             # What GC has deleted meanwhile may have been this one.
             was_in_log = later.collected.get(message.topic, 0) > end
             if not was_in_log and not _is_replaced(message, later, end):
                 yield f"{message.identity} was lost between outbox and log"
+
+
+def _on_any_route(message: Message) -> tuple[str, str, str]:
+    return (naming.relayed_from(message.topic), message.key, message.id)
 
 
 def _is_replaced(message: Waiting, later: Tables, end: int) -> bool:

@@ -11,7 +11,7 @@ from soak.records import Step
 
 GROUPS = {group.name: group for group in plan.GROUPS}
 KEYS = ("a", "b", "c")
-TOTAL = 2500
+TOTAL = 2000
 """Enough that every group on the first topic has messages of every fate."""
 ONE, OTHER = "1-a", "2-b"
 """Processes."""

@@ -266,7 +266,7 @@ def test_messages_of_other_priorities_may_overtake(evidence):
         for group, mine in evidence.steps.items()
     }
     ledger = [
-        dataclasses.replace(entry, key=lane(entry.key, 1)) if entry.message_id == name(11) else entry
+        dataclasses.replace(entry, key=lane(entry.key, 1)) if entry.message_id == name(FIRST + 1) else entry
         for entry in evidence.ledger
     ]
     assert "offsets follow the order of publishing" not in violations(

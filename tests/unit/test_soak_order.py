@@ -150,7 +150,8 @@ def interleaved(steps, first, second, process):
 
 @pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
 def test_a_partition_is_worked_on_side_by_side(evidence, group):
-    first = next(n for n in range(0, TOTAL, 3) if {plan.fate(group, name(m)) for m in (n, n + 3)} == {plan.FINE})
+    fine = fine_messages(group, TOTAL)
+    first = next(n for n in fine if n + 3 in fine)
     check = f"{group}: one message of a partition at a time"
     same = with_steps(evidence, group, lambda steps: interleaved(steps, first, first + 3, ONE))
     # Whatever is done: a process knows what it works on.

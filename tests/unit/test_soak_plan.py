@@ -78,6 +78,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
         restarts={"steady": 0},
         traffic=report.traffic(evidence),
         groups=report.groups(evidence),
+        move=report.moved(evidence),
         samples=[Sample(5.0, 10, lags, held_back=True)],
         memory={"steady": [40.0, 50.0], "none": []},
         log_events={"poller.failed": 2},

@@ -46,7 +46,7 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "small-batches": (
         *(
             f"--group={name}"
-            for name in ("skip", "strict", "shared", "filtered", "relayed", "sql-ordered", "sql-shared")
+            for name in ("skip", "strict", "shared", "filtered", "relayed", "moved", "sql-ordered", "sql-shared")
         ),
         "--claim-size",
         "10",
@@ -60,6 +60,8 @@ CLIENTS = 2
 SPARED = "steady"
 DRAIN_PATIENCE = 150.0
 """Seconds without progress after which a queue counts as stuck. The last settled rows may wait for housekeeping."""
+PATIENCE = 60.0
+"""Additional seconds for the move of a topic in a short run."""
 COVERAGE_MINUTES = 3.0
 """Runs of at least this length must have had every kind of disturbance."""
 
@@ -139,20 +141,23 @@ class Soak:
         from soak import evidence, moments, report
         from soak.killer import Killer
         from soak.monitor import Monitor
+        from soak.mover import Mover
 
         seconds = self.options.minutes * 60
         self._start_fleet()
         killer = Killer(plan.actions(self.options.seed, seconds), self.fleet, self.server, self.folder)
         monitor = Monitor(self.fleet, self.folder)
+        mover = Mover(self.fleet, self.folder, self.options.seed, seconds, monitor.forget)
         began = time.monotonic()
         say = progress_line(monitor)
 
         def is_over() -> bool:
             """Return whether to stop: in time, but on a slow machine only after every kind of disturbance."""
             lasted = time.monotonic() - began
-            return lasted >= seconds and (not self._untried(killer.counts) or lasted >= 2 * seconds)
+            is_complete = mover.is_done and not self._untried(killer.counts)
+            return lasted >= seconds and (is_complete or lasted >= 2 * seconds + PATIENCE)
 
-        self._turn_until(is_over, killer.turn, monitor.turn, say)
+        self._turn_until(is_over, killer.turn, monitor.turn, mover.turn, say)
         lasted = time.monotonic() - began
         killer.settle()
         connections.close_all()  # the killer may have cut them
@@ -171,7 +176,8 @@ class Soak:
         findings = logs.read_all(
             {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
         )
-        gathered = evidence.gather(self.folder, monitor.progress, killer.troubles)
+        gathered = evidence.gather(self.folder, monitor.progress, [*killer.troubles, *mover.troubles])
+        moved = report.moved(gathered)
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
             *(one.verdict() for one in monitor.moments.values()),
@@ -186,6 +192,11 @@ class Soak:
             checker.check_memory(monitor.memory),
             *findings.verdicts(logs.bounds(killer.troubles, PROCESSES * len(plan.ALIASES))),
             checker.verdict("no process ended unexpectedly", f"{len(self.fleet.slots)} slots", unclean),
+            checker.verdict(
+                "a topic moved while its messages were published and handled",
+                f"{moved}",
+                [what for what, count in {**moved, "end of the move": mover.is_done}.items() if not count],
+            ),
             self._coverage(killer.counts, gathered),
         ]
         result = report.Report(
@@ -201,6 +212,7 @@ class Soak:
             restarts={slot.name: slot.starts - 1 for slot in self.fleet.slots},
             traffic=report.traffic(gathered),
             groups=report.groups(gathered),
+            move={**mover.report(), **moved},
             samples=monitor.samples,
             memory=monitor.memory,
             log_events=dict(findings.events),

@@ -38,6 +38,8 @@ class Slot:
     starts: int = 0
     kills: int = 0
     was_killed: bool = False
+    was_terminated: bool = False
+    """Whether it was asked to end, so that it is restarted."""
     is_ready: bool = False
     ends: list[str] = field(default_factory=list)
     """Unexpected ends."""
@@ -68,7 +70,9 @@ class Fleet:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._folder = folder
-        self._env = {**env, MARK: str(folder)}
+        self.mark = {MARK: str(folder)}
+        """In the environment of each process of this run."""
+        self._env = {**env, **self.mark}
         self.slots: list[Slot] = []
         self._stopping: set[str] = set()
 
@@ -106,7 +110,7 @@ class Fleet:
                 process_group=0,  # Ctrl-C must reach only the main process
             )
         slot.starts += 1
-        slot.was_killed = slot.is_ready = False
+        slot.was_killed = slot.was_terminated = slot.is_ready = False
 
     def tend(self) -> None:
         """Restart processes that have ended."""
@@ -123,6 +127,8 @@ class Fleet:
             slot.kills += 1
         elif code == 0 and slot.name in self._stopping:
             pass
+        elif slot.was_terminated and code in (0, 1, -signal.SIGTERM):
+            pass  # 1: the server was away; a signal: it had not begun
         elif not slot.is_publisher and code == 1 and not self.has_started(slot):
             pass  # the server was away; the check of the logs finds other causes
         else:
@@ -147,6 +153,12 @@ class Fleet:
             if slot.pid == pid:
                 slot.was_killed = True
         os.kill(pid, signal.SIGKILL)
+
+    def terminate(self, slot: Slot) -> None:
+        """Ask a process to end. It is restarted as if it had ended by itself."""
+        if slot.pid is not None:
+            slot.was_terminated = True
+            os.kill(slot.pid, signal.SIGTERM)
 
     def workers(self, *, spared: bool) -> list[int]:
         """Return the pids of the processes that run handlers: supervisors' children, and unsupervised processes."""

@@ -260,8 +260,13 @@ class Killer:
         return f"claims of {values['claim_size']} for {OVERRIDDEN:g} s"
 
     def _operate(self, operation: Callable[[Group], object]) -> None:
-        """Run an operation on each group. Connections are cut, so it may have to be run again."""
+        """Run an operation on each group that stays in a database.
+
+        Connections are cut, so it may have to be run again.
+        """
         for group in plan.GROUPS:
+            if group in plan.MOVED_GROUPS:
+                continue
             until = time.monotonic() + PATIENCE
             while True:
                 try:

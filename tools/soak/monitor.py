@@ -10,7 +10,7 @@ from django.db import Error, connections
 
 from soak import evidence, moments, plan, records
 from soak.facts import Progress
-from soak.fleet import Fleet, resident_mb
+from soak.fleet import Fleet, Slot, resident_mb
 from soak.publisher import HOLD
 
 EVERY = 5.0
@@ -47,6 +47,11 @@ class Monitor:
     def stuck_for(self) -> float:
         """Return the seconds since the lags last decreased."""
         return time.monotonic() - self._fell_at
+
+    def forget(self, slot: Slot) -> None:
+        """Begin the samples of a process's memory again: it was restarted."""
+        if slot.name in self.memory:
+            self.memory[slot.name].clear()
 
     def turn(self) -> None:
         now = time.monotonic()

@@ -16,9 +16,13 @@ RELAYED = "soak.relayed"
 """A topic in the other database. Its messages are published via the first one, and relayed."""
 SQL = "soak.sql"
 """A topic whose groups have clients in plain SQL beside their subscribers."""
-HOMES = {TOPIC: HOME, RELAYED: OTHER, SQL: HOME}
+MOVED = "soak.moved"
+"""A topic that moves to the other database during the run."""
+MOVED_SETTINGS = "moved-settings"
+"""While this file exists, processes start with the settings that name the other database for the topic."""
+HOMES = {TOPIC: HOME, RELAYED: OTHER, SQL: HOME, MOVED: OTHER}
 """Topic → the database that it is in at the end."""
-_TOPICS = (*[RELAYED] * 4, *[SQL] * 3, *[TOPIC] * 13)
+_TOPICS = (*[RELAYED] * 3, *[SQL] * 3, *[MOVED] * 2, *[TOPIC] * 12)
 PARTITIONS = 200
 NAME_INSIDE = "soak_message"
 """The field of a payload with the message id."""
@@ -33,7 +37,7 @@ RETENTION = 60.0
 
 def topic_of(message_id: str) -> str:
     """Return the topic of a message. It depends on the message id, so that the checker knows it."""
-    return _TOPICS[zlib.crc32(f"topic:{message_id}".encode()) % len(_TOPICS)]
+    return _TOPICS[zlib.crc32(f"published to:{message_id}".encode()) % len(_TOPICS)]
 
 
 LOG_SIZE = 10**12
@@ -81,6 +85,8 @@ EXPIRED = 20
 COALESCED = 10
 """One of this number of messages has a coalesce key, and another one of them is debounced."""
 COALESCED_PARTITIONS = 2
+NOT_COALESCED = (SQL, MOVED)
+"""The procedures refuse topics with coalesce keys. Debounced messages replace each other only under one setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,8 @@ def coalescing(message_id: str) -> Coalescing | None:
     """Return the coalesce key of a message, or None. It depends on the message id, so that the checker knows it."""
     draw = zlib.crc32(f"coalescing:{message_id}".encode())
     kind, draw = draw % COALESCED, draw // COALESCED
-    if kind > 1 or topic_of(message_id) == SQL:
-        return None  # the procedures refuse topics with coalesce keys
+    if kind > 1 or topic_of(message_id) in NOT_COALESCED:
+        return None
     publisher = message_id.rpartition(":")[0]
     return Coalescing(f"{publisher}/{kind}", f"coalesced#{draw % COALESCED_PARTITIONS}", debounces=kind == 1)
 
@@ -127,10 +133,13 @@ GROUPS = (
     Group("filtered", ordered=True, regions=("eu", "us")),
     Group("relayed", ordered=True, topic=RELAYED),
     Group("relayed-atomic", ordered=True, topic=RELAYED, atomic=True),
+    Group("moved", ordered=True, topic=MOVED, strict=True),
+    Group("moved-atomic", ordered=True, topic=MOVED, atomic=True),
     Group("sql-ordered", ordered=True, topic=SQL),
     Group("sql-shared", ordered=False, topic=SQL, atomic=True),
 )
 SQL_GROUPS = tuple(group for group in GROUPS if group.topic == SQL)
+MOVED_GROUPS = tuple(group for group in GROUPS if group.topic == MOVED)
 
 POISON, REJECT, FLAKY, PUT_OFF, FINE = "poison", "reject", "flaky", "put off", "fine"
 _SHARES = ((0.003, POISON), (0.006, REJECT), (0.026, FLAKY), (0.036, PUT_OFF))
@@ -169,6 +178,7 @@ KILL_WATERMARK = "SIGKILL inside a watermark's transaction"
 KILL_ATOMIC = "SIGKILL inside an atomic handler"
 KILL_CLIENT = "SIGKILL a client in plain SQL"
 KILL_CLIENT_INSIDE = "SIGKILL inside the transaction of a client in plain SQL"
+KILL_MOVE = "SIGKILL or failure of a command that moves a topic"
 KILL_RELAY = "SIGKILL inside a relay's transaction"
 KILL_RELAYED = "SIGKILL of a relay between its two transactions"
 FREEZE_SUBSCRIBER = "SIGSTOP of a subscriber"

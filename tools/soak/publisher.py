@@ -16,6 +16,7 @@ import json
 import os
 import random
 import secrets
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -111,8 +112,8 @@ class Publisher:
         """Publish messages, with pauses in between.
 
         Returns:
-            The id, the key and the priority of each that has no coalesce key. A duplicate of one that has might be
-            published after the one that has replaced it, and replace that.
+            The id, the key and the priority of each that may be published again. A duplicate of one that has a coalesce
+            key might be published after the one that has replaced it, and replace that.
         """
         from django.db import connection
 
@@ -143,7 +144,8 @@ class Publisher:
             options |= {"delay": delay, "priority": priority}
             topic = plan.topic_of(message_id)
             batches[topic].append(Message(event, key=key, id=message_id, **options))
-            if coalescing is None:
+            # After a move, ids from before it are not recognized as duplicates.
+            if coalescing is None and topic != plan.MOVED:
                 sent.append((message_id, key, priority))
             rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
@@ -205,6 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     django.setup()
     stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     events = read_events()
     publishers = [Publisher(f"{options.name}.{n}", options.seed, events, stop) for n in range(options.threads)]
     threads = [
@@ -218,7 +221,7 @@ def main() -> None:
         thread.start()
     stop_file = Path(os.environ["SOAK_FOLDER"]) / "stop-publishing"
     for _ in _every(0.2):
-        if stop_file.exists() or not any(thread.is_alive() for thread in threads):
+        if stop.is_set() or stop_file.exists() or not any(thread.is_alive() for thread in threads):
             break
     stop.set()
     for thread in threads:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from soak.facts import Evidence, Verdict
 from soak.monitor import Sample
-from soak.plan import GROUPS, RELAYED, topic_of
+from soak.plan import GROUPS, LOG_SIZE, MOVED_GROUPS, RELAYED, topic_of
 from soak.records import COMMITTED, REPEATED, ROLLED_BACK, SQL, STARTED, UNKNOWN
 
 ROWS = 12
@@ -35,6 +35,7 @@ class Report:
     restarts: Mapping[str, int]
     traffic: Mapping[str, int]
     groups: Sequence[Mapping[str, object]]
+    move: Mapping[str, object]
     samples: Sequence[Sample]
     memory: Mapping[str, Sequence[float]]
     log_events: Mapping[str, int]
@@ -69,6 +70,8 @@ class Report:
             table(("", "count"), self.traffic.items()),
             "## Groups",
             table(tuple(self.groups[0]), (tuple(group.values()) for group in self.groups)),
+            "## Move of a topic",
+            table(("", ""), self.move.items()),
             "## Lag over time (messages)",
             held,
             self._lags(),
@@ -136,6 +139,13 @@ def traffic(evidence: Evidence) -> dict[str, int]:
         "long ones that met an error": longs[UNKNOWN],
         "ids published once more": verbs[REPEATED],
     }
+
+
+def moved(evidence: Evidence) -> dict[str, int]:
+    """Return how many starts of the moved groups were in each database."""
+    starts = [step for group in MOVED_GROUPS for step in evidence.steps[group.name] if step.verb == STARTED]
+    before = sum(step.offset < LOG_SIZE for step in starts)
+    return {"starts in the old database": before, "starts in the new one": len(starts) - before}
 
 
 def groups(evidence: Evidence) -> list[dict[str, object]]:

@@ -1,6 +1,8 @@
 """Settings of the soak test's processes. The environment has SOAK_FOLDER and SOAK_SOCKET."""
 
 import os
+from pathlib import Path
+from typing import Any
 
 from soak import plan
 
@@ -18,7 +20,7 @@ DATABASES = {
 }
 SILENCED_SYSTEM_CHECKS: list[str] = []
 # Shorter than the defaults, so that a run of minutes covers what would take hours.
-MYSQLQUEUE = {
+MYSQLQUEUE: dict[str, Any] = {
     "LEASE_DURATION": plan.LEASE,
     "LEASE_RENEWAL_INTERVAL": plan.LEASE / 3,
     "VISIBILITY_TIMEOUT": 8,
@@ -31,3 +33,5 @@ MYSQLQUEUE = {
     "RETENTION": plan.RETENTION,
     "TOPICS": {plan.RELAYED: {"DATABASE": plan.OTHER, "VIA": plan.HOME}},
 }
+if (Path(os.environ["SOAK_FOLDER"]) / plan.MOVED_SETTINGS).exists():
+    MYSQLQUEUE["TOPICS"] |= {plan.MOVED: {"DATABASE": plan.OTHER, "VIA": plan.HOME}}

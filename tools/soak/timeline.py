@@ -160,14 +160,14 @@ def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
 
     The first check also fails if a partition receives more messages than its handler can take. The second one counts
     from the start of the previous message of the partition, so it fails only if the partition is forgotten. Times
-    during which the server was away or a subscriber was frozen do not count, nor does one lease duration after the
-    server is back. Scheduled messages are not checked.
+    during which the server was away, a subscriber was frozen or a move was interrupted do not count, nor does one lease
+    duration after the server is back. Scheduled messages are not checked.
     """
     committed = _committed(evidence)
     excused = _merged(
         (one.since, one.until + (LEASE if one.kind in AWAY else 0.0))
         for one in evidence.troubles
-        if one.kind in AWAY | FREEZES - {plan.FREEZE_PUBLISHER}
+        if one.kind in AWAY | {plan.KILL_MOVE} | FREEZES - {plan.FREEZE_PUBLISHER}
     )
     waits: list[tuple[float, float, str]] = []
     stops: list[tuple[float, float, str]] = []

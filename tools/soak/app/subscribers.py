@@ -85,6 +85,7 @@ def act(delivery: Delivery) -> None:
 @subscriber(plan.TOPIC, group="shared", mode="shared")
 @subscriber(plan.TOPIC, group="filtered", filter={"region": ["eu", "us"]})
 @subscriber(plan.RELAYED, group="relayed")
+@subscriber(plan.MOVED, group="moved", on_failure="block")
 @subscriber(plan.SQL, group="sql-ordered")
 def simple(delivery: Delivery) -> None:
     with called(delivery):
@@ -105,6 +106,7 @@ def effect(deliveries: Sequence[Delivery]) -> None:
 
 @subscriber(plan.TOPIC, group="atomic", atomic=True)
 @subscriber(plan.RELAYED, group="relayed-atomic", atomic=True)
+@subscriber(plan.MOVED, group="moved-atomic", atomic=True)
 @subscriber(plan.SQL, group="sql-shared", mode="shared", atomic=True)
 def atomic(delivery: Delivery) -> None:
     with called(delivery):
