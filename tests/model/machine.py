@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.backoff import Backoff
@@ -31,7 +31,8 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS
+from tests.conftest import QUEUE_MODELS, empty
+from tests.model.other_database import MOVES, OTHER, RELAYED, TOPIC, OtherDatabase
 from tests.model.queue_model import Life, Model, Published, Spec
 from tests.support import invariants, oracle
 from tests.support.filtering import EU, US
@@ -48,7 +49,10 @@ SPECS = [
     Spec(GroupRef("strict", "b"), on_failure="block", backoff=SLOW),
     Spec(GroupRef("shared", "b"), mode="shared", atomic=True, max_attempts=2),
     Spec(LATE, max_attempts=1),
+    Spec(MOVES),
 ]
+OF_ALL = (LATE, MOVES)
+"""Groups that all subscribers work for, if they are registered."""
 KEYS = ("x", "y", lane("x", 10), lane("y", -10))
 LEASE, RENEWAL, VISIBILITY = 30.0, 10.0, 20.0
 EPOCH = 1_800_000_000_000
@@ -268,7 +272,7 @@ class Publisher:
         return function() if self._thread is None else self._thread.submit(function).result(60)
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(OtherDatabase):
     """The rules. Those that pick a subscriber count around the ones that are there."""
 
     clock: Time
@@ -282,7 +286,9 @@ class Machine(RuleBasedStateMachine):
         for model in (*QUEUE_MODELS, Effect):
             if model.objects.exists():
                 model.objects.all().delete()
+        empty(OTHER)
         self.model = Model(SPECS)
+        self.model.entering[TOPIC] = RELAYED
         self.processes: list[Process] = []
         self.started = 0
         self.numbers = 0
@@ -311,8 +317,8 @@ class Machine(RuleBasedStateMachine):
         self.model.registered(ref)
 
     def some_groups(self, which: int) -> list[GroupRef]:
-        """A bit for each that is there; all have the late one once it is registered."""
-        refs = [spec.ref for bit, spec in enumerate(SPECS) if spec.ref == LATE or which & 1 << bit]
+        """A bit for each that is there; all have some of them once they are registered."""
+        refs = [spec.ref for bit, spec in enumerate(SPECS) if spec.ref in OF_ALL or which & 1 << bit]
         return [ref for ref in refs if ref in self.model.lives] or [SPECS[0].ref]
 
     def start(self, refs: list[GroupRef], claim_size: int = 10) -> Process:
@@ -348,14 +354,14 @@ class Machine(RuleBasedStateMachine):
             self.model.step,
             metadata=metadata,
             expires=expires,
-            coalesce=coalesce,
+            coalesce="" if topic == TOPIC else coalesce,
         ), delay
 
     # -- rules ----------------------------------------------------------------
 
     MESSAGES = st.lists(
         st.tuples(
-            st.sampled_from("ab"),
+            st.sampled_from(["a", "b", "a", "b", TOPIC, TOPIC]),
             st.sampled_from(KEYS),
             st.sampled_from([0, 0, 0, 1, 2]),
             st.sampled_from([0, 0, 0, 0, 5, 25]),
@@ -367,7 +373,7 @@ class Machine(RuleBasedStateMachine):
         max_size=5,
     )
     SCRIPT = st.lists(st.sampled_from(ACTIONS), max_size=6)
-    SOME_GROUPS = st.integers(1, 2 ** (len(SPECS) - 1) - 1)
+    SOME_GROUPS = st.integers(1, 2 ** (len(SPECS) - len(OF_ALL)) - 1)
     WHO = st.integers(0, 3)
 
     @initialize(messages=MESSAGES, first=SOME_GROUPS, second=SOME_GROUPS)
@@ -721,6 +727,7 @@ class Machine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """A healthy subscriber settles everything, and nothing stays behind."""
+        self.drain_the_other()
         if not self.model.lives:
             return
         self.processes.clear()
@@ -749,3 +756,4 @@ class Machine(RuleBasedStateMachine):
             assert lag(ref.group, ref.topic) == 0, f"lag of {ref}"
             missing = life.expected.keys() - life.settled
             assert not missing, f"1: {ref} never got {missing}"
+        self.drain_the_other()

@@ -155,6 +155,12 @@ class Model:
         """Everything that was ever in the log."""
         self.log_end = 0
         """The last offset when the present step began."""
+        self.entering: dict[str, str] = {}
+        """Topic → the topic under which its messages enter the log, if that is another one."""
+        self.moves = False
+        """A route leads to another database."""
+        self.arrived = 0
+        """What is for another database has arrived there up to this offset."""
         self.sequenced: set[int] = set()
         self.identities: set[tuple[str, str, str]] = set()
         self.cancelled: set[int] = set()
@@ -377,7 +383,7 @@ class Model:
             number = number_of(row)
             one = self.committed.get(number)
             assert one is not None, f"1: never committed: {row}"
-            assert row.identity == one.identity
+            assert row.identity == (self.entering.get(one.topic, one.topic), *one.identity[1:])
             assert json.loads(row.metadata).get("region") == one.metadata.get("region")
             assert number not in self.sequenced, f"sequenced twice: {row}"
             assert one.due <= self.now, f"before its time: {row}, {one}"
@@ -422,7 +428,9 @@ class Model:
             row = self.before.log[offset]
             assert self.may_collect, f"7: nobody collected, and yet it is gone: {row}"
             assert not naming.is_dlq(row.topic), f"7: a dead letter was collected: {row}"
-            is_read = any(life.spec.ref.topic == row.topic for life in self.lives.values())
+            is_relayed = naming.relay_target(row.topic) is not None
+            assert not is_relayed or offset <= self.arrived, f"7: it has not been relayed: {row}"
+            is_read = is_relayed or any(life.spec.ref.topic == row.topic for life in self.lives.values())
             kept = RETENTION if is_read else ORPHAN_RETENTION
             assert row.published_at <= self.now - kept * 1000, f"7: too young: {row}, now {self.now}"
             for life in self.lives.values():

@@ -29,6 +29,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
+from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
 from tests.support.filtering import EU, US
 
@@ -43,7 +44,7 @@ PROFILES = {
 @pytest.fixture
 def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
     """The machine's class, with what its examples share."""
-    settings.MYSQLQUEUE = {"RETENTION": RETENTION, "ORPHAN_RETENTION": ORPHAN_RETENTION}
+    settings.MYSQLQUEUE = {"RETENTION": RETENTION, "ORPHAN_RETENTION": ORPHAN_RETENTION, "TOPICS": SETTINGS}
     threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(4)]
     publishers = [Publisher(None), *map(Publisher, threads[1:])]
     aside = threads[0] if threads else None
@@ -204,3 +205,66 @@ def test_messages_that_replace_each_other(machine, group, rows):
     logged = [number_of(row) for row in played.model.logged.values() if row.topic == ref.topic]
     assert logged == [1, 5, 7]
     assert [number_of(played.model.logged[offset]) for offset in sorted(life.started)] == [7]
+
+
+def there(what: str, rows: int = 3) -> tuple[str, dict[str, Any]]:
+    return "in_the_other_database", {"what": what, "rows": rows}
+
+
+THREE = {"messages": [(TOPIC, "x", 0, 0)] * 3, "commit": True}
+
+
+@pytest.mark.promise("Several databases")
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_relay_that_is_killed_between_its_transactions(machine, rows, killed):
+    """GC runs before the source knows what has arrived, and after it."""
+    collect = ("operate", {"what": "collect", "which": 0, "start": "earliest"})
+    played = play(
+        machine,
+        ("declare", {"messages": [(TOPIC, "x", 0, 0)] * 3, "first": 1, "second": 1}),
+        ("sequence_a_little", {"rows": 4}),
+        *[there("relay, killed", rows)] * killed,
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        collect,
+        there("relay", rows),
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        collect,
+        there("sequence"),
+        ("publish", THREE),
+        ("sequence_a_little", {"rows": 4}),
+        *[there("relay", rows)] * 2,
+    )
+    assert len([row for row in played.model.logged.values() if row.topic == f"{TOPIC}@queue"]) == 6
+
+
+@pytest.mark.promise("Moving a topic")
+def test_a_group_that_moves(machine):
+    """Not before it has settled what had stayed here; what follows goes to the other database."""
+    played = play(
+        machine,
+        ("declare", {"messages": [("a", "x", 0, 0)], "first": 1, "second": 1}),
+        there("stay"),
+        ("publish", THREE),
+        ("sequence_a_little", {"rows": 4}),
+        ("publish", THREE),
+        there("leave"),
+        there("hand over"),
+        ("sequence_a_little", {"rows": 4}),
+        there("relay"),
+    )
+    assert MOVES in played.model.lives
+    assert len(played.model.lives[MOVES].settled) == 3
+    played = play(
+        machine,
+        ("declare", {"messages": [("a", "x", 0, 0)], "first": 1, "second": 1}),
+        there("stay"),
+        ("publish", THREE),
+        *[("all_work", {"rounds": 2, "script": []})] * 2,
+        there("leave"),
+        there("hand over"),
+        ("publish", THREE),
+        ("sequence_a_little", {"rows": 4}),
+        there("relay"),
+    )
+    assert MOVES not in played.model.lives
