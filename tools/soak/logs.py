@@ -19,6 +19,7 @@ LOCK_WAIT = 1205
 DEADLOCK = 1213
 
 BOUNDED = (
+    "database.unavailable",
     "poller.failed",
     "heartbeat.failed",
     "heartbeat.withheld",
@@ -46,7 +47,14 @@ _EVENT = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\[\d+\] )?
 EXPECTED_EXCEPTIONS = frozenset({"Planned", "CommitOutcomeUnknown", "StaleDelivery", "_NotStarted"})
 """Raised as planned, or because of a lost connection (its cause is judged too)."""
 EXPECTED_ERRORS = frozenset(
-    {"delivery.dead_lettered", "child.died", "child.killed", "heartbeat.withheld", "shutdown.timed_out"}
+    {
+        "child.died",
+        "child.killed",
+        "database.unavailable",
+        "delivery.dead_lettered",
+        "heartbeat.withheld",
+        "shutdown.timed_out",
+    }
 )
 """Events of level ERROR that a killed child, a frozen process or an outage of the server explains."""
 
