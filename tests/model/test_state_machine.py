@@ -28,10 +28,14 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from django_mysqlqueue.procedures import installing
 from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
 from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
+from tests.model.sql_clients import GROUPS
 from tests.support.filtering import EU, US
+from tests.support.harness import USING
+from tests.support.sql_clients import Client
 
 PROFILES = {
     "default": hypothesis_settings(max_examples=15, stateful_step_count=80, derandomize=True, database=None),
@@ -45,15 +49,24 @@ PROFILES = {
 def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
     """The machine's class, with what its examples share."""
     settings.MYSQLQUEUE = {"RETENTION": RETENTION, "ORPHAN_RETENTION": ORPHAN_RETENTION, "TOPICS": SETTINGS}
+    settings.MYSQLQUEUE["GROUPS"] = GROUPS
     threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(4)]
     publishers = [Publisher(None), *map(Publisher, threads[1:])]
     aside = threads[0] if threads else None
     caplog.set_level("CRITICAL", logger="django_mysqlqueue")
     with contextlib.ExitStack() as stack:
+        client = None
+        if engine != "sqlite":
+            installing.install(USING)  # nothing is done if they are there
+            client = stack.enter_context(contextlib.closing(Client(MOVES)))
         for thread in threads:
             stack.callback(thread.shutdown)
             stack.callback(lambda thread=thread: thread.submit(connections.close_all).result(60))
-        yield type("TheMachine", (Machine,), {"clock": Time(monkeypatch), "publishers": publishers, "aside": aside})
+        yield type(
+            "TheMachine",
+            (Machine,),
+            {"clock": Time(monkeypatch), "publishers": publishers, "aside": aside, "client": client},
+        )
 
 
 # Long enough to shrink what fails.
@@ -268,3 +281,25 @@ def test_a_group_that_moves(machine):
         there("relay"),
     )
     assert MOVES not in played.model.lives
+
+
+@pytest.mark.servers_only
+@pytest.mark.promise("Consumers in plain SQL")
+@pytest.mark.parametrize("what", ["ack", "nack", "reject", "forget"])
+def test_a_client_in_plain_sql_beside_a_subscriber(machine, what):
+    """Each takes what is free; the late word of a client that was overtaken changes nothing."""
+    in_sql = [("in_plain_sql", {"what": one, "which": 0}) for one in ("claim", what)]
+    played = play(
+        machine,
+        ("declare", {"messages": [("a", "x", 0, 0)], "first": 1, "second": 1}),
+        there("stay"),
+        ("publish", {"messages": [(TOPIC, key, 0, 0) for key in "xyxy"], "commit": True}),
+        ("sequence_a_little", {"rows": 9}),
+        *in_sql,
+        ("step_and_work", {"who": 0, "tick": True, "times": 1, "script": ["nack"], "flush": True}),
+        in_sql[0],
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        ("all_work", {"rounds": 2, "script": []}),
+        in_sql[1],
+    )
+    assert len(played.model.lives[MOVES].settled) == 4
