@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from django.core.management import CommandError
@@ -18,7 +18,7 @@ from django_mysqlqueue import cancel, limits, operations, publish, publish_many,
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.operations import moving
+from django_mysqlqueue.operations import dropping, moving
 from django_mysqlqueue.operations import topics as topics_operations
 from django_mysqlqueue.runtime import registering
 from django_mysqlqueue.runtime.registering import register
@@ -110,6 +110,24 @@ def test_from_the_cut_on_all_messages_go_to_the_new_database(settings, waits):
     assert groups.find(OLD, REF) is None
     details = Operation.objects.filter(action="move").order_by("id").values_list("detail", flat=True)
     assert [detail.split(",")[0] for detail in details][:2] == ["messages go to default", "messages go to queue"]
+
+
+@pytest.mark.parametrize("step", ["_begin", "_delete_some", "_end"])
+def test_a_move_that_is_killed_while_it_drops_a_group_is_run_again(settings, waits, monkeypatch, step):
+    """The positions of the group may have been deleted, and the log has its messages still."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    assert work(OLD) == [1]
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    with monkeypatch.context() as patched:
+        patched.setattr(dropping, step, Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            operations.move_topic("t", NEW, **BY)
+    operations.move_topic("t", NEW, **BY)
+    assert groups.find(OLD, REF) is None
+    assert not groups.find(NEW, REF).paused
 
 
 def work(alias):
