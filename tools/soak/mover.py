@@ -76,7 +76,7 @@ class Mover:
 
     def _run(self, step: str, *options: str) -> Iterator[str]:
         """Run the command until it succeeds."""
-        command = ("-m", "django", "queuemove", plan.MOVED, "--to", plan.OTHER, "--noinput", *options)
+        command = ("-m", "django", "queuemove", plan.MOVED, "--to", plan.OTHER, "--noinput", "--traceback", *options)
         kills = KILLS
         while True:
             with (self._folder / "queuemove.txt").open("ab") as output:
