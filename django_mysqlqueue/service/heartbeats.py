@@ -145,6 +145,8 @@ def fresh(alias: str, session: Session) -> str:
 
 def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, dict[str, Subset]]:
     """Return the live subscribers of each group, in order of name, with their subsets."""
+    if not refs:
+        return {}
     found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
     for group, topic, name, info in session.rows(
         "SELECT h.consumer_group, h.topic, h.subscriber_name, h.info "

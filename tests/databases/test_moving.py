@@ -130,6 +130,21 @@ def test_a_move_that_is_killed_while_it_drops_a_group_is_run_again(settings, wai
     assert not groups.find(NEW, REF).paused
 
 
+def test_a_move_that_is_killed_when_all_groups_have_moved_is_run_again(settings, monkeypatch):
+    """The command shows first what it will do."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            operations.move_topic("t", NEW, **BY)
+    assert groups.find(OLD, REF) is None
+    text = command("queuemove", "t", "--to", NEW, "--noinput")
+    assert "The topic t has moved from the database default to queue." in text
+
+
 def work(alias):
     """What the group gets in a database."""
     got = []
