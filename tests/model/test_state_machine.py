@@ -299,7 +299,13 @@ def test_a_client_in_plain_sql_beside_a_subscriber(machine, what):
         ("step_and_work", {"who": 0, "tick": True, "times": 1, "script": ["nack"], "flush": True}),
         in_sql[0],
         ("pass_time", {"seconds": LEASE + 1, "beats": True}),
-        ("all_work", {"rounds": 2, "script": []}),
+        ("step", {"who": 0, "tick": True}),
+        ("take", {"who": 0, "times": 3}),
+        ("take", {"who": 1, "times": 3}),
         in_sql[1],
+        *[("finish_one", {"who": 0, "which": 0, "script": []})] * 2,
+        ("all_work", {"rounds": 3, "script": []}),
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        ("all_work", {"rounds": 3, "script": []}),
     )
     assert len(played.model.lives[MOVES].settled) == 4
