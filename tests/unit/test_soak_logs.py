@@ -90,3 +90,9 @@ def test_logs_of_one_that_never_recovers():
     (broken,) = [one for one in findings.verdicts(crash) if not one.ok]
     assert broken.violations == ("poller.failed: 32 consecutive failures, but only 20 are explained",)
     assert all(one.ok for one in findings.verdicts(logs.bounds([Trouble(plan.CRASH, 0, 9, 0)], processes=6)))
+
+
+@pytest.mark.parametrize(("topic", "expected"), [(plan.MOVED, True), (plan.TOPIC, False)])
+def test_only_groups_of_the_topic_that_moves_are_dropped(topic, expected):
+    line = f"2026-01-01 10:00:00,000 ERROR [2] group.dropped group=g topic={topic}"
+    assert all(one.ok for one in logs.read_all({"a.log": [line]}).verdicts()) == expected
