@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.apps.registry import Apps
 from django.db import router
 from django.db.models.signals import post_migrate
@@ -42,7 +42,7 @@ class DjangoMysqlqueueConfig(AppConfig):
 
 def _has_tasks() -> bool:
     """Return whether there is a framework for tasks: Django has one since 6.0."""
-    return importlib.util.find_spec("django.tasks") is not None or apps.is_installed("django_tasks")
+    return any(importlib.util.find_spec(name) is not None for name in ("django.tasks", "django_tasks"))
 
 
 def _job_handlers() -> Mapping[GroupRef, Handler]:

@@ -214,7 +214,7 @@ def drop_group(
             keep its deliveries locked.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
-        ref = group_of(alias, group, topic, unfinished=["seek", "drop", "move"]).ref
+        ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
             changed = int(dropping.drop(alias, ref, actor=actor, reason=reason))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")

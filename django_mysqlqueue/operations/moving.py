@@ -79,9 +79,13 @@ def prepare(move: Move) -> None:
 
 
 def register(move: Move) -> None:
-    """Register the groups at the target, where they wait, with their present options. To be called before the cut."""
-    for ref, row in groups_of(move.source, move.topic).items():
+    """Register the groups at the target, where they wait, as they are now at the source. Call it before the cut."""
+    found = groups_of(move.source, move.topic)
+    for ref, row in found.items():
         run(move.target, partial(_register_waiting, move=move, ref=ref, row=row))
+    for ref in waiting(move):
+        if ref not in found:
+            dropping.drop(move.target, ref, actor=move.actor, reason=f"was dropped in {move.source}")
 
 
 def _register_waiting(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
@@ -108,30 +112,49 @@ def _in_state(move: Move, state: str) -> list[GroupRef]:
     return [ref for ref, row in groups_of(move.target, move.topic).items() if row.after_seek == state]
 
 
+def check_cancel(move: Move) -> None:
+    """Require that no group has got messages at the target, which only the move can deliver.
+
+    Raises:
+        OperationRefused: one has.
+    """
+    for ref in waiting(move):
+        if not is_drained(move.target, ref):
+            raise OperationRefused(
+                f"The database {move.target!r} has messages for the group {ref.group!r} on topic {ref.topic!r}: they "
+                "were published directly to it. Move the topic."
+            )
+
+
 def cancel(move: Move) -> None:
     """Undo ``prepare``: delete the waiting groups, and let the settings decide again where the topic is.
 
     Raises:
-        OperationRefused: a group has got messages at the target, which only the move can deliver.
+        OperationRefused: as for ``check_cancel``.
     """
-    refs, dropped = waiting(move), _in_state(move, AfterSeek.DROPPED)  # Those of a cancel that was interrupted.
-    for ref in refs:
-        if not is_drained(move.target, ref):
-            raise OperationRefused(
-                f"The database {move.target!r} has messages for the group {ref.group!r} on topic {ref.topic!r}: they "
-                "were published directly to it. Move the topic, or drop the group."
-            )
+    check_cancel(move)
     if move.target != move.via:
-        run(move.target, lambda session: _send_back(session, move))
-    for ref in (*refs, *dropped):
+        run(move.target, lambda session: _undo_first_cut(session, move))
+    # Those whose drop was interrupted are of a cancel before this one.
+    for ref in (*waiting(move), *_in_state(move, AfterSeek.DROPPED)):
         dropping.drop(move.target, ref, actor=move.actor, reason=move.reason or f"stays in {move.source}")
     run(move.via, lambda session: _forget_route(session, move))
 
 
-def _send_back(session: Session, move: Move) -> None:
+def _undo_first_cut(session: Session, move: Move) -> None:
     """Undo the first step of a cut that was interrupted before the second one."""
     if routing.route_of(session, move.topic) == Route(HERE, move.source):
-        routing.set_route(session, move.topic, Route(move.source, move.target))
+        # What an earlier stay has left in the outbox still has to leave.
+        back = Route(move.source, move.target) if _has_in_outbox(session, move.topic) else None
+        routing.set_route(session, move.topic, back)
+
+
+def _has_in_outbox(session: Session, topic: str) -> bool:
+    row = session.row(
+        f"SELECT EXISTS(SELECT 1 FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE topic = %s)",
+        (topic,),
+    )
+    return bool(row and row[0])
 
 
 def _forget_route(session: Session, move: Move) -> None:

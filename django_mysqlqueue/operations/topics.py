@@ -10,7 +10,7 @@ from itertools import chain
 from django.db import connections
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
@@ -191,6 +191,7 @@ def cancel_move(
                 f"MYSQLQUEUE['TOPICS'] names the database {configured!r} for the topic {topic!r}, not {move.source!r}. "
                 "Deploy the earlier settings everywhere first."
             )
+        moving.check_cancel(move)
         names = _names(moving.waiting(move))
         if not dry_run:
             moving.cancel(move)
@@ -267,6 +268,8 @@ def _via(topic: str, target: str, using: str | None, actor: str, reason: str) ->
         OperationRefused: an argument is invalid, or live subscribers are of another release.
     """
     naming.check_topic(topic)
+    if job_queues.is_queue(topic):
+        raise OperationRefused(f"The topic {topic!r} is a queue of jobs, whose results would not move with it.")
     if target not in connections:
         raise OperationRefused(f"target {target!r}: DATABASES has no such alias")
     via = using or get_settings().topics.of(topic).via

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_GROUP
+from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.deliveries import Claimed, JobEnd
@@ -305,10 +305,16 @@ def fail(session: Session, reasons: Mapping[str, tuple[str, str]]) -> int:
     )
 
 
-def cancel(session: Session, ids: Collection[str]) -> int:
-    """End jobs whose messages are not delivered any more, because somebody has cancelled them; return how many."""
+def cancel(session: Session, topics: Mapping[str, str]) -> int:
+    """End jobs whose messages are not delivered any more, because somebody has cancelled them; return how many.
+
+    Args:
+        session: the current transaction.
+        topics: the topic of each job's queue, by id.
+    """
     reason = ("JobCancelled", "The job was cancelled before it started.")
-    return fail(session, dict.fromkeys(ids, reason))
+    found = read(session, topics) if topics else {}
+    return fail(session, {row.id: reason for row in found.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
 
 
 def restart(session: Session, offsets: Collection[int]) -> None:

@@ -232,7 +232,9 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     """
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
     debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
-    job_results.cancel(session, [row.message_id for row in locked.values() if job_queues.is_queue(row.topic)])
+    job_results.cancel(
+        session, {row.message_id: row.topic for row in locked.values() if job_queues.is_queue(row.topic)}
+    )
     return sum(
         session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
         for chunk in session.chunks(list(locked))

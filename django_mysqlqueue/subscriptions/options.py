@@ -71,6 +71,10 @@ class Override:
 # -- rules --------------------------------------------------------------------
 
 
+OF_JOBS = ("max_attempts", "backoff", "timeout", "filter")
+"""Options that a queue of jobs does not have: its jobs have their own, and one that a filter passes would never end."""
+
+
 class BrokenRule(NamedTuple):
     """A rule between options that is broken."""
 
@@ -208,6 +212,8 @@ def without_effect(handler: Handler, name: str) -> str:
         return SYNC_TIMEOUT
     if name == "max_attempts" and naming.is_dlq(handler.ref.topic):
         return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
+    if name in OF_JOBS and is_of_jobs(handler.ref):
+        return "has no effect on a queue of jobs, whose tasks have such options of their own (@job, OPTIONS in TASKS)"
     return ""
 
 

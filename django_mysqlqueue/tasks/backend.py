@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 from django.core import checks
@@ -33,7 +35,7 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
-from django_mysqlqueue.tasks.results import as_result
+from django_mysqlqueue.tasks.results import as_result, rounded
 
 GROUP_OPTIONS = (
     "visibility_timeout",
@@ -66,6 +68,9 @@ class MySQLQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        queues = params.get("QUEUES", [])
+        if not isinstance(queues, (list, tuple, set, frozenset)) or not all(isinstance(one, str) for one in queues):
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]['QUEUES'] = {queues!r}: must be a list of names")
         super().__init__(alias, params)
         try:
             self.queue_options = _parsed(alias, self.queues, self.options)
@@ -107,6 +112,8 @@ class MySQLQueueBackend(BaseTaskBackend):
     def enqueue_many(self, jobs: Iterable[tuple[AnyTask, Sequence[Any], Mapping[str, Any]]]) -> list[AnyResult]:
         """Enqueue several jobs, all or none of them; otherwise as ``enqueue``.
 
+        If their queues are in several databases, and there is no open transaction, each database commits by itself.
+
         Args:
             jobs: the task, the positional and the keyword arguments of each.
 
@@ -117,14 +124,18 @@ class MySQLQueueBackend(BaseTaskBackend):
         by_topic: dict[str, list[AnyResult]] = {}
         for result in results:
             by_topic.setdefault(topic_of(result.task.queue_name), []).append(result)
-        for alias in {queue_alias(topic=topic) for topic in by_topic}:
-            self._store(alias, {topic: of for topic, of in by_topic.items() if queue_alias(topic=topic) == alias})
+        with ExitStack() as transactions:
+            aliases = sorted({queue_alias(topic=topic) for topic in by_topic})
+            for alias in aliases:
+                transactions.enter_context(_together(alias))
+            for alias in aliases:
+                self._store(alias, {topic: of for topic, of in by_topic.items() if queue_alias(topic=topic) == alias})
         return results
 
     def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         self.validate_task(task)
         return TaskResult(
-            task=task,
+            task=rounded(task),
             id=naming.new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),
@@ -139,17 +150,12 @@ class MySQLQueueBackend(BaseTaskBackend):
         )
 
     def _store(self, alias: str, by_topic: Mapping[str, Sequence[AnyResult]]) -> None:
-        publishing.require_transaction(alias)
-        connection = connections[alias]
-        # As Model.save() does: nothing of a job remains if a part of it fails.
-        together = transaction.mark_for_rollback_on_error if connection.in_atomic_block else transaction.atomic
-        with together(alias):
-            for topic, results in by_topic.items():
-                publishing.publish_many(topic, (_message(result) for result in results), using=alias)
-            job_results.insert(Session(alias), [_row(result) for of in by_topic.values() for result in of])
-            for of in by_topic.values():
-                for result in of:
-                    task_enqueued.send(type(self), task_result=result)
+        for topic, results in by_topic.items():
+            publishing.publish_many(topic, (_message(result) for result in results), using=alias)
+        job_results.insert(Session(alias), [_row(result) for of in by_topic.values() for result in of])
+        for of in by_topic.values():
+            for result in of:
+                task_enqueued.send(type(self), task_result=result)
 
     def get_result(self, result_id: str) -> AnyResult:
         """Return the result of a job.
@@ -200,6 +206,15 @@ class MySQLQueueBackend(BaseTaskBackend):
                 )
 
 
+@contextlib.contextmanager
+def _together(alias: str) -> Iterator[None]:
+    """Write nothing of a job if a part of it fails: in a transaction or, as ``Model.save()`` does, in the caller's."""
+    publishing.require_transaction(alias)
+    in_block = connections[alias].in_atomic_block
+    with transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias):
+        yield
+
+
 def backends() -> list[MySQLQueueBackend]:
     """Return the backends of this kind in ``TASKS``. Others are not created."""
     found: list[MySQLQueueBackend] = []
@@ -236,6 +251,8 @@ def _parsed(alias: str, queues: Iterable[str], options: Mapping[str, Any]) -> di
     Raises:
         ValueError: an option is unknown or invalid.
     """
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{options!r}: must be a dict")
     given = dict(options)
     own = given.pop("QUEUES", {})
     if not isinstance(own, Mapping):
@@ -247,6 +264,8 @@ def _parsed(alias: str, queues: Iterable[str], options: Mapping[str, Any]) -> di
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{options!r}: must be a dict")
     values = {}
     for name, value in options.items():
         if name.lower() not in (*GROUP_OPTIONS, *JOB_OPTIONS) or not name.isupper():

@@ -31,7 +31,7 @@ from django_mysqlqueue.subscriptions.options import broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, topic_of
-from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, UnknownTask
+from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, UnknownTask, WorkerLost
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
     AnyTask,
@@ -48,7 +48,7 @@ UNKNOWN_DELAY = 30
 """Seconds after which a job whose task this process does not have is delivered again."""
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
-NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask)
+NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask, WorkerLost)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +72,16 @@ class Attempt:
         """Return the database's time in epoch milliseconds."""
         return self.now_ms + round((time.monotonic() - self.clock) * 1000)
 
+    def losses(self, number: int) -> int:
+        """Return how many subscribers were lost while they handled the job, of the attempts before this one.
+
+        Args:
+            number: the number of this attempt. It counts failures and losses.
+        """
+        lost = f'"{job_results.EXCEPTIONS}.WorkerLost"'
+        failures = sum(lost not in line for line in job_results.lines(self.row.errors))
+        return max(0, number - 1 - failures)
+
     def end(self, errors: str | None = None) -> JobEnd:
         """Return what it leaves for the result."""
         is_first = self.row.worker_ids.count("\n") == 1
@@ -91,7 +101,7 @@ class JobHandler(Handler):
         if attempt.task is None:
             try:
                 attempt.task = find_task(attempt.row.task_path)
-            except Exception:  # noqa: BLE001  # An import runs code of the project. The call raises it again.
+            except (Exception, SystemExit):  # noqa: BLE001  # An import runs code of the project. The call raises it again.
                 return False
             attempt.options = options_of(attempt.task.func, _options_of_queue(attempt.row))
         return attempt.options is not None and attempt.options.atomic
@@ -130,6 +140,9 @@ class JobHandler(Handler):
                 raise error
             given.snooze(UNKNOWN_DELAY)
             return
+        losses, most = attempt.losses(given.attempt), get_settings().max_attempts
+        if most is not None and losses >= most:
+            raise WorkerLost(f"{losses} subscribers were lost while they handled the job (MAX_ATTEMPTS).")
         payload = given.payload
         attempt.started_at = attempt.now()
         row = attempt.row._replace(
@@ -176,6 +189,7 @@ class JobHandler(Handler):
 
     def _failed(self, settlement: Settlement, attempt: Attempt, error: BaseException) -> Settlement:
         row, number = attempt.row, settlement.delivery.attempt
+        number -= attempt.losses(number)
         options = attempt.options or JobOptions()
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         errors = job_results.with_error(row.errors, path, settlement.error)
@@ -240,7 +254,7 @@ def _unknown(attempt: Attempt) -> UnknownTask:
     path = attempt.row.task_path
     try:
         find_task(path)
-    except Exception as error:  # noqa: BLE001  # An import runs code of the project.
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # An import runs code of the project.
         event(logging.WARNING, "job.unknown", task=path, id=attempt.row.id, error=error)
         unknown = UnknownTask(f"This process has no task {path!r}: {error}")
         unknown.__cause__ = error
@@ -276,6 +290,9 @@ def _tell(signal: Signal, attempt: Attempt, result: AnyResult) -> None:
 
 # -- declaring them ---------------------------------------------------------------
 
+FIXED = {"mode": "shared", "atomic": False, "start": "earliest", "on_failure": "skip", "max_attempts": None}
+"""Options that a queue has in any case: ``JobHandler`` decides for each job."""
+
 
 def job_handlers() -> dict[GroupRef, Handler]:
     """Return the handlers of all queues of the backends of this kind in ``TASKS``."""
@@ -285,7 +302,6 @@ def job_handlers() -> dict[GroupRef, Handler]:
         for name in sorted(backend.queues):
             ref = GroupRef(JOB_GROUP, topic_of(name))
             options: dict[str, Any] = {
-                "max_attempts": settings.max_attempts,  # How often its subscribers may be lost.
                 "visibility_timeout": settings.visibility_timeout,
                 "max_processing_time": settings.max_processing_time,
                 "backoff": settings.backoff,
@@ -294,7 +310,7 @@ def job_handlers() -> dict[GroupRef, Handler]:
             own = backend.queue_options[name]
             options |= {option: own[option] for option in GROUP_OPTIONS if option in own}
             options |= settings.groups.get(JOB_GROUP, {})
-            options |= {"mode": "shared", "atomic": False, "start": "earliest", "on_failure": "skip"}
+            options |= FIXED
             found[ref] = JobHandler(
                 ref=ref, function=_run, where=f"TASKS[{backend.alias!r}], queue {name!r}", **options
             )

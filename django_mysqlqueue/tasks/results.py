@@ -63,11 +63,24 @@ def errors_of(column: str) -> list[TaskError]:
     return [TaskError(**json.loads(line)) for line in lines(column)]
 
 
+def rounded(task: AnyTask) -> AnyTask:
+    """Return a task with its time as it is stored: in milliseconds."""
+    at = task.run_after
+    if at is None or at.microsecond % 1000 == 0:
+        return task
+    return _with(task, run_after=at.replace(microsecond=at.microsecond // 1000 * 1000))
+
+
 def _as_enqueued(task: AnyTask, row: JobRow) -> AnyTask:
-    """Return a task as it was enqueued. It is not validated: the queue or the backend may be gone by now."""
+    return _with(
+        task, priority=row.priority, queue_name=row.queue_name, backend=row.backend, run_after=moment(row.run_after)
+    )
+
+
+def _with(task: AnyTask, **values: Any) -> AnyTask:
+    """Return a copy of a task with other values. It is not validated: the queue or the backend may be gone by now."""
     copy: AnyTask = object.__new__(type(task))
-    change(copy, **{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
-    change(copy, priority=row.priority, queue_name=row.queue_name, backend=row.backend, run_after=moment(row.run_after))
+    change(copy, **{field.name: getattr(task, field.name) for field in dataclasses.fields(task)} | values)
     return copy
 
 

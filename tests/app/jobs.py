@@ -89,3 +89,9 @@ def echo(value):
 @job(max_attempts=2, backoff={"initial": 0.01, "maximum": 0.01})
 def fail_with(text):
     raise ValueError(text.replace("LONE", "\udc80"))
+
+
+@task
+@job(max_attempts=20, backoff={"initial": 0.01, "maximum": 0.01})
+def fail_often():
+    raise KeyError("no")

@@ -290,7 +290,9 @@ def _(a: Actor) -> object:
 
 @operation("cancel jobs")
 def _(a: Actor) -> object:
-    return groups.run(ALIAS, lambda session: job_results.cancel(session, ["acked", "nacked"]))
+    return groups.run(
+        ALIAS, lambda session: job_results.cancel(session, dict.fromkeys(("acked", "nacked"), job_worlds.JOBS.topic))
+    )
 
 
 @operation("restart jobs")

@@ -9,6 +9,7 @@ import re
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.utils import timezone
 
@@ -461,6 +462,58 @@ def test_a_filter_is_refused(settings):
     settings.MYSQLQUEUE = {"GROUPS": {"jobs": {"FILTER": {"region": ["eu"]}}}}
     with pytest.raises(SubscriberError, match="queue 'default': a queue of jobs cannot have a filter"):
         registry.handlers()
+
+
+@pytest.mark.parametrize("option", ["max_attempts=4", "backoff=initial=30s"])
+def test_options_of_jobs_are_not_overridden(option):
+    deliver_all()
+    with pytest.raises(CommandError, match="has no effect on a queue of jobs, whose tasks have such options of"):
+        call_command("queueset", "jobs", "jobs.default", option, interactive=False)
+
+
+@pytest.mark.parametrize("queues", ["mail", None, [5]])
+def test_queues_that_are_no_list_of_names(settings, queues):
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": queues}}
+    with pytest.raises(ImproperlyConfigured, match=r"TASKS\['default'\]\['QUEUES'\] = .*: must be a list of names"):
+        _ = task_backends["default"]
+
+
+def test_losses_do_not_use_up_the_attempts_of_a_job(settings):
+    """Nor do failures count as losses: a job that has failed often is not FAILED by the first lost subscriber."""
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
+    result = jobs.fail_often.enqueue()
+    for _ in range(4):
+        worker = sub()
+        worker.step()
+        worker.work()
+        worker.flush()
+        worker.leave()
+        DeliveryState.objects.update(invisible_until=0)
+    sub("lost").step()
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.update(invisible_until=0)
+    worker = sub()
+    worker.step()
+    worker.work()
+    worker.flush()
+    result.refresh()
+    assert result.status == READY
+    names = [error.exception_class_path.rpartition(".")[2] for error in result.errors]
+    assert names == ["KeyError"] * 4 + ["WorkerLost", "KeyError"]
+
+
+def test_cancelling_a_message_of_another_topic_with_the_same_id():
+    result = jobs.add.enqueue(1)
+    publish("jobs.mail", {}, id=result.id, delay=60)
+    assert cancel(result.id, topic="jobs.mail") == 1
+    result.refresh()
+    assert result.status == READY
+
+
+def test_an_enqueued_result_is_the_stored_one():
+    at = timezone.now().replace(microsecond=123456) + datetime.timedelta(hours=1)
+    result = jobs.add.using(run_after=at, priority=3).enqueue(1)
+    assert jobs.add.get_result(result.id) == result
 
 
 def test_other_topics_with_such_names_are_left_alone(settings):

@@ -58,6 +58,7 @@ def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog:
         client = None
         if engine != "sqlite":
             installing.install(USING)  # nothing is done if they are there
+            stack.callback(installing.remove, USING)
             client = stack.enter_context(contextlib.closing(Client(MOVES)))
         for thread in threads:
             stack.callback(thread.shutdown)

@@ -15,6 +15,7 @@ from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEnd, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.tasks.backend import _together
 from django_mysqlqueue.tasks.framework import task_backends
 from tests.app import jobs
 from tests.support.harness import USING, sequence
@@ -97,7 +98,8 @@ def enqueue(alias: str) -> None:
     """Two jobs."""
     with configured():
         backend = task_backends["default"]
-        backend._store(alias, {JOBS.topic: [backend._result(jobs.add, [number], {}) for number in range(2)]})
+        with _together(alias):
+            backend._store(alias, {JOBS.topic: [backend._result(jobs.add, [number], {}) for number in range(2)]})
 
 
 class Change(NamedTuple):
@@ -137,6 +139,7 @@ def flush(alias: str, held: dict[str, Claimed]) -> Flushed:
     return settling.flush(alias, JOBS, ends(held), max_attempts=None, shared=True)
 
 
+CANCELLED = dict.fromkeys(("acked", "dead"), JOBS.topic)
 CHANGES: dict[str, Change] = {
     "begin": Change(
         _enqueued, lambda alias, held: job_results.begin(alias, WORKER, ENDS), dict.fromkeys(ENDS, "RUNNING")
@@ -149,7 +152,9 @@ CHANGES: dict[str, Change] = {
     ),
     "cancel": Change(
         _enqueued,
-        lambda alias, held: run(alias, lambda session: job_results.cancel(session, ["acked", "dead"])),
+        lambda alias, held: run(
+            alias, lambda session: job_results.cancel(session, dict.fromkeys(("acked", "dead"), JOBS.topic))
+        ),
         dict.fromkeys(ENDS, "READY") | {"acked": "FAILED", "dead": "FAILED"},
     ),
     "collect": Change(_old, lambda alias, held: job_results.collect(alias), {"nacked": "READY", "released": "READY"}),
