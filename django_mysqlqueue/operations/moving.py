@@ -145,13 +145,14 @@ def _undo_first_cut(session: Session, move: Move) -> None:
     """Undo the first step of a cut that was interrupted before the second one."""
     if routing.route_of(session, move.topic) == Route(HERE, move.source):
         # What an earlier stay has left in the outbox still has to leave.
-        back = Route(move.source, move.target) if _has_in_outbox(session, move.topic) else None
+        back = Route(move.source, move.target) if _has_scheduled(session, move.topic) else None
         routing.set_route(session, move.topic, back)
 
 
-def _has_in_outbox(session: Session, topic: str) -> bool:
+def _has_scheduled(session: Session, topic: str) -> bool:
     row = session.row(
-        f"SELECT EXISTS(SELECT 1 FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE topic = %s)",
+        f"SELECT EXISTS(SELECT 1 FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        "WHERE deliver_at > 0 AND topic = %s)",
         (topic,),
     )
     return bool(row and row[0])

@@ -32,6 +32,7 @@ from tests.support.rooms import sources
 NOT_IN_THE_SCRIPT = {
     "service.audit.stop": "by an operator who runs what another one is running",
     "operations.dropping.drop": "by an operator",
+    "operations.moving._has_scheduled": "by an operator who cancels a move that was interrupted: reads scheduled rows",
     "operations.lookups.group_of": "by an operator",
     "operations.lookups.dead_letters_by_id": "by an operator: reads the topic's dead letters",
     "operations.lookups.unsettled_by_id": "by an operator: reads the group's unsettled deliveries",
