@@ -8,6 +8,7 @@ before an earlier one of its key, and none twice. Each step can be repeated, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -130,8 +131,15 @@ def cancel(move: Move) -> None:
     """Undo ``prepare``: delete the waiting groups, and let the settings decide again where the topic is.
 
     Raises:
-        OperationRefused: as for ``check_cancel``.
+        OperationRefused: as for ``check_cancel``; or the move has begun.
     """
+
+    def still_prepared(present: Route | None) -> None:
+        if present is not None and present.target != move.route(move.source).target:
+            raise OperationRefused(f"The topic {move.topic!r} has begun to move to {move.target!r}: finish the move.")
+
+    # From then on, a move that is about to begin is refused, and nothing more arrives at the target.
+    _set_route(move, move.source, check=still_prepared)
     check_cancel(move)
     if move.target != move.via:
         run(move.target, lambda session: _undo_first_cut(session, move))
@@ -163,17 +171,35 @@ def _forget_route(session: Session, move: Move) -> None:
     _record(session, move, None, f"cancelled: messages stay in {move.source}")
 
 
-def cut(move: Move) -> int:
-    """Send the topic's messages to the target from now on; return the last offset of ``via`` that went elsewhere."""
+def cut(move: Move, *, check: Callable[[Route | None], None] | None = None) -> int:
+    """Send the topic's messages to the target from now on; return the last offset of ``via`` that went elsewhere.
+
+    Args:
+        move: the move.
+        check: called with the present route, under the mutex; raises an exception to refuse the move.
+    """
     if move.target != move.via:
         # From an earlier stay there, a route may lead away.
         run(move.target, lambda session: routing.set_route(session, move.topic, Route(HERE, move.source)))
-    return _set_route(move, move.target)
+    return _set_route(move, move.target, check=check)
 
 
-def _set_route(move: Move, alias: str, *, planned: str = "") -> int:
+def require_prepared(move: Move, present: Route | None) -> None:
+    """Require that a move is prepared, or has begun.
+
+    Raises:
+        OperationRefused: it is not: somebody has cancelled it.
+    """
+    if present is None or (present.planned != move.target and present.target != move.route(move.target).target):
+        raise OperationRefused(f"The topic {move.topic!r} is not prepared to move to {move.target!r} any more.")
+
+
+def _set_route(
+    move: Move, alias: str, *, planned: str = "", check: Callable[[Route | None], None] | None = None
+) -> int:
     def write(session: Session) -> int:
-        offset = routing.set_route(session, move.topic, move.route(alias)._replace(planned=planned))
+        route = move.route(alias)._replace(planned=planned)
+        offset = routing.set_route(session, move.topic, route, check=check)
         _record(session, move, None, f"messages go to {alias}, from offset {offset + 1}")
         return offset
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 
 from django.db import connections
@@ -141,7 +142,7 @@ def move_topic(
             return _preview(move, found)
         if known.target != move.route(target).target:
             moving.register(move)  # Those that were registered or changed since.
-        offset = moving.cut(move)
+        offset = moving.cut(move, check=partial(moving.require_prepared, move))
         waiting = _Waiting(move, report)
         waiting.for_relay(offset)
         # This includes a group that was registered at the last moment. After the cut, none is registered.
@@ -181,7 +182,8 @@ def cancel_move(
         known = routing.route_of(Session(via), topic)
         if known is None:
             check_topic(via, topic)
-        if known is None or known.planned != target:
+        # Without a plan, an earlier cancel was interrupted.
+        if known is None or known.planned not in (target, "") or (known.target or via) != known.source:
             has_begun = known is not None and (known.target or via) == target
             text = f"The topic {topic!r} {'has begun' if has_begun else 'is not prepared'} to move to {target!r}"
             raise OperationRefused(f"{text}: finish the move." if has_begun else f"{text}.")

@@ -97,7 +97,7 @@ def as_json(value: Any) -> str:
     """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped.
 
     Raises:
-        TypeError, ValueError: the value has no JSON.
+        TypeError, ValueError: the value is not JSON-serializable.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
@@ -192,7 +192,7 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
         errors = with_error(
             errors,
             f"{EXCEPTIONS}.WorkerLost",
-            f"The subscriber {earlier!r} was lost after it had claimed the job, or could not store how it ended.",
+            f"The subscriber {earlier!r} was lost after it had claimed the job, or could not store the outcome.",
         )
     return row._replace(
         status=RUNNING,

@@ -8,7 +8,7 @@ topics that move (``operations.moving``); a topic without one goes where its pub
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue.service.relaying import identify
@@ -36,7 +36,9 @@ def route_of(session: Session, topic: str) -> Route | None:
     return None if row is None else decoded(row[0]).get(topic)
 
 
-def set_route(session: Session, topic: str, route: Route | None) -> int:
+def set_route(
+    session: Session, topic: str, route: Route | None, *, check: Callable[[Route | None], None] | None = None
+) -> int:
     """Set the route of a topic; return the highest offset of the log at that time. Later messages take the route.
 
     This waits for the sequencer, if it is running.
@@ -45,12 +47,15 @@ def set_route(session: Session, topic: str, route: Route | None) -> int:
         session: the current transaction. The route counts from its COMMIT on.
         topic: the topic.
         route: the route; None: the topic has none any more.
+        check: called with the present route, under the mutex; raises an exception to refuse the change.
     """
     identify(session.using)  # The row may be missing.
     row = session.row(f"SELECT routes, last_offset FROM {MUTEX} WHERE id = %s{session.dialect.for_update}", (MUTEX_ID,))
     assert row is not None  # noqa: S101  # It has been inserted.
     changed = decoded(row[0])
-    changed.pop(topic, None)
+    present = changed.pop(topic, None)
+    if check is not None:
+        check(present)
     if route is not None:
         changed[topic] = route
     session.execute(f"UPDATE {MUTEX} SET routes = %s WHERE id = %s", (_encoded(changed), MUTEX_ID))

@@ -94,15 +94,15 @@ class MySQLQueueBackend(BaseTaskBackend):
 
         Args:
             task: the task.
-            args: its positional arguments: values that JSON has.
-            kwargs: its keyword arguments: values that JSON has.
+            args: its positional arguments, which must be JSON-serializable.
+            kwargs: its keyword arguments, which must be JSON-serializable.
 
         Returns:
             The result, which is READY.
 
         Raises:
             InvalidTask: the backend cannot run the task.
-            TypeError, ValueError: an argument has no JSON.
+            TypeError, ValueError: an argument is not JSON-serializable.
             InvalidMessage: the arguments are too long, or ``run_after`` is too late.
             TransactionMismatch: the queue's database has no open transaction, but another one has.
         """

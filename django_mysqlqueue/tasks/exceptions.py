@@ -30,7 +30,7 @@ class DeadLettered(JobNotRun):
 
 
 class WorkerLost(QueueError):
-    """A subscriber was lost after it had claimed the job, or could not store how the job ended."""
+    """A subscriber was lost after it had claimed the job, or could not store the outcome."""
 
 
 class UnknownTask(QueueError):

@@ -1,4 +1,4 @@
-"""The handlers of the queues of jobs: each calls the tasks of its messages, and says what becomes of their results."""
+"""The handlers of the queues of jobs: they call the tasks, and decide the outcomes of jobs."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class Attempt:
     """When it was claimed, by the monotonic clock."""
     now_ms: int
     """The same by the database's clock, in epoch milliseconds."""
+    published_at: int
+    """When its message entered the log, in epoch milliseconds."""
     task: AnyTask | None = None
     options: JobOptions | None = None
     result: AnyResult | None = None
@@ -120,7 +122,9 @@ class JobHandler(Handler):
             begun = job_results.Begun(begun.rows | job_results.begin(using, worker, set(missing)).rows, begun.now)
         clock = time.monotonic()
         return {
-            delivery: Attempt(begun.rows[job], clock, begun.now) for delivery, job in ids.items() if job in begun.rows
+            delivery: Attempt(begun.rows[ids[delivery]], clock, begun.now, body.published_at)
+            for delivery, body in bodies.items()
+            if ids[delivery] in begun.rows
         }
 
     def call(self, given: Any) -> Any:
@@ -132,11 +136,13 @@ class JobHandler(Handler):
                 "args (a list) and kwargs (an object)."
             )
         if attempt.row.is_finished:
-            return  # It was cancelled, or it was settled and the group has been sought back.
+            return  # It was cancelled, or it was settled, and the group was rewound.
         task = attempt.task
         if task is None:
             error = _unknown(attempt)
-            if attempt.now() - max(attempt.row.enqueued_at, attempt.row.run_after) > UNKNOWN_GRACE * 1000:
+            # It was claimed first, attempted last, or redriven.
+            since = max(attempt.row.started_at, attempt.row.last_attempted_at, attempt.published_at)
+            if attempt.now() - since > UNKNOWN_GRACE * 1000:
                 raise error
             given.snooze(UNKNOWN_DELAY)
             return
@@ -259,14 +265,14 @@ def _unknown(attempt: Attempt) -> UnknownTask:
         unknown = UnknownTask(f"This process has no task {path!r}: {error}")
         unknown.__cause__ = error
         return unknown
-    return UnknownTask(f"This process had no task {path!r} when the job began.")
+    return UnknownTask(f"This process could not import the task {path!r} when the job was claimed.")
 
 
 def _stored(task: AnyTask, value: Any) -> str:
     try:
         text = job_results.as_json(normalize_json(value))
     except (TypeError, ValueError) as error:
-        raise InvalidResult(f"{task.module_path} returned a value that has no JSON: {error}") from error
+        raise InvalidResult(f"{task.module_path} returned a value that is not JSON-serializable: {error}") from error
     most = get_settings().max_payload_bytes
     if (size := len(text.encode())) > most:
         raise InvalidResult(

@@ -260,7 +260,9 @@ def test_a_group_that_is_dropped_during_the_move_does_not_wait_for_ever(settings
     operations.prepare_move("t", NEW, **BY)
     settings.MYSQLQUEUE = AFTER
     cut = moving.cut
-    monkeypatch.setattr(moving, "cut", lambda move: (cut(move), operations.drop_group("g", "t", using=OLD, **BY))[0])
+    monkeypatch.setattr(
+        moving, "cut", lambda move, **how: (cut(move), operations.drop_group("g", "t", using=OLD, **BY))[0]
+    )
     operations.move_topic("t", NEW, **BY)
     assert not groups.find(NEW, REF).paused
     operations.pause("g", "t", using=NEW, **BY)  # Nothing is unfinished.
@@ -331,6 +333,60 @@ def test_a_cut_that_was_interrupted_is_cancelled(settings, monkeypatch):
     run(NEW, lambda session: set_route(session, "t", Route("", OLD)))
     operations.cancel_move("t", NEW, **BY)
     assert route_of(Session(NEW), "t") == Route(OLD, NEW)
+
+
+def test_a_move_that_is_cancelled_before_the_cut(settings, monkeypatch):
+    """By somebody else; what decides is the route under the mutex."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    register_again = moving.register
+
+    def then_cancel(move):
+        register_again(move)
+        with override_settings(MYSQLQUEUE=BEFORE):
+            operations.cancel_move("t", NEW, **BY)
+
+    with monkeypatch.context() as patched, override_settings(MYSQLQUEUE=AFTER):
+        patched.setattr(moving, "register", then_cancel)
+        with pytest.raises(OperationRefused, match="The topic 't' is not prepared to move to 'queue' any more"):
+            operations.move_topic("t", NEW, **BY)
+    assert work(OLD) == [1]
+
+
+def test_a_move_that_begins_before_it_is_cancelled(settings, monkeypatch, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    sequence(OLD)
+    operations.prepare_move("t", NEW, **BY)
+    check = moving.check_cancel
+
+    def then_move(move):
+        check(move)
+        with override_settings(MYSQLQUEUE=AFTER), pytest.raises(Waits):
+            operations.move_topic("t", NEW, **BY)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "check_cancel", then_move)
+        with pytest.raises(OperationRefused, match="has begun to move to 'queue': finish the move"):
+            operations.cancel_move("t", NEW, **BY)
+    assert groups.find(NEW, REF) is not None
+
+
+def test_an_interrupted_cancel_is_run_again(settings, monkeypatch):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    with monkeypatch.context() as patched:
+        patched.setattr(dropping, "drop", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            operations.cancel_move("t", NEW, **BY)
+    operations.cancel_move("t", NEW, **BY)
+    assert groups.find(NEW, REF) is None
+    assert route_of(Session(OLD), "t") is None
 
 
 def test_queues_of_jobs_do_not_move(settings):
@@ -423,7 +479,7 @@ def test_a_group_that_was_registered_at_the_time_of_the_cut_is_not_dropped(setti
     late = GroupRef("late", "t")
     cut = moving.cut
 
-    def cut_late(move):
+    def cut_late(move, **how):
         groups.register(OLD, late, mode="ordered", start="earliest")
         return cut(move)
 

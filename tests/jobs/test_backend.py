@@ -90,6 +90,14 @@ def test_the_writes_of_an_atomic_job_commit_with_its_result(name):
     assert Effect.objects.count() == (0 if name == "fail" else 1)
 
 
+@pytest.mark.parametrize(("most", "outcomes"), [(1, ["dead_lettered"]), (3, ["failed", "failed", "dead_lettered"])])
+def test_the_outcomes_that_deliver_all_tells(settings, most, outcomes):
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 1}
+    configure(settings, MAX_ATTEMPTS=most)
+    jobs.fail.enqueue(1)
+    assert [one.outcome for one in deliver_all(raise_exceptions=False)] == outcomes
+
+
 def test_a_job_that_fails():
     result = run(jobs.fail.enqueue(7))
     (error,) = result.errors
@@ -206,8 +214,8 @@ def test_arguments_that_cannot_be_stored(value):
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("object", "tests.app.jobs.returns returned a value that has no JSON: Unsupported type"),
-        ("nan", "returned a value that has no JSON: Out of range float values are not JSON compliant"),
+        ("object", "tests.app.jobs.returns returned a value that is not JSON-serializable: Unsupported type"),
+        ("nan", "returned a value that is not JSON-serializable: Out of range float values are not JSON compliant"),
         (
             "large",
             r"returned a value of 2,000,002 bytes of JSON, but at most 1,048,576 are allowed \(MAX_PAYLOAD_BYTES\)",
@@ -377,7 +385,11 @@ def test_a_task_that_this_process_does_not_have(caplog, monkeypatch):
     row = JobResult.objects.get()
     assert (row.status, row.errors, row.finished_at) == (READY, "", 0)
     assert "job.unknown task=tests.app.jobs.later" in caplog.text
-    JobResult.objects.update(enqueued_at=1)
+    JobResult.objects.update(enqueued_at=1, run_after=1)
+    deliver_all(advance=60)
+    assert JobResult.objects.get().status == READY  # The time in a long backlog does not count.
+    JobResult.objects.update(started_at=1)
+    QueueMessage.objects.update(published_at=1)
     deliver_all(raise_exceptions=False, advance=60)
     row = JobResult.objects.get()
     assert (row.status, json.loads(row.errors)["exception_class_path"]) == (

@@ -101,7 +101,8 @@ def watched(
 def expected(delivery: Delivery, settlement: Settlement) -> Outcome:
     """Return the outcome that the flush will write, unless the delivery is stale by then."""
     outcome = OUTCOMES[settlement.action]
-    return Outcome.DEAD_LETTERED if outcome is Outcome.FAILED and delivery.is_last_attempt else outcome
+    is_final = delivery.is_last_attempt if settlement.is_final is None else settlement.is_final
+    return Outcome.DEAD_LETTERED if outcome is Outcome.FAILED and is_final else outcome
 
 
 # -- its end --------------------------------------------------------------------
