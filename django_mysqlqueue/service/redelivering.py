@@ -182,9 +182,6 @@ class _Judgement:
             delivery_events.record(session, self.lost)
         if self.failed:
             dead_letters.dead_letter(session, ref, self.failed)
-            if job_results.is_of_jobs(ref):
-                reasons = {one.offset: ("WorkerLost", one.error) for one in self.failed}
-                job_results.fail_messages(session, reasons)
         losses.make_wait(session, ref, self.waits, self.taking.now)
         _settle(self.taking, self.passed)
         _make_rest(self.taking, self.rests)

@@ -127,6 +127,8 @@ class MySQLQueueBackend(BaseTaskBackend):
         with ExitStack() as transactions:
             aliases = sorted({queue_alias(topic=topic) for topic in by_topic})
             for alias in aliases:
+                publishing.require_transaction(alias)
+            for alias in aliases:
                 transactions.enter_context(_together(alias))
             for alias in aliases:
                 self._store(alias, {topic: of for topic, of in by_topic.items() if queue_alias(topic=topic) == alias})
@@ -209,7 +211,6 @@ class MySQLQueueBackend(BaseTaskBackend):
 @contextlib.contextmanager
 def _together(alias: str) -> Iterator[None]:
     """Write nothing of a job if a part of it fails: in a transaction or, as ``Model.save()`` does, in the caller's."""
-    publishing.require_transaction(alias)
     in_block = connections[alias].in_atomic_block
     with transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias):
         yield

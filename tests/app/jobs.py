@@ -7,6 +7,8 @@ import os
 import signal
 from typing import Any
 
+from django.db import OperationalError
+
 from django_mysqlqueue.tasks import job
 from tests.app.models import Effect
 
@@ -94,4 +96,16 @@ def fail_with(text):
 @task
 @job(max_attempts=20, backoff={"initial": 0.01, "maximum": 0.01})
 def fail_often():
+    raise KeyError("no")
+
+
+@task
+def deadlock():
+    log.append("deadlock")
+    raise OperationalError(1213, "Deadlock found when trying to get lock")
+
+
+@task
+@job(max_attempts=2, backoff={"initial": 60, "jitter": 0})
+def fail_slowly():
     raise KeyError("no")

@@ -1,0 +1,231 @@
+"""How results end in cases that few meet."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import TransactionMismatch
+from django_mysqlqueue.models import DeliveryState, JobResult
+from django_mysqlqueue.service import job_results, known_topics, settling
+from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
+from django_mysqlqueue.sql.session import run
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.tasks import exceptions, job
+from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
+from django_mysqlqueue.tasks.handlers import Attempt
+from django_mysqlqueue.testing import deliver_all
+from tests.app import jobs
+from tests.support import job_worlds
+from tests.support.harness import USING, Sub
+
+JOBS = job_worlds.JOBS
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+    jobs.log.clear()
+
+
+def flush(*settlements):
+    return settling.flush(USING, JOBS, settlements, max_attempts=None, shared=True)
+
+
+def row(name):
+    return JobResult.objects.get(id=name)
+
+
+def errors(name):
+    return [error.exception_class for error in task_backends["default"].get_result(name).errors]
+
+
+# -- the service --------------------------------------------------------------
+
+
+def test_what_has_ended_is_not_changed():
+    """A job that was cancelled while it ran stays so, whatever its attempt comes to."""
+    held = job_worlds.claimed("acked", "released")
+    JobResult.objects.update(status="FAILED", finished_at=5, errors="", worker_ids="w\n")
+    flush(
+        Settlement(held["acked"], Action.ACK, job=JobEnd("acked", 7, 7, "2")),
+        Settlement(held["released"], Action.RELEASE),
+    )
+    for name in held:
+        assert (row(name).status, row(name).finished_at, row(name).worker_ids) == ("FAILED", 5, "w\n")
+
+
+def test_a_stale_outcome_changes_no_result():
+    held = job_worlds.claimed("acked")
+    DeliveryState.objects.update(delivery_token=5)
+    flushed = flush(Settlement(held["acked"], Action.ACK, job=JobEnd("acked", 7, 7, "2")))
+    assert len(flushed.stale) == 1
+    assert row("acked").status == "RUNNING"
+
+
+def test_what_the_jobs_transaction_has_written_is_not_written_again():
+    held = job_worlds.claimed("acked")
+    with transaction.atomic():
+        settling.ack_here(USING, held["acked"])
+    flush(Settlement(held["acked"], Action.ACK, is_written=True, job=JobEnd("acked", 7, 7, "2")))
+    assert row("acked").status == "RUNNING"  # That transaction would have stored it.
+
+
+def test_an_attempt_without_an_end_leaves_the_job_ready():
+    held = job_worlds.claimed("nacked")
+    flush(Settlement(held["nacked"], Action.NACK, error="no", is_final=False))
+    assert (row("nacked").status, row("nacked").worker_ids) == ("READY", "")
+
+
+@pytest.mark.parametrize("claimed_before", [True, False])
+def test_messages_that_expire(claimed_before):
+    """Before they are claimed, or while they wait in a process."""
+    run(USING, lambda session: job_results.insert(session, [("x", "default", "default", "p", "{}", 0, 0, 1)]))
+    publish(JOBS.topic, {}, id="x", expires_in=0.3)
+    worker = Sub(registry.handlers()[JOBS], name="w")
+    if claimed_before:
+        worker.step()
+        assert row("x").status == "RUNNING"
+    time.sleep(0.4)
+    worker.settle()
+    assert row("x").status == "FAILED"
+    assert "JobExpired" in row("x").errors
+
+
+def test_messages_that_are_superseded():
+    rows = [(name, "default", "default", "p", "{}", 0, 0, 1) for name in "xy"]
+    run(USING, lambda session: job_results.insert(session, rows))
+    for name in "xy":
+        publish(JOBS.topic, {}, id=name, coalesce="c")
+    Sub(registry.handlers()[JOBS], name="w").settle()
+    assert "JobSuperseded" in row("x").errors
+    assert "JobSuperseded" not in row("y").errors
+
+
+def test_errors_have_a_limit(monkeypatch):
+    monkeypatch.setattr(job_results, "MOST_ERRORS", 100)
+    first = job_results.with_error("", "a.B", "x" * 200)
+    assert job_results.with_error(first, "a.B", "y") == first
+
+
+def test_the_last_worker_is_the_lost_one():
+    job_worlds.enqueued("a")
+    for name in ("first", "second", "third"):
+        job_results.begin(USING, name, ["a"])
+    assert ["'first' was lost" in line for line in job_results.lines(row("a").errors)] == [True, False]
+    assert row("a").worker_ids == "first\nsecond\nthird\n"
+
+
+def test_only_what_has_ended_is_collected(settings):
+    settings.MYSQLQUEUE = {"RESULTS_RETENTION": 0}
+    job_worlds.enqueued("ready")
+    JobResult.objects.update(status="FAILED")
+    assert job_results.collect(USING) == 0
+    JobResult.objects.update(finished_at=1)
+    worker = Sub(registry.handlers()[JOBS], name="w")
+    worker.beat()
+    for _ in worker.poller.maintenance.round():
+        pass
+    assert not JobResult.objects.exists()
+
+
+# -- the handler --------------------------------------------------------------
+
+
+def test_the_time_of_an_attempt_passes():
+    attempt = Attempt(None, time.monotonic() - 5, 1_000_000, 0)
+    assert 1_005_000 <= attempt.now() < 1_006_000
+
+
+def test_a_database_error_is_not_the_fault_of_an_atomic_job(settings):
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
+    result = jobs.deadlock.enqueue()
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    assert errors(result.id) == [OperationalError] * 2
+    assert (result.status, len(jobs.log)) == ("FAILED", 2)
+
+
+def test_an_invalid_result_is_not_retried(settings):
+    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"OPTIONS": {"MAX_ATTEMPTS": 5}}}
+    result = jobs.returns.enqueue("object")
+    deliver_all(raise_exceptions=False)
+    assert errors(result.id) == [exceptions.InvalidResult]
+
+
+def test_the_backoff_of_a_job():
+    result = jobs.fail_slowly.enqueue()
+    worker = Sub(registry.handlers()[JOBS], name="w")
+    worker.step()
+    worker.work()
+    worker.flush()
+    state = DeliveryState.objects.get()
+    assert 50_000 < state.invisible_until - row(result.id).last_attempted_at < 70_000
+
+
+def test_options_of_subscribers(settings):
+    settings.MYSQLQUEUE = {"GROUPS": {"jobs": {"CLAIM_SIZE": 7}}}
+    handler = registry.handlers()[JOBS]
+    assert (handler.claim_size, handler.priority_share, handler.mode) == (7, 0, "shared")
+    assert (handler.max_attempts, handler.atomic) == (None, False)
+
+
+def test_async_jobs_have_no_transaction(settings):
+    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"OPTIONS": {"ATOMIC": True}}}
+    result = jobs.nap.enqueue(0)
+    deliver_all()
+    result.refresh()
+    assert result.status == "SUCCESSFUL"
+
+
+# -- the backend --------------------------------------------------------------
+
+
+def test_a_transaction_of_another_database(queue_db):
+    with transaction.atomic(using="queue"), pytest.raises(TransactionMismatch):
+        jobs.add.enqueue(1)
+    assert not JobResult.objects.exists()
+
+
+def test_an_error_in_the_callers_transaction_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(job_results, "insert", lambda *args, **options: 1 / 0)
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError):
+            jobs.add.enqueue(1)
+        assert connections[USING].needs_rollback
+        transaction.set_rollback(True)
+
+
+def test_results_in_several_databases(queue_db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"jobs.mail": {"DATABASE": "queue"}}}
+    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"QUEUES": ["default", "mail"]}}
+    backend = task_backends["default"]
+    results = backend.enqueue_many([(jobs.add, [1], {}), (jobs.add.using(queue_name="mail"), [2], {})])
+    assert [JobResult.objects.using(alias).get().id for alias in (USING, "queue")] == [one.id for one in results]
+    deliver_all()
+    assert [jobs.add.get_result(one.id).return_value for one in results] == [2, 3]
+
+
+def test_a_path_that_is_too_long():
+    def function():
+        pass
+
+    function.__module__, function.__qualname__ = "m" * 200, "f" * 60
+    with pytest.raises(InvalidTask, match="may have at most 255 characters"):
+        task_backends["default"].validate_task(type(jobs.add)(func=function))
+
+
+def test_queues_are_declared_topics(settings):
+    settings.MYSQLQUEUE = {"STRICT_TOPICS": True}
+    assert JOBS.topic not in known_topics._handled
+    publish(JOBS.topic, {})
+    assert get_settings().strict_topics
+
+
+def test_job_needs_a_task_or_a_function():
+    with pytest.raises(Exception, match="@job on 5: it is not a task or a function"):
+        job(max_attempts=2)(5)
