@@ -135,6 +135,16 @@ def rows_done(query: Query, who: Contender, count: int) -> float | None:
     return float(times[0][0]) / 1e6
 
 
+def results_done(query: Query, who: Contender, count: int) -> float | None:
+    """Wait until all jobs of this package are done. Return the seconds from the first start to the last end."""
+    wait_until(
+        lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
+        lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
+        every=0.5,
+    )
+    return float(query(f"SELECT MAX(finished_at) - MIN(started_at) FROM {who.table}")[0][0]) / 1e3
+
+
 def q2_begun(query: Query, who: Contender) -> object:
     return query(f"SELECT 1 FROM {who.table} WHERE `lock` > UTC_TIMESTAMP(6) LIMIT 1")
 
@@ -267,6 +277,31 @@ OWN = (
         settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, atomic=True, batch=True, batch_size=500",
         kind="batch",
         jobs=10,
+        enqueues=False,
+    ),
+)
+JOBS = (
+    Contender(
+        f"{OURS}, jobs",
+        "with_jobs",
+        [["runsubscriber", "--group", "jobs"]] * 2,
+        rows_begun,
+        results_done,
+        settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results, atomic=False",
+        table="queue_job_results",
+        kind="noop",
+        jobs=4,
+        bulk=True,
+    ),
+    Contender(
+        f"{OURS}, atomic jobs",
+        "with_jobs",
+        [["runsubscriber", "--group", "jobs"]] * 2,
+        rows_begun,
+        results_done,
+        settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results",
+        table="queue_job_results",
+        kind="atomic",
         enqueues=False,
     ),
 )
@@ -586,7 +621,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     names = options.only or [""]
-    chosen = [who for who in (*RIVALS, *OWN) if any(name in who.name for name in names)]
+    chosen = [who for who in (*RIVALS, *OWN, *JOBS) if any(name in who.name for name in names)]
     server = Server()
     figures = {who.name: Figures(who.settings, int(options.messages * who.jobs)) for who in chosen}
     with_bare = any(name in BARE for name in names)

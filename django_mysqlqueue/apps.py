@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 from django.apps.registry import Apps
+from django.conf import settings
 from django.db import router
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
@@ -46,12 +47,16 @@ def _has_tasks() -> bool:
 
 
 def _job_handlers() -> Mapping[GroupRef, Handler]:
+    if not getattr(settings, "TASKS", None):
+        return {}  # Without the import, which for django-tasks includes the admin.
     from django_mysqlqueue.tasks.handlers import job_handlers
 
     return job_handlers()
 
 
 def _job_topics() -> Collection[str]:
+    if not getattr(settings, "TASKS", None):
+        return ()
     from django_mysqlqueue.tasks.backend import queue_topics
 
     return queue_topics()
