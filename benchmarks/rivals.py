@@ -100,6 +100,8 @@ class Contender:
     settings: str
     table: str = ""
     kind: str = ""
+    topic: str = ""
+    """The topic of its messages, if that is not the kind."""
     jobs: float = 1.0
     """Number of jobs as a multiple of ``--messages``, so that a measurement takes seconds."""
     bulk: bool = False
@@ -178,7 +180,7 @@ def watermarks_done(query: Query, who: Contender, count: int) -> None:
 
 def check_log(query: Query, who: Contender, count: int) -> None:
     """Check that the log has all messages and no others, for example dead letters."""
-    found = query("SELECT COUNT(*), SUM(topic = %s) FROM queue_messages", who.kind)[0]
+    found = query("SELECT COUNT(*), SUM(topic = %s) FROM queue_messages", who.topic or who.kind)[0]
     if tuple(map(int, found)) != (count, count):
         raise SystemExit(f"{who.name}: the log has {found} messages (all, of the topic), expected {count}")
 
@@ -290,6 +292,7 @@ JOBS = (
         settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results, atomic=False",
         table="queue_job_results",
         kind="noop",
+        topic="jobs.default",
         jobs=4,
         bulk=True,
     ),
@@ -302,6 +305,7 @@ JOBS = (
         settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results",
         table="queue_job_results",
         kind="atomic",
+        topic="jobs.default",
         enqueues=False,
     ),
 )
