@@ -235,10 +235,17 @@ def queue_topics() -> frozenset[str]:
     return frozenset(topic_of(name) for backend in backends() for name in backend.queues)
 
 
+@functools.cache
+def by_alias() -> Mapping[str, MySQLQueueBackend]:
+    """Return the backends by their aliases, as long as ``TASKS`` does not change. They have no state of a thread."""
+    return {backend.alias: backend for backend in backends()}
+
+
 @receiver(setting_changed)
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "TASKS":
         queue_topics.cache_clear()
+        by_alias.cache_clear()
 
 
 def topic_of(queue_name: str) -> str:

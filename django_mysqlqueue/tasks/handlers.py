@@ -30,7 +30,7 @@ from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.tasks import framework
-from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, topic_of
+from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, topic_of
 from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, UnknownTask, WorkerLost
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
@@ -67,6 +67,8 @@ class Attempt:
     options: JobOptions | None = None
     result: AnyResult | None = None
     started_at: int = 0
+    returned: Any = None
+    """The return value."""
     value: str = ""
     """The return value as JSON."""
 
@@ -151,11 +153,9 @@ class JobHandler(Handler):
             raise WorkerLost(f"{losses} subscribers were lost while they handled the job (MAX_ATTEMPTS).")
         payload = given.payload
         attempt.started_at = attempt.now()
-        row = attempt.row._replace(
-            last_attempted_at=attempt.started_at,
-            arguments=job_results.as_json({"args": payload["args"], "kwargs": payload["kwargs"]}),
-        )
-        attempt.result = result = as_result(row, task)
+        row = attempt.row._replace(last_attempted_at=attempt.started_at)
+        given_arguments = {"args": payload["args"], "kwargs": payload["kwargs"]}
+        attempt.result = result = as_result(row, task, given_arguments)
         _tell(task_started, attempt, result)
         arguments = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout
@@ -164,7 +164,7 @@ class JobHandler(Handler):
         else:
             called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
             value = async_to_sync(called)(None)
-        attempt.value = _stored(task, value)
+        attempt.returned, attempt.value = _stored(task, value)
 
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Store the result in the transaction of the task."""
@@ -189,7 +189,7 @@ class JobHandler(Handler):
         if error is not None:
             return [self._failed(settlement, attempt, error)]
         if settlement.action is Action.ACK:
-            _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=json.loads(attempt.value))
+            _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=attempt.returned)
             return [settlement._replace(job=attempt.end())]
         return settlements  # It was found to be stale.
 
@@ -230,7 +230,7 @@ def _claim_of(delivery: ReceivedMessage) -> Claimed:
 
 def _backend_of(row: JobRow) -> MySQLQueueBackend | None:
     """Return the backend with which a job was enqueued, or None if ``TASKS`` does not have it any more."""
-    return next((backend for backend in backends() if backend.alias == row.backend), None)
+    return by_alias().get(row.backend)
 
 
 def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
@@ -268,9 +268,11 @@ def _unknown(attempt: Attempt) -> UnknownTask:
     return UnknownTask(f"This process could not import the task {path!r} when the job was claimed.")
 
 
-def _stored(task: AnyTask, value: Any) -> str:
+def _stored(task: AnyTask, value: Any) -> tuple[Any, str]:
+    """Return a return value as JSON has it, and as JSON text."""
     try:
-        text = job_results.as_json(normalize_json(value))
+        normalized = normalize_json(value)
+        text = job_results.as_json(normalized)
     except (TypeError, ValueError) as error:
         raise InvalidResult(f"{task.module_path} returned a value that is not JSON-serializable: {error}") from error
     most = get_settings().max_payload_bytes
@@ -279,7 +281,7 @@ def _stored(task: AnyTask, value: Any) -> str:
             f"{task.module_path} returned a value of {size:,} bytes of JSON, but at most {most:,} are allowed "
             "(MAX_PAYLOAD_BYTES): store it elsewhere, and return where it is."
         )
-    return text
+    return normalized, text
 
 
 def _finish(attempt: Attempt, status: TaskResultStatus, **values: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
@@ -28,18 +29,20 @@ def find_task(path: str) -> AnyTask:
     return found
 
 
-def as_result(row: JobRow, task: AnyTask | None = None) -> AnyResult:
+def as_result(row: JobRow, task: AnyTask | None = None, arguments: Mapping[str, Any] | None = None) -> AnyResult:
     """Return a row as a result.
 
     Args:
         row: the row.
         task: its task, if it is known.
+        arguments: its ``args`` and ``kwargs`` (default: those of the row).
 
     Raises:
         ImportError: this process has no task with the row's path.
     """
     found = find_task(row.task_path) if task is None else task
-    arguments = json.loads(row.arguments)
+    if arguments is None:
+        arguments = json.loads(row.arguments)
     result: AnyResult = TaskResult(
         task=_as_enqueued(found, row),
         id=row.id,
