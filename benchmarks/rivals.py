@@ -138,7 +138,7 @@ def rows_done(query: Query, who: Contender, count: int) -> float | None:
 
 
 def results_done(query: Query, who: Contender, count: int) -> float | None:
-    """Wait until all jobs of this package are done. Return the seconds from the first start to the last end."""
+    """Wait until all jobs of this package are done. Return the seconds from their start to their end."""
     wait_until(
         lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
         lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
