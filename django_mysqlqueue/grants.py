@@ -10,6 +10,7 @@ from django.db.models import Model
 
 from django_mysqlqueue import models
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES
+from django_mysqlqueue.service.job_results import NewResult
 
 MIGRATIONS = "django_migrations"
 """Commands compare the applied migrations with those of the code."""
@@ -60,15 +61,12 @@ READ = (*_tables(dict.fromkeys(EVERYTHING, "S")), Grant("SELECT", MIGRATIONS))
 PUBLISHED = ("topic", "partition_key", "id", "payload", "metadata", "deliver_at")
 """The columns of the outbox that ``publish`` writes: none of those that dead letters and redriven messages have."""
 
-ENQUEUED = ("id", "backend", "queue_name", "task_path", "arguments", "priority", "run_after", "enqueued_at")
-"""The columns of a result that ``enqueue`` writes."""
-
 ROLES: dict[str, Role] = {
     "publisher": Role(
         "publish messages, but neither read them nor write the columns of dead letters",
         (
             *_table(models.OutboxMessage, "", INSERT=PUBLISHED),
-            *_table(models.JobResult, "", INSERT=ENQUEUED),
+            *_table(models.JobResult, "", INSERT=NewResult._fields),
         ),
     ),
     "scheduler": Role(
@@ -76,7 +74,7 @@ ROLES: dict[str, Role] = {
         (
             *_table(models.OutboxMessage, "SD", INSERT=PUBLISHED, UPDATE=("deliver_at",)),
             *_table(models.DebouncedMessage, "SIUD"),
-            *_table(models.JobResult, "SU", INSERT=ENQUEUED),
+            *_table(models.JobResult, "SU", INSERT=NewResult._fields),
         ),
     ),
     "subscriber": Role(

@@ -140,7 +140,11 @@ def cancel(move: Move) -> None:
 
     # From then on, a move that is about to begin is refused, and nothing more arrives at the target.
     _set_route(move, move.source, check=still_prepared)
-    check_cancel(move)
+    try:
+        check_cancel(move)
+    except OperationRefused:
+        _set_route(move, move.source, planned=move.target, check=still_prepared)
+        raise
     if move.target != move.via:
         run(move.target, lambda session: _undo_first_cut(session, move))
     # Those whose drop was interrupted are of a cancel before this one.

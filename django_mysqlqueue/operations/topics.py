@@ -39,8 +39,8 @@ def prepare_move(
 ) -> Result:
     """Prepare the move of a topic to another database, before settings that name it there are deployed.
 
-    The topic's groups are registered in the target, paused. Until ``move_topic`` is called, all messages of the topic
-    stay where they are, regardless of the settings of their publishers.
+    The topic's groups are registered in the target, where they wait. Until ``move_topic`` is called, all messages of
+    the topic stay where they are, regardless of the settings of their publishers.
 
     Args:
         topic: the topic.

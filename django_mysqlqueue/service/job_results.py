@@ -1,7 +1,7 @@
 """The results of jobs: each follows the deliveries of its message, in the transactions that write their outcomes.
 
 So a result is never SUCCESSFUL while the message may be delivered again, and a message that ends without a call (it
-expired, an operator dead-lettered it, its subscriber was lost too often) ends its result too.
+expired, it was cancelled, an operator dead-lettered it) ends its result too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
 LONGEST_ERROR = 65_536
 """Maximum number of characters of a traceback; of a longer one, the end is stored."""
 MOST_ERRORS = 1_048_576
-"""Characters of errors of a job, after which further attempts add none."""
+"""Characters of errors of a job, after which further ones are stored without their tracebacks."""
 CHUNK = 1000
 EXCEPTIONS = "django_mysqlqueue.tasks.exceptions"
 UNCALLED = {
@@ -65,8 +65,17 @@ class JobRow(NamedTuple):
         return self.status in (FAILED, SUCCESSFUL)
 
 
-INSERTED = ("id", "backend", "queue_name", "task_path", "arguments", "priority", "run_after", "enqueued_at")
-"""The columns of a new result."""
+class NewResult(NamedTuple):
+    """The columns of a new result. Times are in epoch milliseconds."""
+
+    id: str
+    backend: str
+    queue_name: str
+    task_path: str
+    arguments: str
+    priority: int
+    run_after: int
+    enqueued_at: int
 
 
 class Begun(NamedTuple):
@@ -108,25 +117,23 @@ def as_json(value: Any) -> str:
 
 
 def with_error(errors: str, class_path: str, traceback: str) -> str:
-    """Return the column ``errors`` with one more."""
-    return errors if len(errors) > MOST_ERRORS else errors + error_line(class_path, traceback)
+    """Return the column ``errors`` with one more. Each is stored, because their number counts."""
+    return errors + error_line(class_path, "" if len(errors) > MOST_ERRORS else traceback)
 
 
-def insert(
-    session: Session, rows: Sequence[tuple[str, str, str, str, str, int, int, int]], *, keep: bool = False
-) -> None:
+def insert(session: Session, rows: Sequence[NewResult], *, keep: bool = False) -> None:
     """Insert results of new jobs in the caller's transaction.
 
     Args:
         session: the current transaction.
-        rows: the fields ``INSERTED`` of each.
+        rows: the results.
         keep: whether a result with the same id may exist, and is kept.
     """
     conflict = session.dialect.on_conflict_keep(RESULTS, ("id",)) if keep else ""
-    for chunk in session.chunks(rows, weight=lambda row: len(row[4])):
+    for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
         session.execute(
-            f"INSERT INTO {RESULTS} ({', '.join(INSERTED)}) VALUES "
-            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(INSERTED))})")
+            f"INSERT INTO {RESULTS} ({', '.join(NewResult._fields)}) VALUES "
+            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(NewResult._fields))})")
             + conflict,
             flat(chunk),
         )
@@ -295,12 +302,15 @@ def fail(session: Session, reasons: Mapping[str, tuple[str, str]]) -> int:
         reasons: by id, the name of an exception in ``tasks.exceptions``, and its text.
     """
     rows = read(session, reasons, session.dialect.for_update) if reasons else {}
+    return _fail(session, {row: reasons[row.id] for row in rows.values()})
+
+
+def _fail(session: Session, reasons: Mapping[JobRow, tuple[str, str]]) -> int:
     return follow(
         session,
         [
             (JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text)), FAILED)
-            for row in rows.values()
-            for name, text in (reasons[row.id],)
+            for row, (name, text) in reasons.items()
         ],
     )
 
@@ -313,8 +323,8 @@ def cancel(session: Session, topics: Mapping[str, str]) -> int:
         topics: the topic of each job's queue, by id.
     """
     reason = ("JobCancelled", "The job was cancelled before it started.")
-    found = read(session, topics) if topics else {}
-    return fail(session, {row.id: reason for row in found.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
+    rows = read(session, topics, session.dialect.for_update) if topics else {}
+    return _fail(session, {row: reason for row in rows.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
 
 
 def restart(session: Session, offsets: Collection[int]) -> None:

@@ -22,6 +22,7 @@ from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX
 from django_mysqlqueue.service import job_results, publishing
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_results import NewResult
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.framework import (
@@ -289,13 +290,22 @@ def _message(result: AnyResult) -> Message:
     return Message(payload, id=result.id, deliver_at=task.run_after, priority=task.priority)
 
 
-def _row(result: AnyResult) -> tuple[str, str, str, str, str, int, int, int]:
+def _row(result: AnyResult) -> NewResult:
     task = result.task
     arguments = job_results.as_json({"args": result.args, "kwargs": result.kwargs})
     run_after = 0 if task.run_after is None else int(task.run_after.timestamp() * 1000)
     assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
     enqueued = int(result.enqueued_at.timestamp() * 1000)
-    return result.id, result.backend, task.queue_name, task.module_path, arguments, task.priority, run_after, enqueued
+    return NewResult(
+        result.id,
+        result.backend,
+        task.queue_name,
+        task.module_path,
+        arguments,
+        task.priority,
+        run_after,
+        enqueued,
+    )
 
 
 def _now() -> Any:

@@ -14,13 +14,13 @@ from django.dispatch import Signal
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import StaleDelivery, SubscriberError
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX
+from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, priority_of
 from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results
 from django_mysqlqueue.service.deliveries import Action, Claimed, JobEnd, Settlement
-from django_mysqlqueue.service.job_results import JobRow
+from django_mysqlqueue.service.job_results import JobRow, NewResult
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.service.refs import GroupRef
@@ -49,6 +49,7 @@ UNKNOWN_DELAY = 30
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask, WorkerLost)
+"""Exceptions of this module after which a job has FAILED, whatever its options say."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,10 +119,13 @@ class JobHandler(Handler):
         worker = next(iter(bodies)).by
         begun = job_results.begin(using, worker, set(ids.values()))
         # The result of a dead letter may be deleted before it is redriven, and plain SQL may have inserted a message.
-        missing = {ids[delivery]: body for delivery, body in bodies.items() if ids[delivery] not in begun.rows}
-        if missing and (rows := _new_rows(self.ref.topic, missing)):
+        missing = {delivery: job for delivery, job in ids.items() if job not in begun.rows}
+        new = [_new_result(job, delivery, bodies[delivery]) for delivery, job in missing.items()]
+        if rows := [row for row in new if row is not None]:
             run(using, lambda session: job_results.insert(session, rows, keep=True))
-            begun = job_results.Begun(begun.rows | job_results.begin(using, worker, set(missing)).rows, begun.now)
+            begun = job_results.Begun(
+                begun.rows | job_results.begin(using, worker, set(missing.values())).rows, begun.now
+            )
         clock = time.monotonic()
         return {
             delivery: Attempt(begun.rows[ids[delivery]], clock, begun.now, body.published_at)
@@ -174,7 +178,7 @@ class JobHandler(Handler):
                 continue
             if not job_results.follow(Session(using), [(attempt.end(), job_results.SUCCESSFUL)]):
                 text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
-                raise StaleDelivery(text, delivery=_claim_of(delivery))
+                raise StaleDelivery(text, delivery=_as_delivery(delivery)._claimed)
 
     def settled(
         self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
@@ -199,9 +203,7 @@ class JobHandler(Handler):
         options = attempt.options or JobOptions()
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         errors = job_results.with_error(row.errors, path, settlement.error)
-        is_rejected = isinstance(error, (InvalidResult, InvalidJob, UnknownTask)) or rejections.is_rejected(
-            options, error
-        )
+        is_rejected = isinstance(error, NEVER_RETRIED) or rejections.is_rejected(options, error)
         most = options.max_attempts
         if options.atomic and rejections.is_of_database(error) and most is not None:
             # Nothing is left of the attempt, and the next one may find a better server.
@@ -218,14 +220,13 @@ class JobHandler(Handler):
 
 
 def _attempt_of(delivery: ReceivedMessage) -> Attempt | None:
-    assert isinstance(delivery, Delivery)  # noqa: S101  # A handler gets nothing else.
-    state = delivery._state
+    state = _as_delivery(delivery)._state
     return state if isinstance(state, Attempt) else None
 
 
-def _claim_of(delivery: ReceivedMessage) -> Claimed:
+def _as_delivery(delivery: ReceivedMessage) -> Delivery:
     assert isinstance(delivery, Delivery)  # noqa: S101  # A handler gets nothing else.
-    return delivery._claimed
+    return delivery
 
 
 def _backend_of(row: JobRow) -> MySQLQueueBackend | None:
@@ -238,21 +239,19 @@ def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
     return {} if backend is None else backend.queue_options.get(row.queue_name, {})
 
 
-def _new_rows(topic: str, bodies: Mapping[str, Body]) -> list[tuple[str, str, str, str, str, int, int, int]]:
-    """Return the results of messages that have none, as far as they are jobs."""
-    backend = next((one for one in backends() for name in one.queues if topic_of(name) == topic), None)
-    found = []
-    for job, body in bodies.items():
-        try:
-            payload = json.loads(body.payload)
-            path, args, kwargs = str(payload["task"]), list(payload["args"]), dict(payload["kwargs"])
-        except (ValueError, TypeError, KeyError):
-            continue
-        if backend is not None and len(path) <= JOB_PATH_LENGTH:
-            arguments = job_results.as_json({"args": args, "kwargs": kwargs})
-            queue = topic.removeprefix(JOB_PREFIX)
-            found.append((job, backend.alias, queue, path, arguments, 0, 0, body.created_at))
-    return found
+def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
+    """Return the result of a message that has none, or None if it is not a job."""
+    queue = delivery.ref.topic.removeprefix(JOB_PREFIX)
+    backend = next((one for one in by_alias().values() if queue in one.queues), None)
+    try:
+        payload = json.loads(body.payload)
+        path, args, kwargs = str(payload["task"]), list(payload["args"]), dict(payload["kwargs"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    if backend is None or len(path) > JOB_PATH_LENGTH:
+        return None
+    arguments = job_results.as_json({"args": args, "kwargs": kwargs})
+    return NewResult(job, backend.alias, queue, path, arguments, priority_of(delivery.key), 0, body.created_at)
 
 
 def _unknown(attempt: Attempt) -> UnknownTask:

@@ -375,6 +375,33 @@ def test_a_move_that_begins_before_it_is_cancelled(settings, monkeypatch, waits)
     assert groups.find(NEW, REF) is not None
 
 
+def test_a_cancel_that_is_refused_keeps_the_plan(settings, monkeypatch):
+    """Messages have arrived between the check and the removal of the plan."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+    check = moving.check_cancel
+    calls = []
+
+    def late(move):
+        calls.append(move)
+        check(move)
+        if len(calls) == 1:
+            publish("t", 2, using=NEW)
+            sequence(NEW)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "check_cancel", late)
+        with pytest.raises(OperationRefused, match="has messages for the group 'g'"):
+            operations.cancel_move("t", NEW, **BY)
+    assert route_of(Session(OLD), "t") == Route("", OLD, NEW)
+    assert work(OLD) == [1]
+    with override_settings(MYSQLQUEUE=AFTER):
+        operations.move_topic("t", NEW, **BY)
+    assert work(NEW) == [2]
+
+
 def test_an_interrupted_cancel_is_run_again(settings, monkeypatch):
     settings.MYSQLQUEUE = BEFORE
     register(OLD, {REF: handler()})

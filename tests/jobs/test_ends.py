@@ -10,9 +10,10 @@ from django.db import OperationalError, connections, transaction
 from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import TransactionMismatch
-from django_mysqlqueue.models import DeliveryState, JobResult
+from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbeat
 from django_mysqlqueue.service import job_results, known_topics, settling
 from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
+from django_mysqlqueue.service.job_results import NewResult
 from django_mysqlqueue.sql.session import run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
@@ -84,7 +85,7 @@ def test_an_attempt_without_an_end_leaves_the_job_ready():
 @pytest.mark.parametrize("claimed_before", [True, False])
 def test_messages_that_expire(claimed_before):
     """Before they are claimed, or while they wait in a process."""
-    run(USING, lambda session: job_results.insert(session, [("x", "default", "default", "p", "{}", 0, 0, 1)]))
+    run(USING, lambda session: job_results.insert(session, [NewResult("x", "default", "default", "p", "{}", 0, 0, 1)]))
     publish(JOBS.topic, {}, id="x", expires_in=0.3)
     worker = Sub(registry.handlers()[JOBS], name="w")
     if claimed_before:
@@ -97,7 +98,7 @@ def test_messages_that_expire(claimed_before):
 
 
 def test_messages_that_are_superseded():
-    rows = [(name, "default", "default", "p", "{}", 0, 0, 1) for name in "xy"]
+    rows = [NewResult(name, "default", "default", "p", "{}", 0, 0, 1) for name in "xy"]
     run(USING, lambda session: job_results.insert(session, rows))
     for name in "xy":
         publish(JOBS.topic, {}, id=name, coalesce="c")
@@ -106,10 +107,31 @@ def test_messages_that_are_superseded():
     assert "JobSuperseded" not in row("y").errors
 
 
-def test_errors_have_a_limit(monkeypatch):
+def test_tracebacks_have_a_limit_and_errors_have_none(monkeypatch):
+    """Else failures that are not stored would count as losses."""
     monkeypatch.setattr(job_results, "MOST_ERRORS", 100)
     first = job_results.with_error("", "a.B", "x" * 200)
-    assert job_results.with_error(first, "a.B", "y") == first
+    both = job_results.with_error(first, "a.B", "y" * 200)
+    assert both == first + job_results.error_line("a.B", "")
+
+
+@pytest.mark.parametrize("most", [5, None])
+def test_a_job_that_has_lost_its_subscribers_too_often_is_not_retried(settings, most):
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
+    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"OPTIONS": {"MAX_ATTEMPTS": most}}}
+    result = jobs.add.enqueue(1)
+    worker = Sub(registry.handlers()[JOBS], name="first")
+    worker.step()
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.update(invisible_until=0, retry_count=2)  # As two recorded starts leave it.
+    worker = Sub(registry.handlers()[JOBS], name="last")
+    worker.step()
+    worker.work()
+    worker.flush()
+    assert jobs.log == []
+    assert row(result.id).status == "FAILED"
+    assert errors(result.id)[-1] is exceptions.WorkerLost
+    assert "2 subscribers were lost while they handled the job (MAX_ATTEMPTS)" in row(result.id).errors
 
 
 def test_the_last_worker_is_the_lost_one():

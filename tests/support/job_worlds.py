@@ -13,6 +13,7 @@ from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.service import claiming, groups, job_results, payloads, settling, watermarks
 from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEnd, Settlement
+from django_mysqlqueue.service.job_results import NewResult
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tasks.backend import _together
@@ -38,7 +39,9 @@ def configured() -> Iterator[None]:
 def enqueued(*names: str) -> None:
     """Messages in the log that stand for jobs with their ids; nobody runs them."""
     arguments = '{"args": [1], "kwargs": {}}'
-    job_results.insert(Session(USING), [(name, "default", "default", PATH, arguments, 0, 0, 1) for name in names])
+    job_results.insert(
+        Session(USING), [NewResult(name, "default", "default", PATH, arguments, 0, 0, 1) for name in names]
+    )
     publish_many(JOBS.topic, [Message(name, id=name) for name in names])
     groups.register(USING, JOBS, mode="shared", start="earliest")
     sequence()
@@ -47,7 +50,7 @@ def enqueued(*names: str) -> None:
 @configured()
 def scheduled(name: str) -> None:
     """A job that waits in the outbox."""
-    job_results.insert(Session(USING), [(name, "default", "default", PATH, "{}", 0, 1, 1)])
+    job_results.insert(Session(USING), [NewResult(name, "default", "default", PATH, "{}", 0, 1, 1)])
     publish(JOBS.topic, name, id=name, delay=60)
 
 
