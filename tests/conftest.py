@@ -148,3 +148,14 @@ def no_handlers() -> Iterator[None]:
     registry._declared[:] = declared
     known_topics._handled.clear()
     known_topics._handled.update(handled)
+
+
+@pytest.fixture(scope="module")
+def crasher(_database, tmp_path_factory):
+    """What ends a connection or a process at any statement."""
+    from tests.crash.crashes import crashes
+
+    if connection.vendor == "mysql" and "unix_socket" not in connection.settings_dict["OPTIONS"]:
+        pytest.skip("the gate stands before a Unix socket")
+    with crashes(tmp_path_factory.mktemp("gate")) as crasher:
+        yield crasher

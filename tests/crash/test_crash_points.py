@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation, QueueMessage
@@ -31,7 +31,7 @@ from tests.crash import debouncing as _debouncing  # noqa: F401  # It adds cases
 from tests.crash.acts import ACTS, begin
 from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
-from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended, crashes
+from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
 from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants, job_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, matches
@@ -39,14 +39,6 @@ from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
 from tests.support.writers import watched, writing_functions
-
-
-@pytest.fixture(scope="module")
-def crasher(_database, tmp_path_factory):
-    if connection.vendor == "mysql" and "unix_socket" not in connection.settings_dict["OPTIONS"]:
-        pytest.skip("the gate stands before a Unix socket")
-    with crashes(tmp_path_factory.mktemp("gate")) as crasher:
-        yield crasher
 
 
 class Start:

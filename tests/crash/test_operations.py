@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -20,19 +20,11 @@ from django_mysqlqueue.models import (
 from tests.conftest import Clock
 from tests.crash.acts import ACTS, ME, begin
 from tests.crash.audit import Observer
-from tests.crash.crashes import ALIAS, LOST, MODES, TOPIC, crashes
+from tests.crash.crashes import ALIAS, LOST, MODES, TOPIC
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
-
-
-@pytest.fixture(scope="module")
-def crasher(_database, tmp_path_factory):
-    if connection.vendor == "mysql" and "unix_socket" not in connection.settings_dict["OPTIONS"]:
-        pytest.skip("the gate stands before a Unix socket")
-    with crashes(tmp_path_factory.mktemp("gate")) as crasher:
-        yield crasher
 
 
 def whereabouts() -> Counter[tuple[str, str]]:

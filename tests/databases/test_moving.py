@@ -65,6 +65,14 @@ def waits(monkeypatch):
     monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
+def prepare(settings):
+    """A topic with a message in the outbox, which is prepared to move."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    operations.prepare_move("t", NEW, **BY)
+
+
 # -- step by step -------------------------------------------------------------
 
 
@@ -242,10 +250,7 @@ def test_nobody_resumes_or_seeks_a_group_that_waits(settings):
 
 
 def test_a_group_that_was_dropped_in_the_old_database_does_not_move(settings):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     settings.MYSQLQUEUE = AFTER
     operations.drop_group("g", "t", using=OLD, **BY)
     operations.move_topic("t", NEW, **BY)
@@ -253,11 +258,8 @@ def test_a_group_that_was_dropped_in_the_old_database_does_not_move(settings):
 
 
 def test_a_group_that_is_dropped_during_the_move_does_not_wait_for_ever(settings, monkeypatch):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
+    prepare(settings)
     sequence(OLD)
-    operations.prepare_move("t", NEW, **BY)
     settings.MYSQLQUEUE = AFTER
     cut = moving.cut
     monkeypatch.setattr(
@@ -289,11 +291,8 @@ def test_a_cancelled_move(settings):
 
 
 def test_a_move_that_has_begun_is_not_cancelled(settings, waits):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
+    prepare(settings)
     sequence(OLD)
-    operations.prepare_move("t", NEW, **BY)
     with override_settings(MYSQLQUEUE=AFTER), pytest.raises(Waits):
         operations.move_topic("t", NEW, **BY)
     with pytest.raises(OperationRefused, match="The topic 't' has begun to move to 'queue': finish the move"):
@@ -302,10 +301,7 @@ def test_a_move_that_has_begun_is_not_cancelled(settings, waits):
 
 
 def test_a_move_is_not_cancelled_if_that_would_lose_messages(settings):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     publish("t", 2, using=NEW)
     sequence(NEW)
     for dry_run in (True, False):
@@ -317,10 +313,7 @@ def test_a_move_is_not_cancelled_if_that_would_lose_messages(settings):
 
 
 def test_a_cut_that_was_interrupted_is_cancelled(settings, monkeypatch):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     with monkeypatch.context() as patched, override_settings(MYSQLQUEUE=AFTER):
         patched.setattr(moving, "_set_route", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -337,10 +330,7 @@ def test_a_cut_that_was_interrupted_is_cancelled(settings, monkeypatch):
 
 def test_a_move_that_is_cancelled_before_the_cut(settings, monkeypatch):
     """By somebody else; what decides is the route under the mutex."""
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     register_again = moving.register
 
     def then_cancel(move):
@@ -356,11 +346,8 @@ def test_a_move_that_is_cancelled_before_the_cut(settings, monkeypatch):
 
 
 def test_a_move_that_begins_before_it_is_cancelled(settings, monkeypatch, waits):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
+    prepare(settings)
     sequence(OLD)
-    operations.prepare_move("t", NEW, **BY)
     check = moving.check_cancel
 
     def then_move(move):
@@ -377,10 +364,7 @@ def test_a_move_that_begins_before_it_is_cancelled(settings, monkeypatch, waits)
 
 def test_a_cancel_that_is_refused_keeps_the_plan(settings, monkeypatch):
     """Messages have arrived between the check and the removal of the plan."""
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     check = moving.check_cancel
     calls = []
 
@@ -403,10 +387,7 @@ def test_a_cancel_that_is_refused_keeps_the_plan(settings, monkeypatch):
 
 
 def test_an_interrupted_cancel_is_run_again(settings, monkeypatch):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     with monkeypatch.context() as patched:
         patched.setattr(dropping, "drop", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -436,10 +417,7 @@ def test_a_group_with_an_unfinished_drop_or_seek_is_not_made_to_wait(settings):
 
 
 def test_a_topic_is_prepared_for_one_database_at_a_time(settings):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     with pytest.raises(OperationRefused, match=r"is prepared to move to 'queue'\. Move it, or cancel that first"):
         operations.prepare_move("t", "other", **BY)
 
@@ -498,10 +476,7 @@ def test_a_group_that_only_the_old_database_has_is_not_dropped(settings, waits):
 
 
 def test_a_group_that_was_registered_at_the_time_of_the_cut_is_not_dropped(settings, monkeypatch):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    publish("t", 1)
-    operations.prepare_move("t", NEW, **BY)
+    prepare(settings)
     settings.MYSQLQUEUE = AFTER
     late = GroupRef("late", "t")
     cut = moving.cut

@@ -12,19 +12,11 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.conftest import empty
-from tests.crash.crashes import ALIAS, MODES, crashes
+from tests.crash.crashes import ALIAS, MODES
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub
 
 pytestmark = [pytest.mark.promise("Jobs")]
-
-
-@pytest.fixture(scope="module")
-def crasher(_database, tmp_path_factory):
-    if connection.vendor == "mysql" and "unix_socket" not in connection.settings_dict["OPTIONS"]:
-        pytest.skip("the gate stands before a Unix socket")
-    with crashes(tmp_path_factory.mktemp("gate")) as crasher:
-        yield crasher
 
 
 def at_every_statement(crasher, mode, setup, operation, check):
