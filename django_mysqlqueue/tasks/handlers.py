@@ -49,7 +49,7 @@ UNKNOWN_DELAY = 30
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask, WorkerLost)
-"""Exceptions of this module after which a job has FAILED, whatever its options say."""
+"""Exceptions after which a job is FAILED, regardless of its options."""
 
 
 @dataclass(slots=True, eq=False)
