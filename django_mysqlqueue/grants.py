@@ -10,7 +10,7 @@ from django.db.models import Model
 
 from django_mysqlqueue import models
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES
-from django_mysqlqueue.service.job_results import NewResult
+from django_mysqlqueue.service.job_rows import NewResult
 
 MIGRATIONS = "django_migrations"
 """Commands compare the applied migrations with those of the code."""
@@ -67,6 +67,7 @@ ROLES: dict[str, Role] = {
         (
             *_table(models.OutboxMessage, "", INSERT=PUBLISHED),
             *_table(models.JobResult, "", INSERT=NewResult._fields),
+            *_table(models.JobStage, "I"),
         ),
     ),
     "scheduler": Role(
@@ -75,6 +76,7 @@ ROLES: dict[str, Role] = {
             *_table(models.OutboxMessage, "SD", INSERT=PUBLISHED, UPDATE=("deliver_at",)),
             *_table(models.DebouncedMessage, "SIUD"),
             *_table(models.JobResult, "SU", INSERT=NewResult._fields),
+            *_table(models.JobStage, "SIU"),
         ),
     ),
     "subscriber": Role(
@@ -101,6 +103,7 @@ ROLES: dict[str, Role] = {
                     models.RelayWatermark: "SIU",
                     models.ArchiveSegment: "S",
                     models.JobResult: "SIUD",
+                    models.JobStage: "SIUD",
                 }
             ),
             Grant("SELECT", MIGRATIONS),
@@ -126,6 +129,7 @@ ROLES: dict[str, Role] = {
                     models.ConsumerOffset: "UD",
                     models.DebouncedMessage: "D",
                     models.JobResult: "U",
+                    models.JobStage: "U",
                     models.SubscriberHeartbeat: "D",
                     models.DeliveryEvent: "I",
                     models.Operation: "IU",

@@ -30,6 +30,12 @@ JOB_GROUP = "jobs"
 """The consumer group of the workers of all queues of jobs."""
 JOB_PATH_LENGTH = 255
 """Maximum length of the dotted path of a task."""
+PROGRESS_LENGTH = 1500
+"""Maximum length of the progress of a job as JSON."""
+PROGRESS_MESSAGE_LENGTH = 200
+"""Maximum length of the message in it: escaped, each character takes six at most."""
+STAGE_LENGTH = 50
+"""Maximum length of the id of a stage of a chain of jobs."""
 KEY_LENGTH = 190
 """Maximum length of a partition key, message id or subscriber name, in characters.
 

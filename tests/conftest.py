@@ -39,6 +39,7 @@ QUEUE_MODELS = (
     models.RelayPosition,
     models.RelayWatermark,
     models.JobResult,
+    models.JobStage,
     models.ArchiveSegment,
 )
 

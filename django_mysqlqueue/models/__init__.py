@@ -22,7 +22,7 @@ from django_mysqlqueue.models.history import (
     Operation,
     Rollup,
 )
-from django_mysqlqueue.models.jobs import JobResult
+from django_mysqlqueue.models.jobs import JobResult, JobStage
 from django_mysqlqueue.models.log import (
     CoalesceKey,
     CollectedTopic,
@@ -54,6 +54,7 @@ MODELS = (
     RelayWatermark,
     ArchiveSegment,
     JobResult,
+    JobStage,
 )
 """The models of the tables that the protocol uses."""
 
@@ -69,6 +70,7 @@ __all__ = [
     "DeliveryEvent",
     "DeliveryState",
     "JobResult",
+    "JobStage",
     "Operation",
     "OutboxMessage",
     "PartitionLease",

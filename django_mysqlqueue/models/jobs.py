@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import JOB_PATH_LENGTH, KEY_LENGTH, NAME_LENGTH
+from django_mysqlqueue.limits import JOB_PATH_LENGTH, KEY_LENGTH, NAME_LENGTH, PROGRESS_LENGTH, STAGE_LENGTH
 from django_mysqlqueue.managers import QueueManager
 
 
@@ -42,6 +42,25 @@ class JobResult(models.Model):
     worker_ids = BytewiseTextField(
         _("workers"), db_default=models.Value(""), blank=True, help_text=_("subscribers that had it: one in each line")
     )
+    progress = BytewiseCharField(
+        _("progress"),
+        max_length=PROGRESS_LENGTH,
+        db_default=models.Value(""),
+        blank=True,
+        help_text=_("of the current or last attempt: JSON with done, total, message and at; empty: none"),
+    )
+    cancel_requested_at = models.BigIntegerField(
+        _("cancel requested at"), db_default=0, help_text=_("of a running job; 0: never")
+    )
+    unique_key = models.CharField(  # noqa: DJ001  # The unique index ignores NULLs.
+        _("unique key"),
+        max_length=64,
+        null=True,
+        help_text=_("SHA-256 of what no other waiting job has; NULL from the first claim on"),
+    )
+    stage = BytewiseCharField(
+        _("stage"), max_length=STAGE_LENGTH, db_default=models.Value(""), blank=True, help_text=_("of a chain, if any")
+    )
 
     objects = QueueManager["JobResult"]()
 
@@ -53,6 +72,33 @@ class JobResult(models.Model):
             models.Index(fields=["status", "finished_at"], name="queue_job_results_status"),
             models.Index(fields=["task_path", "enqueued_at"], name="queue_job_results_task"),
         ]
+        constraints = [models.UniqueConstraint(fields=["unique_key"], name="queue_job_results_unique")]
 
     def __str__(self) -> str:
         return f"{self.task_path} {self.id}"
+
+
+class JobStage(models.Model):
+    """A stage of a chain of jobs. Its row is the lock under which the jobs of the stage after it are published."""
+
+    id = BytewiseCharField(primary_key=True, max_length=STAGE_LENGTH)
+    following = BytewiseCharField(
+        _("following stage"),
+        max_length=STAGE_LENGTH,
+        db_default=models.Value(""),
+        blank=True,
+        help_text=_("empty: none"),
+    )
+    remaining = models.IntegerField(_("remaining"), help_text=_("number of its jobs that are not SUCCESSFUL yet"))
+    kept = models.IntegerField(_("kept"), help_text=_("number of its jobs whose results were not deleted yet"))
+    jobs = BytewiseTextField(_("jobs"), help_text=_("JSON list of their ids"))
+
+    objects = QueueManager["JobStage"]()
+
+    class Meta:
+        db_table = "queue_job_stages"
+        verbose_name = _("stage of jobs")
+        verbose_name_plural = _("stages of jobs")
+
+    def __str__(self) -> str:
+        return self.id

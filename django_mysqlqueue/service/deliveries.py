@@ -102,8 +102,14 @@ class JobEnd(NamedTuple):
     """JSON; empty if the attempt failed."""
     errors: str | None = None
     """All errors up to now; None: leave them."""
-    worker_ids: str | None = None
-    """The subscribers that had the job; None: leave them."""
+    progress: str | None = None
+    """The last progress, as JSON; None: leave it."""
+    stage: str = ""
+    """The stage of its chain, if it has one."""
+
+
+NOT_BEGUN = JobEnd("")
+"""Stands for a job that its claim has not made RUNNING: its result is left as it is, because no result has this id."""
 
 
 class Settlement(NamedTuple):

@@ -6,31 +6,35 @@ expired, it was cancelled, an operator dead-lettered it) ends its result too.
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
-from django_mysqlqueue.models import JobResult, QueueMessage
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.service import job_rows, job_stages
 from django_mysqlqueue.service.deliveries import Claimed, JobEnd
+from django_mysqlqueue.service.job_rows import (
+    EXCEPTIONS,
+    FAILED,
+    READY,
+    RESULTS,
+    RUNNING,
+    SUCCESSFUL,
+    JobRow,
+    lines,
+    read,
+    with_error,
+)
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
-RESULTS = JobResult._meta.db_table
 LOG = QueueMessage._meta.db_table
-READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
-FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
-UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
-LONGEST_ERROR = 65_536
-"""Maximum number of characters of a traceback; of a longer one, the end is stored."""
-MOST_ERRORS = 1_048_576
-"""Characters of errors of a job, after which further ones are stored without their tracebacks."""
 CHUNK = 1000
-EXCEPTIONS = "django_mysqlqueue.tasks.exceptions"
 UNCALLED = {
     Outcome.EXPIRED: ("JobExpired", "The job expired before it started."),
     Outcome.SUPERSEDED: ("JobSuperseded", "A later job replaced this one before it started."),
@@ -38,44 +42,7 @@ UNCALLED = {
     Outcome.DEAD_LETTERED: ("JobExpired", "The job expired before it started, and its message was dead-lettered."),
 }
 """The exceptions for jobs whose messages ended without a call, by outcome, with their texts."""
-
-
-class JobRow(NamedTuple):
-    """A row of the table. Times are in epoch milliseconds; 0: none."""
-
-    id: str
-    backend: str
-    queue_name: str
-    task_path: str
-    arguments: str
-    priority: int
-    run_after: int
-    status: str
-    enqueued_at: int
-    started_at: int
-    last_attempted_at: int
-    finished_at: int
-    return_value: str
-    errors: str
-    worker_ids: str
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the job has ended."""
-        return self.status in (FAILED, SUCCESSFUL)
-
-
-class NewResult(NamedTuple):
-    """The columns of a new result. Times are in epoch milliseconds."""
-
-    id: str
-    backend: str
-    queue_name: str
-    task_path: str
-    arguments: str
-    priority: int
-    run_after: int
-    enqueued_at: int
+CANCELLED = ("JobCancelled", "The job was cancelled before it started.")
 
 
 class Begun(NamedTuple):
@@ -91,77 +58,11 @@ def is_of_jobs(ref: GroupRef) -> bool:
     return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
 
 
-def error_line(class_path: str, traceback: str) -> str:
-    """Return an error as a line for the column ``errors``."""
-    text = traceback[-LONGEST_ERROR:].encode("utf-8", "backslashreplace").decode()
-    return json.dumps({"exception_class_path": class_path, "traceback": text}, ensure_ascii=False) + "\n"
-
-
-def lines(column: str) -> list[str]:
-    """Return the lines of a column. Only newlines end them: texts may contain other characters that split lines."""
-    return column.split("\n")[:-1]
-
-
-def as_json(value: Any) -> str:
-    """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped.
-
-    Raises:
-        TypeError, ValueError: the value is not JSON-serializable.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False)
-    return text
-
-
-def with_error(errors: str, class_path: str, traceback: str) -> str:
-    """Return the column ``errors`` with one more. Each is stored, because their number counts."""
-    return errors + error_line(class_path, "" if len(errors) > MOST_ERRORS else traceback)
-
-
-def insert(session: Session, rows: Sequence[NewResult], *, keep: bool = False) -> None:
-    """Insert results of new jobs in the caller's transaction.
-
-    Args:
-        session: the current transaction.
-        rows: the results.
-        keep: whether a result with the same id may exist, and is kept.
-    """
-    conflict = session.dialect.on_conflict_keep(RESULTS, ("id",)) if keep else ""
-    for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
-        session.execute(
-            f"INSERT INTO {RESULTS} ({', '.join(NewResult._fields)}) VALUES "
-            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(NewResult._fields))})")
-            + conflict,
-            flat(chunk),
-        )
-
-
-def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
-    """Return results by id.
-
-    Args:
-        session: the session.
-        ids: the ids.
-        how: the end of the statement, to lock the rows.
-    """
-    found: dict[str, JobRow] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        for row in session.rows(
-            f"SELECT {', '.join(JobRow._fields)} FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY id{how}",
-            chunk,
-        ):
-            found[row[0]] = JobRow(*row)
-    return found
-
-
 def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
     """Note that a subscriber has claimed jobs: they are RUNNING, unless they have ended.
 
-    A job that is RUNNING already was claimed by a subscriber that was lost; that is added to its errors.
+    A job that is RUNNING already was claimed by a subscriber that was lost; that is added to its errors. One that was
+    asked to stop then does not start again.
 
     Args:
         using: alias of the queue's database.
@@ -169,43 +70,39 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
         ids: the ids of the jobs.
 
     Returns:
-        The rows as they are now; those that have ended are unchanged.
+        The rows as they are now; those that have ended are unchanged. Rows that another transaction has locked (it
+        enqueues a job with the same unique key, or cancels the job) are left out and left unchanged.
     """
 
     def write(session: Session) -> Begun:
-        found = read(session, ids, session.dialect.for_update)
+        found = read(session, ids, session.dialect.skip_locked)
         now = session.now()
-        begun = [_begun(row, worker, now) for row in found.values() if not row.is_finished]
-        for chunk in session.chunks(begun, weight=lambda row: len(row.errors) + len(row.worker_ids)):
-            session.execute(
-                session.dialect.update_joined(
-                    RESULTS,
-                    ("id", "started_at", "errors", "worker_ids"),
-                    len(chunk),
-                    "s.id = v.id",
-                    {"status": f"'{RUNNING}'"} | {name: f"v.{name}" for name in ("started_at", "errors", "worker_ids")},
-                ),
-                flat((row.id, row.started_at, row.errors, row.worker_ids) for row in chunk),
-            )
+        waiting = [row for row in found.values() if not row.is_finished]
+        begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
+        job_rows.begin(session, begun)
+        if stopped := [_lost(row) for row in waiting if row.cancel_requested_at]:
+            _fail(session, dict.fromkeys(stopped, CANCELLED))
+            found |= read(session, [row.id for row in stopped])
         return Begun(found | {row.id: row for row in begun}, now)
 
     return run(using, write)
 
 
+def _lost(row: JobRow) -> JobRow:
+    """Return a row with an error if the subscriber that had its job was lost."""
+    if row.status != RUNNING:
+        return row
+    *_, earlier = lines(row.worker_ids) or [""]
+    text = f"The subscriber {earlier!r} was lost after it had claimed the job, or could not store the outcome."
+    return row._replace(errors=with_error(row.errors, f"{EXCEPTIONS}.WorkerLost", text))
+
+
 def _begun(row: JobRow, worker: str, now: int) -> JobRow:
-    errors = row.errors
-    if row.status == RUNNING:
-        *_, earlier = lines(row.worker_ids) or [""]
-        errors = with_error(
-            errors,
-            f"{EXCEPTIONS}.WorkerLost",
-            f"The subscriber {earlier!r} was lost after it had claimed the job, or could not store the outcome.",
-        )
-    return row._replace(
+    return _lost(row)._replace(
         status=RUNNING,
         started_at=row.started_at or now,
-        errors=errors,
         worker_ids=f"{row.worker_ids}{worker}\n",
+        progress="",
     )
 
 
@@ -219,28 +116,12 @@ def follow(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     Returns:
         The number of results that were changed.
     """
-    ordered, changed = sorted(ends, key=lambda end: end[0].id), 0
-    is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"
-    for chunk in session.chunks(ordered, weight=lambda end: len(end[0].return_value) + len(end[0].errors or "")):
-        changed += session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                (*JobEnd._fields, "status"),
-                len(chunk),
-                "s.id = v.id",
-                {
-                    "status": "v.status",
-                    "finished_at": f"CASE WHEN {is_over} THEN {session.dialect.now_ms} ELSE 0 END",
-                    "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
-                    "last_attempted_at": "CASE WHEN v.attempted_at > 0 THEN v.attempted_at "
-                    "ELSE s.last_attempted_at END",
-                    "return_value": "v.return_value",
-                    "errors": "COALESCE(v.errors, s.errors)",
-                },
-                UNFINISHED,
-            ),
-            flat((*end, status) for end, status in chunk),
-        )
+    if not any(end.stage for end, _ in ends):
+        return job_rows.end(session, ends)
+    rows = read(session, [end.id for end, _ in ends], session.dialect.for_update)
+    ends = [one for one in ends if one[0].id in rows and not rows[one[0].id].is_finished]
+    changed = job_rows.end(session, ends)
+    job_stages.follow(session, [one for one in ends if one[0].stage])
     return changed
 
 
@@ -309,7 +190,7 @@ def _fail(session: Session, reasons: Mapping[JobRow, tuple[str, str]]) -> int:
     return follow(
         session,
         [
-            (JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text)), FAILED)
+            (JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED)
             for row, (name, text) in reasons.items()
         ],
     )
@@ -322,19 +203,35 @@ def cancel(session: Session, topics: Mapping[str, str]) -> int:
         session: the current transaction.
         topics: the topic of each job's queue, by id.
     """
-    reason = ("JobCancelled", "The job was cancelled before it started.")
     rows = read(session, topics, session.dialect.for_update) if topics else {}
-    return _fail(session, {row: reason for row in rows.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
+    return _fail(session, {row: CANCELLED for row in rows.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
+
+
+def request_cancel(session: Session, ids: Iterable[str]) -> None:
+    """End jobs that wait, and ask those that run to stop.
+
+    The message of a job that waits stays: the claim finds that the job has ended, and settles it.
+
+    Args:
+        session: the current transaction.
+        ids: the ids of the jobs.
+    """
+    rows = read(session, ids, session.dialect.for_update).values()
+    _fail(session, {row: CANCELLED for row in rows if row.status == READY})
+    running = [row.id for row in rows if row.status == RUNNING and not row.cancel_requested_at]
+    for chunk in session.chunks(running):
+        session.execute(
+            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET cancel_requested_at = "
+            f"{session.dialect.now_ms} WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            chunk,
+        )
 
 
 def restart(session: Session, offsets: Collection[int]) -> None:
     """Make jobs that have failed ready again: an operator has redriven their dead letters."""
-    for chunk in session.chunks(sorted(_ids(session, offsets).values())):
-        session.execute(
-            f"UPDATE {RESULTS} SET status = %s, finished_at = 0 WHERE status = %s "
-            f"AND id IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            (READY, FAILED, *chunk),
-        )
+    ids = sorted(_ids(session, offsets).values())
+    job_rows.restart(session, ids)
+    job_stages.revive(session, {row.stage for row in read(session, ids).values() if row.stage})
 
 
 def collect(using: str) -> int:
@@ -342,19 +239,25 @@ def collect(using: str) -> int:
     keep_ms = int(get_settings().results_retention * 1000)
 
     def delete(session: Session) -> int:
-        ids = [
-            job
+        old = dict(
+            row
             for status in (SUCCESSFUL, FAILED)
-            for (job,) in session.rows(
-                f"SELECT id FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
+            for row in session.rows(
+                f"SELECT id, stage FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
                 f"WHERE status = %s AND finished_at > 0 AND finished_at < {session.dialect.now_ms} - %s "
                 "ORDER BY finished_at LIMIT %s",
                 (status, keep_ms, CHUNK),
             )
-        ]
-        return sum(
-            session.execute(session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i"), chunk)
-            for chunk in session.chunks(sorted(ids))
         )
+        if staged := [job for job, stage in old.items() if stage]:
+            # Only what this transaction deletes counts: another one may delete the same.
+            found = read(session, staged, session.dialect.for_update)
+            old = {job: stage for job, stage in old.items() if not stage or job in found}
+        number = sum(
+            session.execute(session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i"), chunk)
+            for chunk in session.chunks(sorted(old))
+        )
+        job_stages.forget(session, Counter(stage for stage in old.values() if stage))
+        return number
 
     return run(using, delete)

@@ -12,7 +12,7 @@ from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, job_results, slots, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, job_results, job_rows, slots, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
@@ -331,8 +331,8 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
         if id(settlement) in not_written or settlement.is_written or action is Action.STALE:
             continue
         if settlement.job is not None:
-            over = job_results.FAILED if delivery in dead else job_results.READY
-            ends.append((settlement.job, job_results.SUCCESSFUL if action is Action.ACK else over))
+            over = job_rows.FAILED if delivery in dead else job_rows.READY
+            ends.append((settlement.job, job_rows.SUCCESSFUL if action is Action.ACK else over))
         elif delivery in dead:
             expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]
             uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired

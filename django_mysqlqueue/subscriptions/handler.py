@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from asgiref.sync import async_to_sync
 
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from django_mysqlqueue.service.received import ReceivedMessage
 
 HandlerFunction = Callable[..., Any]
+
+
+class Monitor(Protocol):
+    """A thread beside the handlers of a kind in a database."""
+
+    def __init__(self, using: str) -> None:
+        """Prepare a thread for the database with an alias."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+    def stop(self) -> None:
+        """Stop the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,9 @@ class Handler:
     """Which messages the group gets, by their metadata. None: all."""
     allowed_users: tuple[str, ...] | None = None
     """Which database users may use the group. None: all."""
+
+    monitor: ClassVar[type[Monitor] | None] = None
+    """The class of the monitor that a subscriber runs for all of its handlers of this kind in a database."""
 
     @property
     def limits(self) -> DeliveryLimits:

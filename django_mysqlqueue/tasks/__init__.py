@@ -5,7 +5,26 @@
 
 from __future__ import annotations
 
+from django_mysqlqueue.tasks.attempts import JobContext, Progress
 from django_mysqlqueue.tasks.backend import MySQLQueueBackend
+from django_mysqlqueue.tasks.calls import Call, call, enqueue_chain, enqueue_many
+from django_mysqlqueue.tasks.control import acancel_job, async_wait, cancel_job, progress_of, wait
+from django_mysqlqueue.tasks.exceptions import JobCancelled
 from django_mysqlqueue.tasks.options import job
 
-__all__ = ["MySQLQueueBackend", "job"]
+__all__ = [
+    "Call",
+    "JobCancelled",
+    "JobContext",
+    "MySQLQueueBackend",
+    "Progress",
+    "acancel_job",
+    "async_wait",
+    "call",
+    "cancel_job",
+    "enqueue_chain",
+    "enqueue_many",
+    "job",
+    "progress_of",
+    "wait",
+]

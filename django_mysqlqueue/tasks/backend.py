@@ -17,13 +17,13 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX
-from django_mysqlqueue.service import job_results, publishing
+from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.job_results import NewResult
-from django_mysqlqueue.service.messages import Message
+from django_mysqlqueue.service.job_rows import NewResult
+from django_mysqlqueue.service.messages import encode
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
@@ -36,6 +36,7 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
+from django_mysqlqueue.tasks.options import check_job_option, options_of, unique_key
 from django_mysqlqueue.tasks.results import as_result, rounded
 
 GROUP_OPTIONS = (
@@ -50,7 +51,7 @@ GROUP_OPTIONS = (
     "max_in_flight",
 )
 """Options of the subscribers of a queue."""
-JOB_OPTIONS = ("max_attempts", "backoff", "timeout", "atomic")
+JOB_OPTIONS = ("max_attempts", "backoff", "timeout", "atomic", "unique")
 """Options of its jobs, which ``@job`` overrides."""
 
 
@@ -99,7 +100,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             kwargs: its keyword arguments, which must be JSON-serializable.
 
         Returns:
-            The result, which is READY.
+            The result, which is READY. If the task is unique, and such a job waits, it is the result of that one.
 
         Raises:
             InvalidTask: the backend cannot run the task.
@@ -122,18 +123,50 @@ class MySQLQueueBackend(BaseTaskBackend):
             The results, in the same order.
         """
         results = [self._result(task, args, kwargs) for task, args, kwargs in jobs]
-        by_topic: dict[str, list[AnyResult]] = {}
+        by_alias: dict[str, list[AnyResult]] = {}
         for result in results:
-            by_topic.setdefault(topic_of(result.task.queue_name), []).append(result)
-        with ExitStack() as transactions:
-            aliases = sorted({queue_alias(topic=topic) for topic in by_topic})
-            for alias in aliases:
-                publishing.require_transaction(alias)
-            for alias in aliases:
-                transactions.enter_context(_together(alias))
-            for alias in aliases:
-                self._store(alias, {topic: of for topic, of in by_topic.items() if queue_alias(topic=topic) == alias})
+            by_alias.setdefault(queue_alias(topic=topic_of(result.task.queue_name)), []).append(result)
+        with _all_or_none(by_alias):
+            kept = [self._store(alias, by_alias[alias]) for alias in sorted(by_alias)]
+        by_id = {result_id: result for stored in kept for result_id, result in stored.items()}
+        return [by_id[result.id] for result in results]
+
+    def enqueue_chain(
+        self, stages: Iterable[Iterable[tuple[AnyTask, Sequence[Any], Mapping[str, Any]]]]
+    ) -> list[list[AnyResult]]:
+        """Enqueue a chain: the jobs of a stage start when all jobs of the one before are SUCCESSFUL.
+
+        If a job has FAILED, the jobs of all later stages have FAILED, too, with ``EarlierJobFailed``.
+
+        Args:
+            stages: the jobs of each stage, each as in ``enqueue_many``.
+
+        Returns:
+            The results of each stage, in the same order.
+
+        Raises:
+            InvalidTask: as in ``enqueue``; or a stage has no jobs, a task is unique, or the queues are in several
+                databases.
+            TypeError, ValueError, InvalidMessage, TransactionMismatch: as in ``enqueue``.
+        """
+        results = [[self._result(task, args, kwargs) for task, args, kwargs in stage] for stage in stages]
+        aliases = {queue_alias(topic=topic_of(one.task.queue_name)) for stage in results for one in stage}
+        if not results or not all(results):
+            raise InvalidTask("A stage of the chain has no jobs.")
+        if len(aliases) > 1:
+            raise InvalidTask(f"The queues of a chain are in several databases: {', '.join(sorted(aliases))}.")
+        for stage in results:
+            for result in stage:
+                if self._unique_key(result) is not None:
+                    raise InvalidTask(f"{result.task.module_path} is unique: its jobs cannot be part of a chain.")
+        with _all_or_none(aliases):
+            self._store(aliases.pop(), *results)
         return results
+
+    def _unique_key(self, result: AnyResult) -> str | None:
+        task = result.task
+        unique = options_of(task.func, self.queue_options[task.queue_name]).unique
+        return unique_key(task.module_path, unique, result.args, result.kwargs)
 
     def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         self.validate_task(task)
@@ -152,13 +185,48 @@ class MySQLQueueBackend(BaseTaskBackend):
             worker_ids=[],
         )
 
-    def _store(self, alias: str, by_topic: Mapping[str, Sequence[AnyResult]]) -> None:
-        for topic, results in by_topic.items():
-            publishing.publish_many(topic, (_message(result) for result in results), using=alias)
-        job_results.insert(Session(alias), [_row(result) for of in by_topic.values() for result in of])
-        for of in by_topic.values():
-            for result in of:
-                task_enqueued.send(type(self), task_result=result)
+    def _store(self, alias: str, results: Sequence[AnyResult], *later: Sequence[AnyResult]) -> Mapping[str, AnyResult]:
+        """Store results, with a message for each, in the open transaction.
+
+        Args:
+            alias: alias of the queue's database.
+            results: the results.
+            later: those of the later stages of a chain, which get no messages.
+
+        Returns:
+            By the id of each of ``results``, the same, or the result of the job that waits.
+        """
+        session = Session(alias)
+        stages = [results, *later]
+        chain = naming.new_message_id()
+        ids = [job_stages.stage_id(chain, place) if later else "" for place in range(len(stages))]
+        rows = [
+            _row(result, self._unique_key(result), stage)
+            for stage, of_stage in zip(ids, stages, strict=True)
+            for result in of_stage
+        ]
+        if later:
+            job_stages.insert(session, {stage: [one.id for one in of] for stage, of in zip(ids, stages, strict=True)})
+        job_rows.insert(session, [row for row in rows if row.unique_key is None])
+        unique = [row for row in rows if row.unique_key is not None]
+        waiting = job_rows.insert_unique(session, unique) if unique else {}
+        new = [row for row in rows if waiting.get(row.id, row.id) == row.id]
+        for row in new[len(results) :] if later else ():
+            encode(topic_of(row.queue_name), job_rows.message_of(row))  # It is published later, but refused now.
+        by_topic: dict[str, list[NewResult]] = {}
+        for row in new[: len(results)] if later else new:
+            by_topic.setdefault(topic_of(row.queue_name), []).append(row)
+        for topic, of_topic in by_topic.items():
+            publishing.publish_many(topic, map(job_rows.message_of, of_topic), using=alias)
+        is_new = {row.id for row in new}
+        for result in (result for of_stage in stages for result in of_stage if result.id in is_new):
+            task_enqueued.send(type(self), task_result=result)
+        others = {other for job, other in waiting.items() if job != other}
+        # Read under lock: the snapshot of the transaction may be older.
+        found = job_rows.read(session, others, session.dialect.for_update) if others else {}
+        return {
+            result.id: result if result.id in is_new else as_result(found[waiting[result.id]]) for result in results
+        }
 
     def get_result(self, result_id: str) -> AnyResult:
         """Return the result of a job.
@@ -172,7 +240,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         except UnicodeEncodeError:
             raise TaskResultDoesNotExist(result_id) from None
         for alias in dict.fromkeys(queue_alias(topic=topic_of(name)) for name in sorted(self.queues)):
-            for row in job_results.read(Session(alias), [str(result_id)]).values():
+            for row in job_rows.read(Session(alias), [str(result_id)]).values():
                 return as_result(row)
         raise TaskResultDoesNotExist(result_id)
 
@@ -210,10 +278,20 @@ class MySQLQueueBackend(BaseTaskBackend):
 
 
 @contextlib.contextmanager
-def _together(alias: str) -> Iterator[None]:
-    """Write nothing of a job if a part of it fails: in a transaction or, as ``Model.save()`` does, in the caller's."""
-    in_block = connections[alias].in_atomic_block
-    with transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias):
+def _all_or_none(aliases: Iterable[str]) -> Iterator[None]:
+    """Write all jobs or none: in transactions of their own or, as ``Model.save()`` does, in the caller's.
+
+    Raises:
+        TransactionMismatch: a database has no open transaction, but another one has.
+    """
+    with ExitStack() as transactions:
+        for alias in sorted(aliases):
+            publishing.require_transaction(alias)
+        for alias in sorted(aliases):
+            in_block = connections[alias].in_atomic_block
+            transactions.enter_context(
+                transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias)
+            )
         yield
 
 
@@ -280,19 +358,16 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
         if name.lower() not in (*GROUP_OPTIONS, *JOB_OPTIONS) or not name.isupper():
             known = ", ".join(one.upper() for one in sorted((*GROUP_OPTIONS, *JOB_OPTIONS)))
             raise ValueError(f"{name!r} is not an option. Options: {known}")
-        values[name.lower()] = check_handler_option(name.lower(), value)
+        values[name.lower()] = check_job_option(name.lower(), value)
     return values
 
 
-def _message(result: AnyResult) -> Message:
+def _row(result: AnyResult, unique: str | None, stage: str) -> NewResult:
     task = result.task
-    payload = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
-    return Message(payload, id=result.id, deliver_at=task.run_after, priority=task.priority)
-
-
-def _row(result: AnyResult) -> NewResult:
-    task = result.task
-    arguments = job_results.as_json({"args": result.args, "kwargs": result.kwargs})
+    try:
+        arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
+    except ValueError as error:
+        raise InvalidMessage(f"arguments of {task.module_path}: {error}") from error
     run_after = 0 if task.run_after is None else int(task.run_after.timestamp() * 1000)
     assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
     enqueued = int(result.enqueued_at.timestamp() * 1000)
@@ -305,6 +380,8 @@ def _row(result: AnyResult) -> NewResult:
         task.priority,
         run_after,
         enqueued,
+        unique,
+        stage,
     )
 
 

@@ -10,7 +10,7 @@ class JobNotRun(QueueError):
 
 
 class JobCancelled(JobNotRun):
-    """The job was cancelled before it started."""
+    """The job was cancelled before it started. A task that stops because it was asked to may raise it, too."""
 
 
 class JobExpired(JobNotRun):
@@ -23,6 +23,10 @@ class JobSuperseded(JobNotRun):
 
 class JobDeleted(JobNotRun):
     """The message of the job was deleted from the log before the job started."""
+
+
+class EarlierJobFailed(JobNotRun):
+    """A job of an earlier stage of the chain has failed."""
 
 
 class DeadLettered(JobNotRun):

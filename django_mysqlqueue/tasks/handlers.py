@@ -6,8 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from asgiref.sync import async_to_sync
 from django.dispatch import Signal
@@ -18,79 +17,41 @@ from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, pri
 from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import job_results
-from django_mysqlqueue.service.deliveries import Action, Claimed, JobEnd, Settlement
-from django_mysqlqueue.service.job_results import JobRow, NewResult
+from django_mysqlqueue.service import job_results, job_rows
+from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
+from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.delivery import Delivery
-from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.handler import Handler, Monitor
 from django_mysqlqueue.subscriptions.options import broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.tasks import framework
+from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, topic_of
-from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, UnknownTask, WorkerLost
+from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
     AnyTask,
-    TaskContext,
     TaskResultStatus,
     normalize_json,
     task_finished,
     task_started,
 )
+from django_mysqlqueue.tasks.monitor import JobMonitor, watching
 from django_mysqlqueue.tasks.options import JobOptions, options_of
-from django_mysqlqueue.tasks.results import as_result, change, errors_of, find_task, moment
+from django_mysqlqueue.tasks.results import as_result, change, errors_of, find_task
 
 UNKNOWN_DELAY = 30
 """Seconds after which a job whose task this process does not have is delivered again."""
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
-NEVER_RETRIED = (InvalidJob, InvalidResult, UnknownTask, WorkerLost)
+LOCKED_DELAY = 1
+"""Seconds after which a job whose result another transaction has locked is delivered again."""
+NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """An attempt of a job, from its claim on."""
-
-    row: JobRow
-    """The row of its result, after the claim."""
-    clock: float
-    """When it was claimed, by the monotonic clock."""
-    now_ms: int
-    """The same by the database's clock, in epoch milliseconds."""
-    published_at: int
-    """When its message entered the log, in epoch milliseconds."""
-    task: AnyTask | None = None
-    options: JobOptions | None = None
-    result: AnyResult | None = None
-    started_at: int = 0
-    returned: Any = None
-    """The return value."""
-    value: str = ""
-    """The return value as JSON."""
-
-    def now(self) -> int:
-        """Return the database's time in epoch milliseconds."""
-        return self.now_ms + round((time.monotonic() - self.clock) * 1000)
-
-    def losses(self, number: int) -> int:
-        """Return how many subscribers were lost while they handled the job, of the attempts before this one.
-
-        Args:
-            number: the number of this attempt. It counts failures and losses.
-        """
-        lost = f'"{job_results.EXCEPTIONS}.WorkerLost"'
-        failures = sum(lost not in line for line in job_results.lines(self.row.errors))
-        return max(0, number - 1 - failures)
-
-    def end(self, errors: str | None = None) -> JobEnd:
-        """Return what it leaves for the result."""
-        is_first = self.row.worker_ids.count("\n") == 1
-        return JobEnd(self.row.id, self.started_at if is_first else 0, self.started_at, self.value, errors)
 
 
 class JobHandler(Handler):
@@ -98,10 +59,12 @@ class JobHandler(Handler):
 
     __slots__ = ()
 
+    monitor: ClassVar[type[Monitor] | None] = JobMonitor
+
     def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the job's task runs in a transaction that also stores its result."""
         attempt = _attempt_of(deliveries[0])
-        if attempt is None or attempt.row.is_finished:
+        if attempt is None or attempt.row.is_finished or attempt.is_locked:
             return False
         if attempt.task is None:
             try:
@@ -118,19 +81,24 @@ class JobHandler(Handler):
         ids = {delivery: body.original_id or body.message_id for delivery, body in bodies.items()}
         worker = next(iter(bodies)).by
         begun = job_results.begin(using, worker, set(ids.values()))
-        # The result of a dead letter may be deleted before it is redriven, and plain SQL may have inserted a message.
-        missing = {delivery: job for delivery, job in ids.items() if job not in begun.rows}
-        new = [_new_result(job, delivery, bodies[delivery]) for delivery, job in missing.items()]
-        if rows := [row for row in new if row is not None]:
-            run(using, lambda session: job_results.insert(session, rows, keep=True))
-            begun = job_results.Begun(
-                begun.rows | job_results.begin(using, worker, set(missing.values())).rows, begun.now
-            )
+        rows, now = begun.rows, begun.now
+        locked: dict[str, JobRow] = {}
+        if missing := {delivery: job for delivery, job in ids.items() if job not in rows}:
+            locked = job_rows.read(Session(using), missing.values())
+            # The result of a dead letter may be deleted before it is redriven, and plain SQL may insert a message.
+            new = [
+                _new_result(job, delivery, bodies[delivery]) for delivery, job in missing.items() if job not in locked
+            ]
+            if found := [row for row in new if row is not None]:
+                run(using, lambda session: job_rows.insert(session, found, keep="id"))
+                rows = rows | job_results.begin(using, worker, [row.id for row in found]).rows
         clock = time.monotonic()
         return {
-            delivery: Attempt(begun.rows[ids[delivery]], clock, begun.now, body.published_at)
-            for delivery, body in bodies.items()
-            if ids[delivery] in begun.rows
+            delivery: Attempt(
+                using, rows.get(job) or locked[job], clock, now, bodies[delivery].published_at, is_locked=job in locked
+            )
+            for delivery, job in ids.items()
+            if job in rows or job in locked
         }
 
     def call(self, given: Any) -> Any:
@@ -143,6 +111,9 @@ class JobHandler(Handler):
             )
         if attempt.row.is_finished:
             return  # It was cancelled, or it was settled, and the group was rewound.
+        if attempt.is_locked:
+            given.snooze(LOCKED_DELAY)
+            return
         task = attempt.task
         if task is None:
             error = _unknown(attempt)
@@ -161,13 +132,14 @@ class JobHandler(Handler):
         given_arguments = {"args": payload["args"], "kwargs": payload["kwargs"]}
         attempt.result = result = as_result(row, task, given_arguments)
         _tell(task_started, attempt, result)
-        arguments = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
+        arguments = [JobContext(attempt, result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout
-        if timeout is None:
-            value = task.call(*arguments, **result.kwargs)
-        else:
-            called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
-            value = async_to_sync(called)(None)
+        with watching(attempt):
+            if timeout is None:
+                value = task.call(*arguments, **result.kwargs)
+            else:
+                called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
+                value = async_to_sync(called)(None)
         attempt.returned, attempt.value = _stored(task, value)
 
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
@@ -176,7 +148,7 @@ class JobHandler(Handler):
             attempt = _attempt_of(delivery)
             if attempt is None or attempt.row.is_finished:
                 continue
-            if not job_results.follow(Session(using), [(attempt.end(), job_results.SUCCESSFUL)]):
+            if not job_results.follow(Session(using), [(attempt.end(), job_rows.SUCCESSFUL)]):
                 text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
                 raise StaleDelivery(text, delivery=_as_delivery(delivery)._claimed)
 
@@ -190,6 +162,8 @@ class JobHandler(Handler):
             return [settlement._replace(action=Action.REJECT, is_final=True)] if error else settlements
         if attempt.row.is_finished:
             return settlements
+        if attempt.is_locked:
+            return [settlement._replace(job=NOT_BEGUN)]
         if error is not None:
             return [self._failed(settlement, attempt, error)]
         if settlement.action is Action.ACK:
@@ -202,8 +176,8 @@ class JobHandler(Handler):
         number -= attempt.losses(number)
         options = attempt.options or JobOptions()
         path = f"{type(error).__module__}.{type(error).__qualname__}"
-        errors = job_results.with_error(row.errors, path, settlement.error)
-        is_rejected = isinstance(error, NEVER_RETRIED) or rejections.is_rejected(options, error)
+        errors = job_rows.with_error(row.errors, path, settlement.error)
+        is_rejected = attempt.cancelled or isinstance(error, NEVER_RETRIED) or rejections.is_rejected(options, error)
         most = options.max_attempts
         if options.atomic and rejections.is_of_database(error) and most is not None:
             # Nothing is left of the attempt, and the next one may find a better server.
@@ -250,7 +224,7 @@ def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
         return None
     if backend is None or len(path) > JOB_PATH_LENGTH:
         return None
-    arguments = job_results.as_json({"args": args, "kwargs": kwargs})
+    arguments = job_rows.as_json({"args": args, "kwargs": kwargs})
     return NewResult(job, backend.alias, queue, path, arguments, priority_of(delivery.key), 0, body.created_at)
 
 
@@ -271,7 +245,7 @@ def _stored(task: AnyTask, value: Any) -> tuple[Any, str]:
     """Return a return value as JSON has it, and as JSON text."""
     try:
         normalized = normalize_json(value)
-        text = job_results.as_json(normalized)
+        text = job_rows.as_json(normalized)
     except (TypeError, ValueError) as error:
         raise InvalidResult(f"{task.module_path} returned a value that is not JSON-serializable: {error}") from error
     most = get_settings().max_payload_bytes

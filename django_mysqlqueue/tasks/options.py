@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ class _Unset:
 
 UNSET: Any = _Unset()
 Exceptions = type[Exception] | Sequence[type[Exception]]
+Unique = bool | Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class JobOptions:
     """Whether the task runs in a transaction that also stores the result. Async tasks do not."""
     reject_on: tuple[type[Exception], ...] = ()
     retry_on: tuple[type[Exception], ...] | None = None
+    unique: Unique = False
 
 
 OF_JOBS = tuple(field.name for field in dataclasses.fields(JobOptions))
@@ -52,6 +56,7 @@ def job(
     atomic: bool = UNSET,
     retry_on: Exceptions = UNSET,
     reject_on: Exceptions = UNSET,
+    unique: Unique = UNSET,
 ) -> Callable[[T], T]:
     """Give a task options that ``@task`` does not have. It may stand above or below ``@task``.
 
@@ -65,6 +70,9 @@ def job(
             (default: True for sync tasks; async tasks have no transactions).
         retry_on: an exception class, or a sequence of classes. Only these are retried.
         reject_on: an exception class, or a sequence of classes. These are not retried.
+        unique: if True, a job is not enqueued while another one of the task with the same arguments waits:
+            ``enqueue()`` returns the result of that one. If only a part of the arguments counts, pass a function that
+            gets the arguments and returns a string.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the task and the rule.
@@ -76,6 +84,7 @@ def job(
         "atomic": atomic,
         "retry_on": retry_on,
         "reject_on": reject_on,
+        "unique": unique,
     }
 
     def decorate(decorated: T) -> T:
@@ -84,7 +93,7 @@ def job(
             raise SubscriberError(f"@job on {decorated!r}: it is not a task or a function")
         where = f"@job on {function.__module__}.{function.__qualname__}"
         try:
-            options = {name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET}
+            options = {name: check_job_option(name, value) for name, value in given.items() if value is not UNSET}
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check(where, options, is_async=inspect.iscoroutinefunction(function))
@@ -92,6 +101,42 @@ def job(
         return decorated
 
     return decorate
+
+
+def check_job_option(name: str, value: Any) -> Any:
+    """Return the parsed value of an option of jobs or of the subscribers of a queue.
+
+    Raises:
+        ValueError: the value is invalid; the text names the option, the value and the rule.
+    """
+    if name != "unique":
+        return check_handler_option(name, value)
+    if not isinstance(value, bool) and not callable(value):
+        raise ValueError(f"unique={value!r}: must be True, False, or a function that returns a string")
+    return value
+
+
+def unique_key(task_path: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the unique key of a job, or None if it need not be unique.
+
+    Args:
+        task_path: the dotted path of its task.
+        unique: the option.
+        args: its positional arguments, as JSON has them.
+        kwargs: its keyword arguments, as JSON has them.
+
+    Raises:
+        SubscriberError: the function did not return a string.
+    """
+    if unique is False:
+        return None
+    if unique is True:
+        text = json.dumps([args, kwargs], sort_keys=True)
+    else:
+        text = unique(*args, **kwargs)
+        if not isinstance(text, str):
+            raise SubscriberError(f"@job on {task_path}: unique returned {text!r}: it must return a string")
+    return hashlib.sha256(f"{task_path}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _check(where: str, options: Mapping[str, Any], *, is_async: bool) -> None:

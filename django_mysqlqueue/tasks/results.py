@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from django.conf import settings
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue.service.job_results import JobRow, lines
+from django_mysqlqueue.service.job_rows import JobRow, lines, moment
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, InvalidTask, TaskError, TaskResult, TaskResultStatus
 
 
@@ -91,13 +89,3 @@ def change(frozen: AnyResult | AnyTask, **values: Any) -> None:
     """Change fields of a result or a task, which is frozen, as the framework's own backends do."""
     for name, value in values.items():
         object.__setattr__(frozen, name, value)
-
-
-def moment(milliseconds: int) -> datetime.datetime | None:
-    """Return epoch milliseconds as a datetime, aware if ``USE_TZ`` is True; None for 0."""
-    if not milliseconds:
-        return None
-    seconds = milliseconds / 1000
-    if settings.USE_TZ:
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return datetime.datetime.fromtimestamp(seconds)  # noqa: DTZ006  # As Django's timezone.now().

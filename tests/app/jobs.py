@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 from django.db import OperationalError
 
-from django_mysqlqueue.tasks import job
+from django_mysqlqueue.tasks import JobCancelled, job
 from tests.app.models import Effect
 
 try:
@@ -109,3 +110,42 @@ def deadlock():
 @job(max_attempts=2, backoff={"initial": 60, "jitter": 0})
 def fail_slowly():
     raise KeyError("no")
+
+
+@task(takes_context=True)
+@job(atomic=False)
+def count_to(context, total):
+    """Reports progress until it is told to stop, or has ended."""
+    for done in range(total):
+        context.progress(done, total, f"{done} of {total}")
+        if context.cancelled:
+            raise JobCancelled(f"after {done}")
+        time.sleep(0.05)
+    context.progress(total, total)
+    return total
+
+
+@task(takes_context=True)
+def report(context, *arguments):
+    context.progress(*arguments)
+    return context.cancelled
+
+
+@task
+@job(unique=True)
+def alone(number, **more):
+    log.append(number)
+    Effect.objects.using(database).create(name="jobs", value=number)
+    return number
+
+
+@task
+@job(unique=lambda number, **more: str(number % 2), max_attempts=2, backoff={"initial": 60, "jitter": 0})
+def alone_by_parity(number, **more):
+    raise KeyError(number)
+
+
+@task(takes_context=True)
+def gather(context):
+    """Returns the values of the stage before."""
+    return [result.return_value for result in context.previous_results()]

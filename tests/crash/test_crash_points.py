@@ -442,6 +442,7 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         with watched(seen, [connections[ALIAS]]):
             change.make(ALIAS, held)
             job_worlds.enqueue(ALIAS)
+            job_worlds.enqueue_chain(ALIAS)
     # An operation that another one has stopped.
     groups.register(USING, G, mode="ordered", start="earliest")
     operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))

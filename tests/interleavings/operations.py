@@ -42,6 +42,7 @@ from django_mysqlqueue.service import (
     groups,
     heartbeats,
     job_results,
+    job_rows,
     leasing,
     relaying,
     releasing,
@@ -276,6 +277,11 @@ def _(a: Actor) -> object:
     return job_worlds.enqueue(ALIAS)
 
 
+@operation("enqueue a chain of jobs")
+def enqueue_chain(a: Actor) -> object:
+    return len(job_worlds.enqueue_chain(ALIAS))
+
+
 @operation("begin jobs")
 def _(a: Actor) -> object:
     """As if another subscriber had claimed them."""
@@ -286,6 +292,58 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     flushed = job_worlds.flush(ALIAS, a.start.held)
     return len(flushed.stale), len(flushed.locked)
+
+
+@operation("end the first job of a stage")
+def end_first(a: Actor) -> object:
+    return _end_of(a, "first")
+
+
+@operation("end the second job of a stage")
+def end_second(a: Actor) -> object:
+    return _end_of(a, "second")
+
+
+@operation("fail the second job of a stage")
+def fail_second(a: Actor) -> object:
+    return _end_of(a, "second", failed=True)
+
+
+def _end_of(a: Actor, name: str, *, failed: bool = False) -> object:
+    flushed = job_worlds.end_of(ALIAS, a.start.held, name, failed=failed)
+    return len(flushed.stale), len(flushed.locked)
+
+
+@operation("store the starts of jobs")
+def store_starts(a: Actor) -> object:
+    started = [job_rows.StartedJob(name, 5, 6, "{}") for name in ("first", "second")]
+    return groups.run(ALIAS, lambda session: job_rows.store_started(session, started))
+
+
+@operation("cancel a job of the second stage")
+def cancel_later(a: Actor) -> object:
+    return job_worlds.request_cancel(ALIAS, "later")
+
+
+@operation("cancel a running job")
+def cancel_running(a: Actor) -> object:
+    return job_worlds.request_cancel(ALIAS, "first", "second")
+
+
+@operation("begin the jobs of a stage")
+def begin_stage(a: Actor) -> object:
+    return {name: row.status for name, row in job_results.begin(ALIAS, a.name, ("first", "second")).rows.items()}
+
+
+@operation("restart the second job of a stage")
+def restart_second(a: Actor) -> object:
+    offsets = [a.start.held["second"].offset]
+    return groups.run(ALIAS, lambda session: job_results.restart(session, offsets))
+
+
+@operation("enqueue a unique job")
+def enqueue_unique(a: Actor) -> object:
+    return job_worlds.enqueue_unique(ALIAS) in ("first", "second")
 
 
 @operation("cancel jobs")

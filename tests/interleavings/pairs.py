@@ -192,6 +192,13 @@ def jobs() -> Iterable[Pair]:
     changes = ("begin jobs", "end jobs", "cancel jobs", "restart jobs", "collect results")
     yield from all_of("with_jobs", changes)
     yield from each("busy", ("enqueue jobs",), ("enqueue jobs", "sequence"))
+    first, second = "end the first job of a stage", "end the second job of a stage"
+    fail = "fail the second job of a stage"
+    cancels = ("cancel a job of the second stage", "cancel a running job")
+    yield from each("busy", ("enqueue a chain of jobs",), ("enqueue a chain of jobs", "sequence"))
+    yield from each("with_chain", (first,), (second, fail, "store the starts of jobs", "collect results", *cancels))
+    yield from each("with_chain", (fail,), (cancels[0], "restart the second job of a stage"))
+    yield from each("with_unique_job", ("enqueue a unique job",), ("enqueue a unique job", "begin the jobs of a stage"))
 
 
 def debouncing() -> Iterable[Pair]:

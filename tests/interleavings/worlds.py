@@ -16,6 +16,7 @@ from django_mysqlqueue.models import (
     DebouncedMessage,
     DeliveryEvent,
     DeliveryState,
+    JobResult,
     Operation,
     OutboxMessage,
     QueueMessage,
@@ -241,6 +242,21 @@ def with_jobs() -> Start:
     return start
 
 
+def with_chain() -> Start:
+    """A chain of jobs: a subscriber holds the first stage, beside everything else."""
+    start = busy()
+    start.held |= job_worlds.chained()
+    return start
+
+
+def with_unique_job() -> Start:
+    """As ``with_jobs``, and a job that waits is unique."""
+    start = busy()
+    job_worlds.enqueued("first", "second")
+    JobResult.objects.filter(id="first").update(unique_key=job_worlds.UNIQUE)
+    return start
+
+
 def debounced() -> Start:
     """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
     start = busy()
@@ -412,7 +428,9 @@ _ALL = (
     coalesced_before,
     debounced,
     relayed,
+    with_chain,
     with_jobs,
+    with_unique_job,
     forsaken,
     forsaken_shared,
     paused,

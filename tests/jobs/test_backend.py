@@ -17,7 +17,7 @@ from django_mysqlqueue import cancel, operations, publish, subscriber
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service import job_results, job_rows
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
@@ -424,7 +424,7 @@ def test_a_job_that_was_published_without_the_backend():
 def test_any_text_of_an_error_is_stored(text):
     result = run(jobs.fail_with.enqueue(text))
     assert [error.exception_class_path for error in result.errors] == ["builtins.ValueError"] * 2
-    assert len(result.errors[0].traceback) <= job_results.LONGEST_ERROR
+    assert len(result.errors[0].traceback) <= job_rows.LONGEST_ERROR
 
 
 def test_values_with_lone_surrogates():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection, connections
 
-from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, JobResult, JobStage, OutboxMessage, SubscriberHeartbeat
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
@@ -53,6 +53,33 @@ def test_enqueueing(db, crasher, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_enqueueing_a_chain(db, crasher, mode):
+    """The chain is there as a whole, or not at all."""
+
+    def check(_, ended):
+        counts = (
+            JobResult.objects.count(),
+            JobStage.objects.count(),
+            OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).count(),
+        )
+        assert counts in ((0, 0, 0), (3, 3, 1))
+
+    assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue_chain(ALIAS), check) > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_enqueueing_a_unique_job(db, crasher, mode):
+    """There is one with its message, or none."""
+
+    def check(_, ended):
+        assert JobResult.objects.count() == OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).count() <= 1
+        owner = job_worlds.enqueue_unique(USING)
+        assert list(JobResult.objects.values_list("id", flat=True)) == [owner]
+
+    assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue_unique(ALIAS), check) > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", job_worlds.CHANGES)
 def test_a_change_is_made_or_not(db, crasher, name, mode):
     """Run again, it comes to the same."""
@@ -67,6 +94,7 @@ def test_a_change_is_made_or_not(db, crasher, name, mode):
         assert job_worlds.statuses() in (before, change.after)
         change.make(ALIAS, held)
         assert job_worlds.statuses() == change.after
+        assert JobStage.objects.exists() == any(JobResult.objects.values_list("stage", flat=True))
 
     at_every_statement(crasher, mode, setup, lambda world: change.make(ALIAS, world[0]), check)
 

@@ -11,9 +11,9 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results, known_topics, settling
+from django_mysqlqueue.service import job_results, job_rows, known_topics, settling
 from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
-from django_mysqlqueue.service.job_results import NewResult
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
@@ -85,7 +85,7 @@ def test_an_attempt_without_an_end_leaves_the_job_ready():
 @pytest.mark.parametrize("claimed_before", [True, False])
 def test_messages_that_expire(claimed_before):
     """Before they are claimed, or while they wait in a process."""
-    run(USING, lambda session: job_results.insert(session, [NewResult("x", "default", "default", "p", "{}", 0, 0, 1)]))
+    run(USING, lambda session: job_rows.insert(session, [NewResult("x", "default", "default", "p", "{}", 0, 0, 1)]))
     publish(JOBS.topic, {}, id="x", expires_in=0.3)
     worker = Sub(registry.handlers()[JOBS], name="w")
     if claimed_before:
@@ -99,7 +99,7 @@ def test_messages_that_expire(claimed_before):
 
 def test_messages_that_are_superseded():
     rows = [NewResult(name, "default", "default", "p", "{}", 0, 0, 1) for name in "xy"]
-    run(USING, lambda session: job_results.insert(session, rows))
+    run(USING, lambda session: job_rows.insert(session, rows))
     for name in "xy":
         publish(JOBS.topic, {}, id=name, coalesce="c")
     Sub(registry.handlers()[JOBS], name="w").settle()
@@ -109,10 +109,10 @@ def test_messages_that_are_superseded():
 
 def test_tracebacks_have_a_limit_and_errors_have_none(monkeypatch):
     """Else failures that are not stored would count as losses."""
-    monkeypatch.setattr(job_results, "MOST_ERRORS", 100)
-    first = job_results.with_error("", "a.B", "x" * 200)
-    both = job_results.with_error(first, "a.B", "y" * 200)
-    assert both == first + job_results.error_line("a.B", "")
+    monkeypatch.setattr(job_rows, "MOST_ERRORS", 100)
+    first = job_rows.with_error("", "a.B", "x" * 200)
+    both = job_rows.with_error(first, "a.B", "y" * 200)
+    assert both == first + job_rows.error_line("a.B", "")
 
 
 @pytest.mark.parametrize("most", [5, None])
@@ -138,7 +138,7 @@ def test_the_last_worker_is_the_lost_one():
     job_worlds.enqueued("a")
     for name in ("first", "second", "third"):
         job_results.begin(USING, name, ["a"])
-    assert ["'first' was lost" in line for line in job_results.lines(row("a").errors)] == [True, False]
+    assert ["'first' was lost" in line for line in job_rows.lines(row("a").errors)] == [True, False]
     assert row("a").worker_ids == "first\nsecond\nthird\n"
 
 
@@ -159,7 +159,7 @@ def test_only_what_has_ended_is_collected(settings):
 
 
 def test_the_time_of_an_attempt_passes():
-    attempt = Attempt(None, time.monotonic() - 5, 1_000_000, 0)
+    attempt = Attempt(USING, None, time.monotonic() - 5, 1_000_000, 0)
     assert 1_005_000 <= attempt.now() < 1_006_000
 
 
@@ -214,7 +214,7 @@ def test_a_transaction_of_another_database(queue_db):
 
 
 def test_an_error_in_the_callers_transaction_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(job_results, "insert", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(job_rows, "insert", lambda *args, **options: 1 / 0)
     with transaction.atomic():
         with pytest.raises(ZeroDivisionError):
             jobs.add.enqueue(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -9,9 +10,10 @@ import time
 from collections import Counter
 
 import pytest
+from django.db.models import Max, Min
 
 from django_mysqlqueue.models import JobResult, QueueMessage
-from django_mysqlqueue.tasks import exceptions
+from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, exceptions, progress_of, wait
 from django_mysqlqueue.tasks.framework import TaskResultStatus, task_backends
 from tests.app import jobs
 from tests.app.models import Effect
@@ -93,3 +95,53 @@ def test_a_stopping_process_returns_what_it_has_not_started(start):
     for result in results:
         result.refresh()
         assert (result.status, result.errors, len(result.worker_ids)) == (TaskResultStatus.SUCCESSFUL, [], 1)
+
+
+def test_chains_while_processes_are_killed(start):
+    """Each job of each stage runs, and no stage begins before the one before it has ended."""
+    chains = [
+        enqueue_chain(
+            [call(jobs.write, 1000 * chain + number) for number in range(10)],
+            [call(jobs.write, 1000 * chain + 100 + number) for number in range(5)],
+            call(jobs.plain, 1000 * chain + 200),
+        )
+        for chain in range(1, 11)
+    ]
+    rows = JobResult.objects.filter(status="SUCCESSFUL")
+    workers = [start(MAX_ATTEMPTS=None), start(MAX_ATTEMPTS=None)]
+    for done in range(20, 140, 30):
+        wait_for(lambda done=done: rows.count() >= done, workers[0], timeout=60)
+        place = random.randrange(2)
+        workers[place].send(signal.SIGKILL)
+        workers[place].wait()
+        workers[place] = start(MAX_ATTEMPTS=None)
+        wait_for(workers[place].is_ready, workers[place])
+    wait_for(lambda: rows.count() == 160, workers[0], timeout=60)
+    times = Counter(Effect.objects.values_list("value", flat=True))
+    for place, stages in enumerate(chains, 1):
+        atomic = [*range(1000 * place, 1000 * place + 10), *range(1000 * place + 100, 1000 * place + 105)]
+        assert {number: times[number] for number in atomic} == dict.fromkeys(atomic, 1)
+        assert times[1000 * place + 200] >= 1
+        ended = [JobResult.objects.filter(id__in=[one.id for one in stage]) for stage in stages]
+        for earlier, later in itertools.pairwise(ended):
+            first = later.aggregate(at=Min("started_at"))["at"]
+            assert earlier.aggregate(at=Max("finished_at"))["at"] <= first
+    messages = Counter(QueueMessage.objects.values_list("message_id", flat=True))
+    assert set(messages.values()) == {1}
+
+
+def test_progress_and_a_request_to_stop(start):
+    """They reach a job in another process, and another process."""
+    result = jobs.count_to.enqueue(10_000)
+    worker = start()
+    wait_for(lambda: progress_of(result) is not None, worker, timeout=30)
+    first = progress_of(result)
+    wait_for(lambda: progress_of(result).done > first.done, worker, timeout=30)
+    result.refresh()
+    assert (result.status, result.last_attempted_at) == (TaskResultStatus.RUNNING, result.started_at)
+    cancel_job(result)
+    wait(result, timeout=30)
+    assert result.errors[-1].exception_class is exceptions.JobCancelled
+    assert progress_of(result).done >= first.done
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0

@@ -298,7 +298,7 @@ def test_an_archiver_reads_the_log_and_commits_segments(db):
 def test_the_account_is_quoted(db):
     printed = io.StringIO()
     call_command("queuegrants", "--role", "publisher", "--user", "o'neil@10.0.%", stdout=printed)
-    comment, statement, _ = printed.getvalue().splitlines()
+    comment, statement, *_ = printed.getvalue().splitlines()
     assert comment.startswith("-- publisher: publish messages")
     assert statement.endswith(f"ON `{connection.settings_dict['NAME']}`.`queue_outbox` TO 'o''neil'@'10.0.%';")
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from django.test import override_settings
 
-from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import JobResult, QueueMessage
-from django_mysqlqueue.service import claiming, groups, job_results, payloads, settling, watermarks
+from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import (
+    claiming,
+    groups,
+    job_results,
+    job_rows,
+    job_stages,
+    payloads,
+    settling,
+    watermarks,
+)
 from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEnd, Settlement
-from django_mysqlqueue.service.job_results import NewResult
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tasks.backend import _together
-from django_mysqlqueue.tasks.framework import task_backends
+from django_mysqlqueue.tasks.backend import _all_or_none
+from django_mysqlqueue.tasks.framework import AnyResult, task_backends
 from tests.app import jobs
 from tests.support.harness import USING, sequence
 
@@ -26,6 +35,7 @@ TASKS = {"default": {"BACKEND": BACKEND}}
 JOBS = GroupRef("jobs", "jobs.default")
 WORKER = "worker"
 PATH = "tests.app.jobs.add"
+ARGUMENTS = '{"args": [1], "kwargs": {}}'
 
 
 @contextmanager
@@ -38,10 +48,7 @@ def configured() -> Iterator[None]:
 @configured()
 def enqueued(*names: str) -> None:
     """Messages in the log that stand for jobs with their ids; nobody runs them."""
-    arguments = '{"args": [1], "kwargs": {}}'
-    job_results.insert(
-        Session(USING), [NewResult(name, "default", "default", PATH, arguments, 0, 0, 1) for name in names]
-    )
+    job_rows.insert(Session(USING), [NewResult(name, "default", "default", PATH, ARGUMENTS, 0, 0, 1) for name in names])
     publish_many(JOBS.topic, [Message(name, id=name) for name in names])
     groups.register(USING, JOBS, mode="shared", start="earliest")
     sequence()
@@ -50,7 +57,7 @@ def enqueued(*names: str) -> None:
 @configured()
 def scheduled(name: str) -> None:
     """A job that waits in the outbox."""
-    job_results.insert(Session(USING), [NewResult(name, "default", "default", PATH, "{}", 0, 1, 1)])
+    job_rows.insert(Session(USING), [NewResult(name, "default", "default", PATH, "{}", 0, 1, 1)])
     publish(JOBS.topic, name, id=name, delay=60)
 
 
@@ -70,7 +77,7 @@ def claimed(*names: str) -> dict[str, Claimed]:
 
 def ends(held: dict[str, Claimed]) -> list[Settlement]:
     """One job of each kind of end: the names are those of the ends."""
-    error = job_results.error_line("builtins.ValueError", "no")
+    error = job_rows.error_line("builtins.ValueError", "no")
     made = {
         "acked": (Action.ACK, JobEnd("acked", 5, 5, "2"), {}),
         "nacked": (Action.NACK, JobEnd("nacked", 5, 5, errors=error), {"is_final": False}),
@@ -89,9 +96,31 @@ ENDS = ("acked", "nacked", "dead", "released", "expired")
 AFTER = {"acked": "SUCCESSFUL", "nacked": "READY", "dead": "FAILED", "released": "READY", "expired": "FAILED"}
 
 
+STAGES = ("chain:0000", "chain:0001")
+UNIQUE = "u" * 64
+
+
+@configured()
+def chained() -> dict[str, Claimed]:
+    """A chain whose first stage a subscriber has claimed: ``first`` and ``second``, then ``later``."""
+    run(
+        USING,
+        lambda session: job_stages.insert(session, {STAGES[0]: ("first", "second"), STAGES[1]: ("later",)}),
+    )
+    held = claimed("first", "second")
+    JobResult.objects.using(USING).update(stage=STAGES[0])
+    later = NewResult("later", "default", "default", PATH, ARGUMENTS, 0, 0, 1, stage=STAGES[1])
+    job_rows.insert(Session(USING), [later])
+    return held
+
+
 def statuses() -> dict[str, str]:
-    """The status of each job."""
-    return dict(JobResult.objects.using(USING).values_list("id", "status"))
+    """The status of each job, and whether the second stage of the chain has been published."""
+    found = dict(JobResult.objects.using(USING).values_list("id", "status"))
+    if "later" in found:
+        number = OutboxMessage.objects.using(USING).filter(message_id="later").count()
+        found["later"] += f", {number + QueueMessage.objects.using(USING).filter(message_id='later').count()} messages"
+    return found
 
 
 # -- what is done to them -------------------------------------------------------------
@@ -101,8 +130,42 @@ def enqueue(alias: str) -> None:
     """Two jobs."""
     with configured():
         backend = task_backends["default"]
-        with _together(alias):
-            backend._store(alias, {JOBS.topic: [backend._result(jobs.add, [number], {}) for number in range(2)]})
+        with _all_or_none([alias]):
+            backend._store(alias, [backend._result(jobs.add, [number], {}) for number in range(2)])
+
+
+@configured()
+def enqueue_chain(alias: str) -> list[list[AnyResult]]:
+    """A chain of three jobs."""
+    backend = task_backends["default"]
+    first, *later = ([backend._result(jobs.add, [number], {})] for number in range(3))
+    with _all_or_none([alias]):
+        backend._store(alias, first, *later)
+    return [first, *later]
+
+
+@configured()
+def enqueue_unique(alias: str) -> str:
+    """A job that is unique while it waits; returns the id of the one that waits then."""
+    row = NewResult(naming.new_message_id(), "default", "default", PATH, ARGUMENTS, 0, 0, 1, UNIQUE)
+
+    def write(session: Session) -> str:
+        owner = job_rows.insert_unique(session, [row])[row.id]
+        if owner == row.id:
+            publish_many(JOBS.topic, [job_rows.message_of(row)], using=alias)
+        return owner
+
+    return run(alias, write)
+
+
+@configured()
+def end_of(alias: str, held: dict[str, Claimed], name: str, *, failed: bool = False) -> Flushed:
+    """Writes that a job of a chain has succeeded, or has failed for good."""
+    error = job_rows.error_line("builtins.ValueError", "no")
+    end = JobEnd(name, 5, 5, "" if failed else "2", error if failed else None, stage=STAGES[0])
+    action = Action.NACK if failed else Action.ACK
+    settlement = Settlement(held[name], action, error="no" if failed else "", job=end, is_final=failed or None)
+    return settling.flush(alias, JOBS, [settlement], max_attempts=None, shared=True)
 
 
 class Change(NamedTuple):
@@ -122,6 +185,35 @@ def _enqueued() -> dict[str, Claimed]:
 
 def _claimed() -> dict[str, Claimed]:
     return claimed(*ENDS)
+
+
+def _half_done() -> dict[str, Claimed]:
+    held = chained()
+    end_of(USING, held, "first")
+    return held
+
+
+def _failed_chain() -> dict[str, Claimed]:
+    held = _half_done()
+    end_of(USING, held, "second", failed=True)
+    return held
+
+
+def _old_chain() -> dict[str, Claimed]:
+    _failed_chain()
+    JobResult.objects.using(USING).update(finished_at=1)
+    return {}
+
+
+def store_started(alias: str, names: Iterable[str]) -> None:
+    """Stores that jobs have started."""
+    started = [job_rows.StartedJob(name, 5, 6, "{}") for name in names]
+    run(alias, lambda session: job_rows.store_started(session, started))
+
+
+def request_cancel(alias: str, *names: str) -> None:
+    """Asks for the end of jobs."""
+    run(alias, lambda session: job_results.request_cancel(session, names))
 
 
 def _ended() -> dict[str, Claimed]:
@@ -160,5 +252,27 @@ CHANGES: dict[str, Change] = {
         ),
         dict.fromkeys(ENDS, "READY") | {"acked": "FAILED", "dead": "FAILED"},
     ),
+    "request_cancel": Change(
+        chained,
+        lambda alias, held: request_cancel(alias, "first", "later"),
+        {"first": "RUNNING", "second": "RUNNING", "later": "FAILED, 0 messages"},
+    ),
+    "store_started": Change(_claimed, lambda alias, held: store_started(alias, ENDS), dict.fromkeys(ENDS, "RUNNING")),
+    "end a stage": Change(
+        _half_done,
+        lambda alias, held: end_of(alias, held, "second"),
+        {"first": "SUCCESSFUL", "second": "SUCCESSFUL", "later": "READY, 1 messages"},
+    ),
+    "fail a stage": Change(
+        _half_done,
+        lambda alias, held: end_of(alias, held, "second", failed=True),
+        {"first": "SUCCESSFUL", "second": "FAILED", "later": "FAILED, 0 messages"},
+    ),
+    "revive a stage": Change(
+        _failed_chain,
+        lambda alias, held: run(alias, lambda session: job_results.restart(session, [held["second"].offset])),
+        {"first": "SUCCESSFUL", "second": "READY", "later": "READY, 0 messages"},
+    ),
+    "collect a chain": Change(_old_chain, lambda alias, held: job_results.collect(alias), {}),
     "collect": Change(_old, lambda alias, held: job_results.collect(alias), {"nacked": "READY", "released": "READY"}),
 }

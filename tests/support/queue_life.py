@@ -49,6 +49,9 @@ from django_mysqlqueue.service import (
     delivery_events,
     groups,
     heartbeats,
+    job_results,
+    job_rows,
+    job_stages,
     leasing,
     log,
     payloads,
@@ -67,7 +70,7 @@ from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_of
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tails import reading
 from tests.support import job_worlds
 from tests.support.filtering import EU, US
@@ -258,12 +261,38 @@ def _jobs() -> None:
     for name in ("flush", "restart", "cancel"):
         job_worlds.CHANGES[name].make(USING, held)
     job_worlds.enqueue(USING)
-    job_worlds.scheduled("later")
-    cancel("later", topic=job_worlds.JOBS.topic)
+    job_worlds.scheduled("far")
+    run(USING, lambda session: job_stages.insert(session, {"far:0000": ["far"]}))
+    JobResult.objects.filter(id="far").update(stage="far:0000")
+    cancel("far", topic=job_worlds.JOBS.topic)
     sequence()
+    run(USING, lambda session: job_stages.insert(session, {"dead:0000": ["dead"]}))
+    JobResult.objects.filter(id="dead").update(stage="dead:0000")
     redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+    _chains()
     JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
     job_worlds.CHANGES["collect"].make(USING, held)
+    for _ in range(2):
+        job_worlds.enqueue_unique(USING)
+
+
+def _chains() -> None:
+    """A chain that comes to its second stage, and one whose first job is cancelled, restarted and asked to stop."""
+    held = job_worlds.chained()
+    names = ("first", "second")
+    job_worlds.store_started(USING, names)
+    for name in names:
+        job_worlds.end_of(USING, held, name)
+    stages = job_worlds.enqueue_chain(USING)
+    ids = [stage[0].id for stage in stages]
+    job_worlds.request_cancel(USING, ids[0])
+    stage = JobResult.objects.get(id=ids[0]).stage
+    run(USING, lambda session: (job_rows.restart(session, ids[:1]), job_stages.revive(session, [stage])))
+    assert set(job_rows.statuses(Session(USING), ids).values()) == {"READY"}
+    assert job_stages.before(Session(USING), JobResult.objects.get(id=ids[1]).stage) is not None
+    job_results.begin(USING, "worker", ids[:1])
+    job_worlds.request_cancel(USING, ids[0])
+    assert job_rows.cancel_requested(Session(USING), ids) == {ids[0]}
 
 
 def _debounce() -> None:

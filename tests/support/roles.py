@@ -98,9 +98,14 @@ def _roles() -> set[str]:
             if "debouncing.remember" in functions
             else {"publisher", "scheduler", "subscriber"}
         )
-    if functions & {"job_results.insert"}:
+    if functions & {"job_rows.insert", "job_stages.insert"} and "job_rows.insert_unique" not in functions:
         return {"publisher", "scheduler", "subscriber"}
-    if functions & {"scheduling.cancel", "scheduling.reschedule"}:
+    if functions & {
+        "scheduling.cancel",
+        "scheduling.reschedule",
+        "job_results.request_cancel",
+        "job_rows.insert_unique",
+    }:
         return {"scheduler", "subscriber"}
     if functions & {"leasing.revoke", "heartbeats.remove"}:
         return {"operator"}

@@ -41,6 +41,7 @@ MANY = {
     "queue_relay_positions": 3,
     "queue_archive_segments": 1000,
     "queue_job_results": 1_000_000,
+    "queue_job_stages": 1_000_000,
 }
 DISTINCT = {"consumer_group": 50, "topic": 20, "acked": 2, "grain": 2, "partition_key": 10_000, "leased_by": 50}
 """How many values a column has where a table is large; others have one for each row."""

@@ -163,6 +163,8 @@ class Worker:
             info=plan.info,
             progress=self.progress,
         )
+        kinds = {handler.monitor for handler in self.handlers.values() if handler.monitor is not None}
+        self.monitors = [kind(using) for kind in kinds]
         self.inbox = Inbox(self.handlers, leases_good=self.heart.good, starts=plan.starts)
         self.relays = Relays(using, targets)
         context = Context(
@@ -301,6 +303,8 @@ class Worker:
                 # Other subscribers must see this one before it takes a lease.
                 while not self.heart.beaten.wait(0.2) and not self.plan.stop.event.is_set():
                     self.progress.made()
+            for monitor in self.monitors:
+                monitor.start()
             self.executor.start()
             event(logging.INFO, "subscriber.started", name=self.plan.name, database=self.using)
             self.poller.run(self.must_stop)
@@ -400,6 +404,8 @@ class Worker:
             self.inbox.wait(0.1)
         self._insist(self._flush_all)
         self.executor.join(1 if not running else 0)
+        for monitor in self.monitors:
+            monitor.stop()
         self._insist(self.poller.release_leases)
         self.heart.stop()
         if not running and self.handlers:

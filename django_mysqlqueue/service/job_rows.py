@@ -1,0 +1,316 @@
+"""Rows of results of jobs: their columns, and the statements that read and write them.
+
+Transactions lock them by primary key, in the order of their ids.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from django.conf import settings
+
+from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.messages import Message
+from django_mysqlqueue.sql.session import Session, flat
+
+RESULTS = JobResult._meta.db_table
+READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
+FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
+UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
+LONGEST_ERROR = 65_536
+"""Maximum number of characters of a traceback; of a longer one, the end is stored."""
+MOST_ERRORS = 1_048_576
+"""Characters of errors of a job, after which further ones are stored without their tracebacks."""
+EXCEPTIONS = "django_mysqlqueue.tasks.exceptions"
+
+
+class JobRow(NamedTuple):
+    """A row of the table. Times are in epoch milliseconds; 0: none."""
+
+    id: str
+    backend: str
+    queue_name: str
+    task_path: str
+    arguments: str
+    priority: int
+    run_after: int
+    status: str
+    enqueued_at: int
+    started_at: int
+    last_attempted_at: int
+    finished_at: int
+    return_value: str
+    errors: str
+    worker_ids: str
+    progress: str
+    cancel_requested_at: int
+    stage: str
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job has ended."""
+        return self.status in (FAILED, SUCCESSFUL)
+
+
+class NewResult(NamedTuple):
+    """The columns of a new result. Times are in epoch milliseconds."""
+
+    id: str
+    backend: str
+    queue_name: str
+    task_path: str
+    arguments: str
+    priority: int
+    run_after: int
+    enqueued_at: int
+    unique_key: str | None = None
+    stage: str = ""
+
+
+class StartedJob(NamedTuple):
+    """What a subscriber stores of a job while it runs."""
+
+    id: str
+    started_at: int
+    """When its first attempt started, in epoch milliseconds; 0: leave it."""
+    attempted_at: int
+    """When this attempt started, in epoch milliseconds."""
+    progress: str
+    """JSON; empty: none."""
+
+
+def error_line(class_path: str, traceback: str) -> str:
+    """Return an error as a line for the column ``errors``."""
+    text = traceback[-LONGEST_ERROR:].encode("utf-8", "backslashreplace").decode()
+    return json.dumps({"exception_class_path": class_path, "traceback": text}, ensure_ascii=False) + "\n"
+
+
+def lines(column: str) -> list[str]:
+    """Return the lines of a column. Only newlines end them: texts may contain other characters that split lines."""
+    return column.split("\n")[:-1]
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped.
+
+    Raises:
+        TypeError, ValueError: the value is not JSON-serializable.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def with_error(errors: str, class_path: str, traceback: str) -> str:
+    """Return the column ``errors`` with one more. Each is stored, because their number counts."""
+    return errors + error_line(class_path, "" if len(errors) > MOST_ERRORS else traceback)
+
+
+def moment(milliseconds: int) -> datetime.datetime | None:
+    """Return epoch milliseconds as a datetime, aware if ``USE_TZ`` is True; None for 0."""
+    if not milliseconds:
+        return None
+    seconds = milliseconds / 1000
+    if settings.USE_TZ:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return datetime.datetime.fromtimestamp(seconds)  # noqa: DTZ006  # As Django's timezone.now().
+
+
+def message_of(row: NewResult | JobRow) -> Message:
+    """Return the message that makes subscribers run a job."""
+    payload = {"task": row.task_path, **json.loads(row.arguments)}
+    return Message(payload, id=row.id, deliver_at=moment(row.run_after), priority=row.priority)
+
+
+def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> None:
+    """Insert results of new jobs in the caller's transaction.
+
+    Args:
+        session: the current transaction.
+        rows: the results.
+        keep: a unique column. If there is a row with the same value, that one is kept, and locked.
+    """
+    conflict = session.dialect.on_conflict_keep(RESULTS, (keep,)) if keep else ""
+    for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
+        session.execute(
+            f"INSERT INTO {RESULTS} ({', '.join(NewResult._fields)}) VALUES "
+            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(NewResult._fields))})")
+            + conflict,
+            flat(chunk),
+        )
+
+
+def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]:
+    """Insert results of jobs that are unique while they wait, in the caller's transaction.
+
+    The job that waits cannot start before the caller's transaction has ended: its row is locked. So it sees what the
+    caller has written.
+
+    Args:
+        session: the current transaction.
+        rows: the results. Each has a unique key.
+
+    Returns:
+        For each id, that of the job that waits: the same, if the result was inserted.
+    """
+    by_key: dict[str, list[NewResult]] = {}
+    for row in rows:
+        by_key.setdefault(row.unique_key or "", []).append(row)
+    keys = sorted(by_key)
+    # Locked by primary key: a lock by the unique index would also lock gaps, at REPEATABLE READ.
+    owners = _owners(session, "unique_key", keys)
+    owners = _owners(session, "id", sorted(owners.values()), session.dialect.for_update) if owners else {}
+    new = [by_key[key][0] for key in keys if key not in owners]
+    if new:
+        insert(session, new, keep="unique_key")
+        owners |= _owners(session, "unique_key", [row.unique_key for row in new], session.dialect.for_update)
+    return {row.id: owners[key] for key, of_key in by_key.items() for row in of_key}
+
+
+def _owners(session: Session, column: str, values: Sequence[str | None], how: str = "") -> dict[str, str]:
+    """Return the jobs with some unique keys, or with some ids, by their unique keys."""
+    index = "PRIMARY" if column == "id" else "queue_job_results_unique"
+    found: dict[str, str] = {}
+    for chunk in session.chunks(values):
+        found |= session.rows(
+            f"SELECT unique_key, id FROM {RESULTS}{session.dialect.force_index(index)} "
+            f"WHERE {column} IN ({session.dialect.placeholders(len(chunk), '%s')}) AND unique_key IS NOT NULL "
+            f"ORDER BY {column}{how}",
+            chunk,
+        )
+    return found
+
+
+def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
+    """Return results by id.
+
+    Args:
+        session: the session.
+        ids: the ids.
+        how: the end of the statement, to lock the rows.
+    """
+    found: dict[str, JobRow] = {}
+    for chunk in session.chunks(sorted(set(ids))):
+        for row in session.rows(
+            f"SELECT {', '.join(JobRow._fields)} FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY id{how}",
+            chunk,
+        ):
+            found[row[0]] = JobRow(*row)
+    return found
+
+
+def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
+    """Return the statuses of jobs by id."""
+    found: dict[str, str] = {}
+    for chunk in session.chunks(sorted(set(ids))):
+        found |= session.rows(
+            f"SELECT id, status FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            chunk,
+        )
+    return found
+
+
+def begin(session: Session, rows: Sequence[JobRow]) -> None:
+    """Store that jobs are RUNNING. They no longer wait, so their unique keys are free, and have made no progress."""
+    for chunk in session.chunks(rows, weight=lambda row: len(row.errors) + len(row.worker_ids)):
+        session.execute(
+            session.dialect.update_joined(
+                RESULTS,
+                ("id", "started_at", "errors", "worker_ids"),
+                len(chunk),
+                "s.id = v.id",
+                {"status": f"'{RUNNING}'"}
+                | {name: f"v.{name}" for name in ("started_at", "errors", "worker_ids")}
+                | {"unique_key": "NULL", "progress": "''"},
+            ),
+            flat((row.id, row.started_at, row.errors, row.worker_ids) for row in chunk),
+        )
+
+
+def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
+    """Store the ends of attempts, each with the job's status, except for jobs that have ended; return how many."""
+    ordered, changed = sorted(ends, key=lambda one: one[0].id), 0
+    is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"
+    for chunk in session.chunks(ordered, weight=lambda one: len(one[0].return_value) + len(one[0].errors or "")):
+        changed += session.execute(
+            session.dialect.update_joined(
+                RESULTS,
+                ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "status"),
+                len(chunk),
+                "s.id = v.id",
+                {
+                    "status": "v.status",
+                    "finished_at": f"CASE WHEN {is_over} THEN {session.dialect.now_ms} ELSE 0 END",
+                    "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
+                    "last_attempted_at": "CASE WHEN v.attempted_at > 0 THEN v.attempted_at "
+                    "ELSE s.last_attempted_at END",
+                    "return_value": "v.return_value",
+                    "errors": "COALESCE(v.errors, s.errors)",
+                    "progress": "COALESCE(v.progress, s.progress)",
+                    "unique_key": "NULL",
+                },
+                UNFINISHED,
+            ),
+            flat(
+                (one.id, one.started_at, one.attempted_at, one.return_value, one.errors, one.progress, status)
+                for one, status in chunk
+            ),
+        )
+    return changed
+
+
+def store_started(session: Session, jobs: Sequence[StartedJob]) -> None:
+    """Store the starts and the progress of running jobs, except for jobs whose later attempt has been stored."""
+    for chunk in session.chunks(sorted(jobs), weight=lambda job: len(job.progress)):
+        session.execute(
+            session.dialect.update_joined(
+                RESULTS,
+                StartedJob._fields,
+                len(chunk),
+                "s.id = v.id",
+                {
+                    "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
+                    "last_attempted_at": "v.attempted_at",
+                    "progress": "v.progress",
+                },
+                f"s.status = '{RUNNING}' AND s.last_attempted_at <= v.attempted_at",
+            ),
+            flat(chunk),
+        )
+
+
+def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
+    """Return the ids of the jobs that were asked to stop."""
+    found: set[str] = set()
+    for chunk in session.chunks(sorted(set(ids))):
+        found |= {
+            row[0]
+            for row in session.rows(
+                f"SELECT id FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
+                f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) AND cancel_requested_at > 0",
+                chunk,
+            )
+        }
+    return found
+
+
+def restart(session: Session, ids: Iterable[str]) -> int:
+    """Make jobs that have FAILED READY again; return how many."""
+    return sum(
+        session.execute(
+            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET status = %s, finished_at = 0, "
+            f"cancel_requested_at = 0, progress = '' WHERE status = %s "
+            f"AND id IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            (READY, FAILED, *chunk),
+        )
+        for chunk in session.chunks(sorted(set(ids)))
+    )

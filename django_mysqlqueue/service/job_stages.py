@@ -1,0 +1,192 @@
+"""Stages of chains of jobs: the jobs of a stage are published when all of the one before have succeeded.
+
+All jobs of a chain are stored when it is enqueued; those of later stages have a result, but no message. The transaction
+that makes the last job of a stage SUCCESSFUL publishes the next stage, and the one that makes a job FAILED ends the
+jobs of all later stages. Both decide under the lock on the row of the stage.
+
+Locks: the results of the jobs that end, then the rows of their stages, then the results of later stages. The rows of
+later stages are not locked: a transaction that ends one of their jobs has locked its result before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.models import JobStage
+from django_mysqlqueue.service import job_rows, publishing
+from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, SUCCESSFUL, JobRow
+from django_mysqlqueue.sql.session import Session, flat
+
+STAGES = JobStage._meta.db_table
+
+
+class Stage(NamedTuple):
+    """The columns of a stage."""
+
+    id: str
+    following: str
+    remaining: int
+    kept: int
+    jobs: str
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The ids of its jobs."""
+        found: list[str] = json.loads(self.jobs)
+        return found
+
+
+def stage_id(chain: str, place: int) -> str:
+    """Return the id of a stage: that of its chain, and its place."""
+    return f"{chain}:{place:04}"
+
+
+def insert(session: Session, stages: Mapping[str, Sequence[str]]) -> None:
+    """Insert the stages of a chain, in the caller's transaction.
+
+    Args:
+        session: the current transaction.
+        stages: the ids of the jobs of each stage, by its id, in order.
+    """
+    following = [*list(stages)[1:], ""]
+    rows = [
+        Stage(stage, after, len(jobs), len(jobs), json.dumps(list(jobs)))
+        for (stage, jobs), after in zip(stages.items(), following, strict=True)
+    ]
+    for chunk in session.chunks(rows, weight=lambda row: len(row.jobs)):
+        session.execute(
+            f"INSERT INTO {STAGES} ({', '.join(Stage._fields)}) VALUES "
+            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)"),
+            flat(chunk),
+        )
+
+
+def read(session: Session, stage: str, how: str = "") -> Stage | None:
+    """Return a stage, or None if there is none.
+
+    Args:
+        session: the session.
+        stage: its id.
+        how: the end of the statement, to lock the row.
+    """
+    row = session.row(f"SELECT {', '.join(Stage._fields)} FROM {STAGES} WHERE id = %s{how}", (stage,))
+    return None if row is None else Stage(*row)
+
+
+def _lock(session: Session, stage: str, succeeded: int = 0) -> Stage | None:
+    """Lock a stage, count jobs that have succeeded, and return it."""
+    session.execute(f"UPDATE {STAGES} SET remaining = remaining - %s WHERE id = %s", (succeeded, stage))
+    return read(session, stage, session.dialect.for_update)
+
+
+def before(session: Session, stage: str) -> Stage | None:
+    """Return the stage before one, or None if there is none."""
+    chain, _, place = stage.rpartition(":")
+    return read(session, stage_id(chain, int(place) - 1))
+
+
+def follow(session: Session, ended: Iterable[tuple[JobEnd, str]]) -> None:
+    """Publish the stages that can start now, and end the jobs that cannot start any more.
+
+    Args:
+        session: the current transaction, which has made these jobs SUCCESSFUL or FAILED.
+        ended: the ends of jobs of stages, each with the status.
+    """
+    succeeded: Counter[str] = Counter()
+    failed: dict[str, str] = {}
+    for one, status in ended:
+        if status == SUCCESSFUL:
+            succeeded[one.stage] += 1
+        elif status == FAILED:
+            failed[one.stage] = one.id
+    for stage in sorted(succeeded | dict.fromkeys(failed, 0)):
+        row = _lock(session, stage, succeeded[stage])
+        if row is None or not row.following:
+            continue
+        if stage in failed:
+            _fail_after(session, row, failed[stage])
+        elif row.remaining == 0:
+            _publish(session, row.following)
+
+
+def _publish(session: Session, stage: str) -> None:
+    row = read(session, stage)
+    if row is None:
+        return
+    waiting = [
+        job for job in job_rows.read(session, row.job_ids, session.dialect.for_update).values() if not job.is_finished
+    ]
+    by_topic: dict[str, list[JobRow]] = {}
+    for job in waiting:
+        by_topic.setdefault(JOB_PREFIX + job.queue_name, []).append(job)
+    for topic, jobs in sorted(by_topic.items()):
+        try:
+            publishing.publish_many(topic, map(job_rows.message_of, jobs), using=session.using)
+        except InvalidMessage as error:  # MAX_PAYLOAD_BYTES, for example, may have been lowered since.
+            _fail(session, jobs, "InvalidJob", f"The job could not be published: {error}")
+            _fail_after(session, row, jobs[0].id)
+
+
+def _fail_after(session: Session, stage: Stage, failed: str) -> None:
+    """End the jobs of the stages after one."""
+    for later in _after(session, stage):
+        rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
+        text = f"The job {failed!r} of an earlier stage of the chain has failed."
+        _fail(session, [row for row in rows.values() if not row.is_finished], "EarlierJobFailed", text)
+
+
+def _after(session: Session, stage: Stage) -> Iterator[Stage]:
+    """Yield the stages after one. They are not locked: what is read of them does not change."""
+    following = stage.following
+    while following and (later := read(session, following)) is not None:
+        yield later
+        following = later.following
+
+
+def _fail(session: Session, rows: Iterable[JobRow], name: str, text: str) -> None:
+    path = f"{EXCEPTIONS}.{name}"
+    job_rows.end(
+        session, [(JobEnd(row.id, errors=job_rows.with_error(row.errors, path, text)), FAILED) for row in rows]
+    )
+
+
+def revive(session: Session, stages: Iterable[str]) -> None:
+    """Let the jobs after some stages wait again: the jobs of the stages that had failed are READY again.
+
+    Args:
+        session: the current transaction.
+        stages: the ids of the stages.
+    """
+    for stage in sorted(set(stages)):
+        row = _lock(session, stage)
+        if row is None or FAILED in job_rows.statuses(session, row.job_ids).values():
+            continue
+        for later in _after(session, row):
+            rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
+            ended = [job for job in rows.values() if job.status == FAILED]
+            revived = [job.id for job in ended if _ended_with_another(job)]
+            job_rows.restart(session, revived)
+            if len(revived) < len(ended):
+                break  # One was cancelled: the later stages cannot start.
+
+
+def _ended_with_another(job: JobRow) -> bool:
+    return f'"{EXCEPTIONS}.EarlierJobFailed"' in (job_rows.lines(job.errors) or [""])[-1]
+
+
+def forget(session: Session, deleted: Mapping[str, int]) -> None:
+    """Delete the stages whose results were all deleted.
+
+    Args:
+        session: the current transaction.
+        deleted: the number of results that it has deleted, by stage.
+    """
+    for stage, number in sorted(deleted.items()):
+        session.execute(f"UPDATE {STAGES} SET kept = kept - %s WHERE id = %s", (number, stage))
+        session.execute(f"DELETE FROM {STAGES} WHERE id = %s AND kept <= 0", (stage,))

@@ -1,0 +1,178 @@
+"""An attempt of a job, and the context that its task gets."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_mysqlqueue.limits import PROGRESS_MESSAGE_LENGTH
+from django_mysqlqueue.service import job_rows, job_stages
+from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.job_rows import JobRow, StartedJob, moment
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext
+from django_mysqlqueue.tasks.options import JobOptions
+from django_mysqlqueue.tasks.results import as_result
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An attempt of a job, from its claim on."""
+
+    using: str
+    """Alias of the queue's database."""
+    row: JobRow
+    """The row of its result, after the claim."""
+    clock: float
+    """When it was claimed, by the monotonic clock."""
+    now_ms: int
+    """The same by the database's clock, in epoch milliseconds."""
+    published_at: int
+    """When its message entered the log, in epoch milliseconds."""
+    is_locked: bool = False
+    """Whether another transaction had locked the result when the job was claimed: it cannot start now."""
+    task: AnyTask | None = None
+    options: JobOptions | None = None
+    result: AnyResult | None = None
+    started_at: int = 0
+    returned: Any = None
+    """The return value."""
+    value: str = ""
+    """The return value as JSON."""
+    progress: str = ""
+    """The last progress, as JSON."""
+    stored: StartedJob | None = None
+    """What the monitor has stored."""
+    is_monitored: bool = False
+    """Whether a monitor stores its progress, and looks for requests to stop."""
+    asks: bool = False
+    """Whether the task wants to know whether it is to stop."""
+    cancelled: bool = False
+    """Whether the job was asked to stop, as far as this process knows."""
+
+    def now(self) -> int:
+        """Return the database's time in epoch milliseconds."""
+        return self.now_ms + round((time.monotonic() - self.clock) * 1000)
+
+    @property
+    def _first_start(self) -> int:
+        return self.started_at if self.row.worker_ids.count("\n") == 1 else 0
+
+    def losses(self, number: int) -> int:
+        """Return how many subscribers were lost while they handled the job, of the attempts before this one.
+
+        Args:
+            number: the number of this attempt. It counts failures and losses.
+        """
+        lost = f'"{job_rows.EXCEPTIONS}.WorkerLost"'
+        failures = sum(lost not in line for line in job_rows.lines(self.row.errors))
+        return max(0, number - 1 - failures)
+
+    def started(self) -> StartedJob:
+        """Return what is to be stored while it runs."""
+        return StartedJob(self.row.id, self._first_start, self.started_at, self.progress)
+
+    def end(self, errors: str | None = None) -> JobEnd:
+        """Return what it leaves for the result."""
+        return JobEnd(
+            self.row.id, self._first_start, self.started_at, self.value, errors, self.progress or None, self.row.stage
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress that a job has reported."""
+
+    done: float
+    total: float | None
+    message: str
+    at: datetime.datetime = field(compare=False)
+    """When it was reported, aware if ``USE_TZ`` is True."""
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, from 0 to 1; None without a total."""
+        return None if self.total is None else min(1.0, self.done / self.total)
+
+
+def as_progress(column: str) -> Progress | None:
+    """Return the column ``progress``, or None if it is empty."""
+    if not column:
+        return None
+    found = json.loads(column)
+    at = moment(found["at"])
+    assert at is not None  # noqa: S101  # Its writer has set it.
+    return Progress(found["done"], found["total"], found["message"], at)
+
+
+class JobContext(TaskContext):
+    """The context of a task with ``takes_context=True``."""
+
+    __slots__ = ("_attempt",)
+
+    _attempt: Attempt
+
+    def __init__(self, attempt: Attempt, task_result: AnyResult) -> None:
+        super().__init__(task_result=task_result)
+        object.__setattr__(self, "_attempt", attempt)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Report progress. It is stored at most once per second, on a connection of its own, and with the outcome.
+
+        Call it as often as you like: it costs no query. With SQLite, that of an atomic job is stored at its end.
+
+        Args:
+            done: how much is done, in any unit.
+            total: how much there is to do, in the same unit; None if that is unknown.
+            message: a text for people. Only its first 200 characters are stored.
+
+        Raises:
+            ValueError: a number is negative or not finite, or ``total`` is 0.
+        """
+        if not math.isfinite(done) or done < 0:
+            raise ValueError(f"done={done!r}: must be a finite number, at least 0")
+        if total is not None and (not math.isfinite(total) or total <= 0):
+            raise ValueError(f"total={total!r}: must be a finite number above 0, or None")
+        attempt = self._attempt
+        attempt.progress = job_rows.as_json(
+            {"done": done, "total": total, "message": str(message)[:PROGRESS_MESSAGE_LENGTH], "at": attempt.now()}
+        )
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job was asked to stop (``cancel_job()``). The answer is about a second old at most.
+
+        A task that stops should raise ``JobCancelled``: then an atomic job is rolled back, and the job is not retried.
+        """
+        attempt = self._attempt
+        attempt.asks = True
+        if not attempt.is_monitored and not attempt.cancelled and not _is_in_event_loop():
+            attempt.cancelled = bool(job_rows.cancel_requested(Session(attempt.using), [attempt.row.id]))
+        return attempt.cancelled
+
+    def previous_results(self) -> list[AnyResult]:
+        """Return the results of the stage before the one of this job in its chain, in order; outside a chain, none.
+
+        Raises:
+            ImportError: this process does not have one of their tasks.
+        """
+        stage = self._attempt.row.stage
+        session = Session(self._attempt.using)
+        before = job_stages.before(session, stage) if stage else None
+        if before is None:
+            return []
+        rows = job_rows.read(session, before.job_ids)
+        return [as_result(rows[job]) for job in before.job_ids if job in rows]
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

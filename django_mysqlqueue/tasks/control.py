@@ -1,0 +1,156 @@
+"""Waiting for jobs, cancelling them, and reading their progress."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from django_mysqlqueue.exceptions import TransactionMismatch
+from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.service import job_results, job_rows, scheduling
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.tasks.attempts import Progress, as_progress
+from django_mysqlqueue.tasks.framework import AnyResult, TaskResultDoesNotExist
+
+SHORTEST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+"""Seconds between two queries of ``wait``."""
+
+
+def wait(*results: AnyResult, timeout: float | None = None) -> None:
+    """Wait until jobs have ended, and refresh their results.
+
+    The pause between two queries is a tenth of the time that has passed, and at most a second. A query reads the
+    statuses of all jobs that have not ended.
+
+    Args:
+        results: the results of the jobs.
+        timeout: maximum number of seconds to wait; None: no limit.
+
+    Raises:
+        TimeoutError: a job has not ended in time. All results are as they were before.
+        TransactionMismatch: a transaction of the queue's database is open: the job may have to wait for it to commit,
+            and it might not see that the job has ended.
+        TaskResultDoesNotExist: there is no result with this id any more.
+    """
+    waiting = _Waiting(results)
+    for pause in _pauses(timeout):
+        if waiting.are_over():
+            break
+        if pause is None:
+            raise waiting.timed_out(timeout)
+        time.sleep(pause)
+    for result in results:
+        result.refresh()
+
+
+async def async_wait(*results: AnyResult, timeout: float | None = None) -> None:
+    """Wait in async code, as ``wait`` does."""
+    waiting = await sync_to_async(_Waiting)(results)
+    for pause in _pauses(timeout):
+        if await sync_to_async(waiting.are_over)():
+            break
+        if pause is None:
+            raise waiting.timed_out(timeout)
+        await asyncio.sleep(pause)
+    for result in results:
+        await result.arefresh()
+
+
+def _pauses(timeout: float | None) -> Iterator[float | None]:
+    """Yield the pause before the next query, in seconds; None: the time is over."""
+    began = time.monotonic()
+    while True:
+        passed = time.monotonic() - began
+        left = float("inf") if timeout is None else timeout - passed
+        yield None if left <= 0 else min(left, LONGEST_PAUSE, max(SHORTEST_PAUSE, passed / 10))
+
+
+class _Waiting:
+    """The jobs that have not ended, by database."""
+
+    def __init__(self, results: Sequence[AnyResult]) -> None:
+        self._ids: dict[str, set[str]] = {}
+        for result in results:
+            self._ids.setdefault(_alias_of(result), set()).add(result.id)
+        for alias in self._ids:
+            if connections[alias].in_atomic_block:
+                raise TransactionMismatch(
+                    f"wait() in a transaction of {alias!r}: a job that it has enqueued cannot start before it commits. "
+                    "Wait after the transaction."
+                )
+
+    def are_over(self) -> bool:
+        """Return whether all jobs have ended."""
+        for alias, ids in self._ids.items():
+            found = job_rows.statuses(Session(alias), ids)
+            for missing in ids - set(found):
+                raise TaskResultDoesNotExist(missing)
+            ids -= {job for job, status in found.items() if status in (job_rows.SUCCESSFUL, job_rows.FAILED)}
+        return not any(self._ids.values())
+
+    def timed_out(self, timeout: float | None) -> TimeoutError:
+        left = sorted(set().union(*self._ids.values()))
+        others = f" and {len(left) - 1} others" if len(left) > 1 else ""
+        return TimeoutError(f"The job {left[0]}{others} did not end within {timeout:g} s.")
+
+
+def cancel_job(result: AnyResult) -> None:
+    """Cancel a job that waits, or ask one that runs to stop, and refresh its result.
+
+    A job that waits has FAILED then, with ``JobCancelled``. One that runs stays RUNNING until its task stops, which has
+    to look at ``context.cancelled``; if the attempt fails, or its subscriber is lost, it is not retried. A job that has
+    ended stays as it is.
+
+    This is part of the open transaction of the queue's database, if there is one. Commit it soon: the subscriber that
+    runs the job waits for it to store the outcome.
+
+    Args:
+        result: the result of the job.
+
+    Raises:
+        TaskResultDoesNotExist: there is no result with this id any more.
+        OperationRefused: the job is scheduled, and the open transaction is at SERIALIZABLE.
+    """
+    alias = _alias_of(result)
+
+    def write(session: Session) -> None:
+        if result.task.run_after is not None:
+            scheduling.cancel(result.id, topic=_topic_of(result), using=alias)
+        job_results.request_cancel(session, [result.id])
+
+    run(alias, write)
+    result.refresh()
+
+
+async def acancel_job(result: AnyResult) -> None:
+    """Cancel a job from async code, as ``cancel_job`` does, in a transaction of its own."""
+    await sync_to_async(cancel_job)(result)
+
+
+def progress_of(result: AnyResult) -> Progress | None:
+    """Return the progress that the current attempt of a job, or the last one, has reported; None if there is none.
+
+    Args:
+        result: the result of the job.
+
+    Raises:
+        TaskResultDoesNotExist: there is no result with this id any more.
+    """
+    row = job_rows.read(Session(_alias_of(result)), [result.id]).get(result.id)
+    if row is None:
+        raise TaskResultDoesNotExist(result.id)
+    return as_progress(row.progress)
+
+
+def _topic_of(result: AnyResult) -> str:
+    return JOB_PREFIX + result.task.queue_name
+
+
+def _alias_of(result: AnyResult) -> str:
+    return queue_alias(topic=_topic_of(result))
