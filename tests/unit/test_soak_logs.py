@@ -55,6 +55,36 @@ def test_logs_with_a_deadlock(line):
     assert findings.deadlocks == [f"a.log:11: {line}"]
 
 
+MARIADB = """\
+2026-01-01 10:00:00 13 [Note] InnoDB: Transactions deadlock detected, dumping detailed information.
+2026-01-01 10:00:00 13 [Note] InnoDB: *** (1) TRANSACTION:
+2026-01-01 10:00:00 13 [Note] InnoDB: *** WAITING FOR THIS LOCK TO BE GRANTED:
+RECORD LOCKS space id 32 page no 3 n bits 320 index PRIMARY of table `q`.`queue_offsets` trx id 7 lock_mode X waiting
+2026-01-01 10:00:00 13 [Note] InnoDB: *** CONFLICTING WITH:
+RECORD LOCKS space id 32 page no 3 n bits 320 index PRIMARY of table `q`.`queue_offsets` trx id 8 lock_mode X
+2026-01-01 10:00:00 13 [Note] InnoDB: *** (2) TRANSACTION:
+2026-01-01 10:00:00 13 [Note] InnoDB: *** WAITING FOR THIS LOCK TO BE GRANTED:
+RECORD LOCKS space id 9 page no 3 n bits 32 index queue_leases_owner of table `q`.`leases` trx id 8 lock_mode X waiting
+2026-01-01 10:00:00 13 [Note] InnoDB: *** WE ROLL BACK TRANSACTION (2)
+"""
+MYSQL = """\
+2026-01-01T10:00:00.779480Z 0 [Note] [MY-012468] [InnoDB] Transactions deadlock detected, dumping detailed information.
+2026-01-01T10:00:00.779541Z 0 [Note] [MY-012469] [InnoDB]  *** (1) HOLDS THE LOCK(S):
+RECORD LOCKS space id 2 page no 4 n bits 72 index PRIMARY of table `q`.`queue_rollups` trx id 15 lock_mode X
+2026-01-01T10:00:00.779603Z 0 [Note] [MY-012469] [InnoDB]  *** (1) WAITING FOR THIS LOCK TO BE GRANTED:
+RECORD LOCKS space id 2 page no 4 n bits 72 index PRIMARY of table `q`.`queue_offsets` trx id 15 lock_mode X waiting
+"""
+
+
+def test_deadlocks_in_the_log_of_a_server_are_counted_by_index():
+    lines = ["2026-01-01 10:00:00 0 [Note] InnoDB: Buffer pool(s) load completed", *(MARIADB * 2 + MYSQL).splitlines()]
+    assert logs.server_deadlocks(lines) == {
+        "leases.queue_leases_owner, queue_offsets.PRIMARY": 2,
+        "queue_offsets.PRIMARY": 1,
+    }
+    assert not logs.server_deadlocks(lines[:1])
+
+
 FAILING = [
     "2026-01-01 10:00:00,000 WARNING poller.failed error=Retry: failures=9",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1205, 'Lock wait timeout')\" failures=1",

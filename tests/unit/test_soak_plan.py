@@ -83,6 +83,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
         memory={"steady": [40.0, 50.0], "none": []},
         log_events={"poller.failed": 2},
         database_errors={2006: 2},
+        server_deadlocks={"queue_offsets.PRIMARY, queue_partition_leases.PRIMARY": 2},
         verdicts=[checker.verdict("one", "two", [])],
     )
     assert sound.ok
@@ -90,5 +91,6 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
     text, data = (path.read_text() for path in reversed(failed.write(tmp_path)))
     assert text.startswith("# Soak: mariadb 10.11, 1.0 minutes: FAILED\n")
     assert "- p:7 started too early\n" in text
+    assert "\nDeadlocks in the server's log: 2 (queue_offsets.PRIMARY, queue_partition_leases.PRIMARY).\n" in text
     assert json.loads(data)["ok"] is False
     assert json.loads(data)["traffic"]["messages committed"] == TOTAL

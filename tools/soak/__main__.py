@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from soak.monitor import Monitor
 
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
+PRINT_DEADLOCKS = "--innodb-print-all-deadlocks=ON"
 ENGINE_OPTIONS = {
-    "mariadb": (*DURABLE, "--innodb-snapshot-isolation=ON"),
-    "mysql": (*DURABLE, "--sync-binlog=1"),
+    "mariadb": (*DURABLE, PRINT_DEADLOCKS, "--innodb-snapshot-isolation=ON"),
+    # MySQL prints deadlocks as notes.
+    "mysql": (*DURABLE, PRINT_DEADLOCKS, "--log-error-verbosity=3", "--sync-binlog=1"),
 }
 PUBLISHERS, THREADS = 8, 4
 """Publisher processes and threads per process. One of the 32 publishers runs long transactions in its own process."""
@@ -94,10 +96,12 @@ def main() -> int:
             try:
                 ok = Soak(options, folder, server).run()
             finally:
+                options.report.mkdir(parents=True, exist_ok=True)
+                shutil.copy(server_log(server), options.report / f"soak-{options.engine}-server.log")
                 if not ok:
                     server.stop()
                     shutil.copytree(server.folder / "data", folder / "data")
-                    shutil.copy(server.folder / "server.log", folder)
+                    shutil.copy(server_log(server), folder)
                     print(f"The logs, the handlers' records and the server's data are kept in {folder}.")
     except servers.NotAvailable as error:
         print(f"soak: {error}", file=sys.stderr)
@@ -217,6 +221,7 @@ class Soak:
             memory=monitor.memory,
             log_events=dict(findings.events),
             database_errors=dict(findings.codes),
+            server_deadlocks=logs.server_deadlocks(server_log(self.server).read_text(errors="replace").splitlines()),
             verdicts=verdicts,
         )
         (self.folder / "killer.log").write_text("".join(f"{event}\n" for event in killer.events))
@@ -276,6 +281,11 @@ class Soak:
         from django.core.management import call_command
 
         call_command(command, **options)
+
+
+def server_log(server: servers.Server) -> Path:
+    """Return the path of the log of a server, of all its starts."""
+    return server.folder / "server.log"
 
 
 def progress_line(monitor: Monitor) -> Callable[[], None]:

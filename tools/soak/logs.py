@@ -17,6 +17,8 @@ LOST = frozenset(
 LOCK_WAIT = 1205
 """A lock wait timeout: a frozen process holds the lock. It costs one poll and nothing else."""
 DEADLOCK = 1213
+DETECTED = "Transactions deadlock detected"
+"""How both servers begin a deadlock in their logs, with ``innodb_print_all_deadlocks``."""
 
 BOUNDED = (
     "database.unavailable",
@@ -41,6 +43,7 @@ heartbeat makes 2.4 attempts per second."""
 _FAILURES = re.compile(r"\bfailures=(\d+)")
 _CODE = re.compile(r"\((\d{4}), ?[\"']")
 """The driver's form of errors: (2006, 'Server has gone away')."""
+_AWAITED = re.compile(r"^RECORD LOCKS .* index (\S+) of table `[^`]*`\.`([^`]*)` .* waiting$")
 _NAMES = "Error|Exception|Planned|Stale|Delivery|NotStarted|Exit|Interrupt|Unknown"
 _EXCEPTION = re.compile(rf"^(?:[a-z_]\w*\.)*(_?[A-Z]\w*(?:{_NAMES})|Planned)(?::|$)")
 _EVENT = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\[\d+\] )?([a-z_]+\.[a-z_]+)\b")
@@ -148,6 +151,20 @@ class Findings:
         for name, count in self.in_a_row.items():
             if count > explained.in_a_row:
                 yield f"{name}: {count} consecutive failures, but only {explained.in_a_row} are explained"
+
+
+def server_deadlocks(lines: Iterable[str]) -> Counter[str]:
+    """Count the deadlocks in the log of a server, by the indexes whose locks were waited for.
+
+    The clients know of few of them: subscribers and procedures run their transactions again.
+    """
+    found: list[set[str]] = []
+    for line in lines:
+        if DETECTED in line:
+            found.append(set())
+        elif found and (awaited := _AWAITED.match(line)):
+            found[-1].add(f"{awaited[2]}.{awaited[1]}")
+    return Counter(", ".join(sorted(indexes)) for indexes in found)
 
 
 def read_all(logs: Mapping[str, Iterable[str]]) -> Findings:

@@ -40,6 +40,8 @@ class Report:
     memory: Mapping[str, Sequence[float]]
     log_events: Mapping[str, int]
     database_errors: Mapping[int, int]
+    server_deadlocks: Mapping[str, int]
+    """Indexes whose locks were waited for → number of deadlocks."""
     verdicts: Sequence[Verdict]
 
     @property
@@ -60,6 +62,7 @@ class Report:
         held = f"Publishers were paused in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
         away = sum(to - since for since, to in self.downtimes)
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.database_errors.items())) or "none"
+        deadlocks = "; ".join(f"{count} ({indexes})" for indexes, count in sorted(self.server_deadlocks.items()))
         parts = [
             f"# Soak: {self.engine} {self.version}, {self.seconds / 60:.1f} minutes: {result}",
             said,
@@ -80,6 +83,7 @@ class Report:
             "## Log events",
             table(("event", "times"), sorted(self.log_events.items())),
             f"Database errors by code: {codes}.",
+            f"Deadlocks in the server's log: {deadlocks or 'none'}.",
             "## Checks",
             table(("check", "compared", "verdict"), ((v.name, v.compared, _said(v)) for v in self.verdicts)),
         ]
