@@ -27,6 +27,7 @@ BEGIN
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
   {{on_error}};
   SET p_taken = 0, p_until = 0;
+  SET @queue__expired = 0, @queue__dead_lettered = 0;
   {{begin}};
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NOT NULL AND NOT v_paused THEN
@@ -81,6 +82,13 @@ BEGIN
       SET p_taken = p_taken + v_new;
     END LOOP;
     CLOSE chosen;
+    -- At the end: subscribers and outcomes wait for the rows of the counts while they hold other locks.
+    IF @queue__expired > 0 THEN
+      CALL queue__count(p_group, p_topic, 'expired', @queue__expired, 0);
+    END IF;
+    IF @queue__dead_lettered > 0 THEN
+      CALL queue__count(p_group, p_topic, 'dead_lettered', @queue__dead_lettered, 0);
+    END IF;
   END IF;
   {{commit}};
 END

@@ -28,13 +28,6 @@ BEGIN
       CONCAT('There is no consumer group ', COALESCE(p_group, 'NULL'), ' on ', COALESCE(p_topic, 'NULL')));
   END IF;
   IF NOT v_paused THEN
-    CALL queue__sweep(p_group, p_topic, v_mode);
-    CALL queue__beat(p_group, p_topic, v_me, {{lease_ms}} DIV 6);
-    CALL queue__find(p_group, p_topic, v_mode, v_me, v_start, p_limit + {{spare}},
-      JSON_UNQUOTE(JSON_EXTRACT(v_options, '$.on_failure')) = 'block', v_keys, v_missing);
-    IF JSON_LENGTH(v_missing) > 0 THEN
-      CALL queue__prepare(p_group, p_topic, v_missing);
-    END IF;
     WHILE v_token = 0 DO
       SET v_token = CAST(CONV(HEX(RANDOM_BYTES(8)), 16, 10) AS UNSIGNED) & 9223372036854775807;
     END WHILE;
@@ -48,6 +41,13 @@ BEGIN
             RESIGNAL;
           END IF;
         END;
+        CALL queue__sweep(p_group, p_topic, v_mode);
+        CALL queue__beat(p_group, p_topic, v_me, {{lease_ms}} DIV 6);
+        CALL queue__find(p_group, p_topic, v_mode, v_me, v_start, p_limit + {{spare}},
+          JSON_UNQUOTE(JSON_EXTRACT(v_options, '$.on_failure')) = 'block', v_keys, v_missing);
+        IF JSON_LENGTH(v_missing) > 0 THEN
+          CALL queue__prepare(p_group, p_topic, v_missing);
+        END IF;
         CALL queue__claim(p_group, p_topic, p_limit, v_keys, v_me, v_token, v_taken, v_until);
       END;
       IF NOT v_again THEN

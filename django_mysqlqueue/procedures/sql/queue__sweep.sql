@@ -10,7 +10,7 @@ BEGIN
   DECLARE v_from BIGINT DEFAULT 0;
   DECLARE v_place, v_rows INT DEFAULT 0;
   DECLARE v_end BOOL DEFAULT FALSE;
-  DECLARE v_keys LONGTEXT {{bytewise}} DEFAULT '[]';
+  DECLARE v_keys, v_owners LONGTEXT {{bytewise}} DEFAULT '[]';
   DECLARE settled CURSOR FOR
     SELECT s.partition_key FROM (
       SELECT partition_key FROM queue_delivery_state FORCE INDEX (queue_delivery_state_due)
@@ -25,7 +25,8 @@ BEGIN
          WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.partition_key = l.partition_key AND s.acked = 0
            AND s.delivery_token <> 0
        )
-     LIMIT {{page}});
+     LIMIT {{page}})
+    ORDER BY partition_key;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
   {{on_error}};
   SELECT COUNT(*) INTO v_rows FROM (
@@ -50,17 +51,22 @@ BEGIN
   CLOSE settled;
   IF JSON_LENGTH(v_keys) > 0 THEN
     {{begin}};
+    -- All leases first, and in order of key: on MariaDB, SKIP LOCKED waits for a moment, in which others may find a
+    -- deadlock.
+    WHILE p_mode = 'ordered' AND v_place < JSON_LENGTH(v_keys) DO
+      SET v_key = JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT('$[', v_place, ']'))), v_owner = '';
+      SELECT leased_by INTO v_owner FROM queue_partition_leases
+      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
+      SET v_owners = JSON_ARRAY_APPEND(v_owners, '$', v_owner), v_place = v_place + 1;
+    END WHILE;
+    SET v_place = 0;
     WHILE v_place < JSON_LENGTH(v_keys) DO
-      SET v_key = JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT('$[', v_place, ']'))), v_owner = NULL, v_locked = NULL;
-      IF p_mode = 'ordered' THEN
-        SELECT leased_by INTO v_owner FROM queue_partition_leases
-        WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
-      END IF;
+      SET v_key = JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT('$[', v_place, ']'))), v_locked = NULL;
       SELECT offset_acked INTO v_locked FROM queue_offsets
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
       IF v_locked IS NOT NULL THEN
         CALL queue__advance(p_group, p_topic, v_key);
-        IF v_owner LIKE 'sql:%' THEN
+        IF JSON_UNQUOTE(JSON_EXTRACT(v_owners, CONCAT('$[', v_place, ']'))) LIKE 'sql:%' THEN
           CALL queue__let_go(p_group, p_topic, v_key);
         END IF;
       END IF;

@@ -49,7 +49,7 @@ BEGIN
         p_group, p_topic, p_key, p_offset, v_retries, v_at, v_by,
         CONCAT(v_error, IF(v_error = '', '', CHAR(10 USING utf8mb4)), 'The subscriber ''', v_by,
                ''' was lost while it handled attempt ', v_retries, '.'), p_options);
-      CALL queue__count(p_group, p_topic, 'dead_lettered', 1, 0);
+      SET @queue__dead_lettered = @queue__dead_lettered + 1;
       SET p_result = 'ended';
     ELSEIF v_wait > 0 THEN
       UPDATE queue_delivery_state
