@@ -52,9 +52,8 @@ class _Moved(Exception):
 
 
 def _refuse_moved(session: Session, ref: GroupRef) -> None:
-    route = routing.route_of(session, ref.topic)
-    if route is not None and route.target != routing.HERE:
-        raise _Moved(route.target)
+    if target := routing.moved_to(session, ref.topic):
+        raise _Moved(target)
 
 
 def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED, has_routes: bool = True) -> None:

@@ -36,6 +36,12 @@ def route_of(session: Session, topic: str) -> Route | None:
     return None if row is None else decoded(row[0]).get(topic)
 
 
+def moved_to(session: Session, topic: str) -> str:
+    """Return the alias of the database to which a topic has moved from this one, or an empty string."""
+    route = route_of(session, topic)
+    return "" if route is None else route.target
+
+
 def set_route(
     session: Session, topic: str, route: Route | None, *, check: Callable[[Route | None], None] | None = None
 ) -> int:

@@ -439,6 +439,44 @@ def test_a_process_with_old_settings_does_not_register_the_group_again(settings,
     assert "group.moved" in caplog.text
 
 
+def idle_subscriber(mode):
+    """One that has handled a message of the partition k in the old database."""
+    publish("t", 1, key="k")
+    sub = Sub(handler(mode=mode), using=OLD)
+    assert sub.settle() == 1
+    SubscriberHeartbeat.objects.all().delete()  # It does not tell its release.
+    return sub
+
+
+def stopped_for(sub, caplog):
+    """The level and the text of what it logs when it learns of a new message."""
+    with caplog.at_level("INFO", "django_mysqlqueue"):
+        for _ in range(3):
+            sub.poller.groups[0].notify("k")
+            sub.step()
+    return [(one.levelname, one.getMessage()) for one in caplog.records if one.getMessage().startswith("group.")]
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize(("deployed", "level"), [(BEFORE, "ERROR"), (AFTER, "INFO")], ids=["old settings", "new"])
+def test_a_subscriber_that_finds_its_group_moved_says_so(settings, caplog, mode, deployed, level):
+    settings.MYSQLQUEUE = BEFORE
+    sub = idle_subscriber(mode)
+    move(NEW, AFTER)
+    settings.MYSQLQUEUE = deployed
+    assert stopped_for(sub, caplog) == [(level, "group.moved group=g topic=t database=default target=queue")]
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_subscriber_that_finds_its_group_dropped_says_so(settings, caplog, mode):
+    """A move that is only prepared is not the reason."""
+    settings.MYSQLQUEUE = BEFORE
+    sub = idle_subscriber(mode)
+    operations.prepare_move("t", NEW, **BY)
+    operations.drop_group("g", "t", using=OLD, **BY)
+    assert stopped_for(sub, caplog) == [("ERROR", "group.dropped group=g topic=t")]
+
+
 def test_topics_that_go_elsewhere_than_the_settings_say_are_a_problem(settings):
     settings.MYSQLQUEUE = BEFORE
     register(OLD, {REF: handler()})

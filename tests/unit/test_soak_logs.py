@@ -122,7 +122,10 @@ def test_logs_of_one_that_never_recovers():
     assert all(one.ok for one in findings.verdicts(logs.bounds([Trouble(plan.CRASH, 0, 9, 0)], processes=6)))
 
 
-@pytest.mark.parametrize(("topic", "expected"), [(plan.MOVED, True), (plan.TOPIC, False)])
-def test_only_groups_of_the_topic_that_moves_are_dropped(topic, expected):
-    line = f"2026-01-01 10:00:00,000 ERROR [2] group.dropped group=g topic={topic}"
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [("INFO [2] group.moved", True), ("ERROR [2] group.moved", False), ("ERROR [2] group.dropped", False)],
+)
+def test_groups_move_only_away_from_processes_with_the_new_settings(event, expected):
+    line = f"2026-01-01 10:00:00,000 {event} group=g topic={plan.MOVED} database=default target=other"
     assert all(one.ok for one in logs.read_all({"a.log": [line]}).verdicts()) == expected

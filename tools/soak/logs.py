@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from soak.facts import Trouble, Verdict, verdict
-from soak.plan import AWAY, CONNECTIONS, CUT, FREEZES, IMPATIENT, MOVED
+from soak.plan import AWAY, CONNECTIONS, CUT, FREEZES, IMPATIENT
 
 # Error codes of lost connections and of a server that stops, starts or is away.
 LOST = frozenset(
@@ -121,9 +121,7 @@ class Findings:
             if failures := _FAILURES.search(line):
                 self.in_a_row[found[2]] = max(self.in_a_row.get(found[2], 0), int(failures[1]))
             waited = found[2] == "group.failed" and codes == [LOCK_WAIT]
-            # A subscriber that was away, or did not poll in between, learns of the move when the group has gone.
-            moved = found[2] == "group.dropped" and f"topic={MOVED}" in line
-            expected = found[2] in EXPECTED_ERRORS or waited or moved
+            expected = found[2] in EXPECTED_ERRORS or waited
             if found[1] == "CRITICAL" or (found[1] == "ERROR" and not expected):
                 self.unexpected.append(f"{where}: {line[:300]}")
                 return

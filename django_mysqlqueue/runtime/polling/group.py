@@ -21,8 +21,9 @@ from django_mysqlqueue.runtime.polling.delivering import REST, DeliveringGroup
 from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
-from django_mysqlqueue.service import claiming, rollups, settling, slots, watermarks
+from django_mysqlqueue.service import claiming, rollups, routing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
 from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.sql.session import Retry, Session
@@ -439,13 +440,19 @@ class PolledGroup(DeliveringGroup):
         """Claim nothing until the next tick has checked the group again."""
         self.stopped = True
         if not self._announced:
+            self._announce_stop(dropped=dropped)
             self._announced = True
-            event(
-                logging.ERROR if dropped else logging.INFO,
-                "group.dropped" if dropped else "group.paused",
-                group=self.ref.group,
-                topic=self.ref.topic,
-            )
+
+    def _announce_stop(self, *, dropped: bool) -> None:
+        group, topic = self.ref
+        if not dropped:
+            event(logging.INFO, "group.paused", group=group, topic=topic)
+        elif target := routing.moved_to(Session(self.using), topic):
+            # With settings that name the target, the process works for the group there.
+            level = logging.ERROR if queue_alias(topic=topic) == self.using else logging.INFO
+            event(level, "group.moved", group=group, topic=topic, database=self.using, target=target)
+        else:
+            event(logging.ERROR, "group.dropped", group=group, topic=topic)
 
     def polled(self) -> None:
         """Retry, after each poll, rows that another transaction had locked."""
