@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import django
 import environ
 
 from example_project.paths import OUTPUT, ROOT
@@ -29,6 +30,8 @@ INSTALLED_APPS = [
     "django_mysqlqueue",
     "example_project.commits",
 ]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.append("django_tasks")
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -87,6 +90,7 @@ def _database() -> dict[str, Any]:
 
 DATABASES = {"default": _database()}
 
+TASKS = {"default": {"BACKEND": "django_mysqlqueue.tasks.MySQLQueueBackend"}}
 MYSQLQUEUE = {
     # manage.py pipelinedemo sets these three through its environment.
     "RETENTION": env.float("RETENTION", default=86400.0),

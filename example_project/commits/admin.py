@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.http import HttpRequest
 
-from example_project.commits.models import Commit, DailyStatistics, OrderViolation, RepositoryOrder, ReviewTask
+from example_project.commits.models import (
+    Commit,
+    DailyStatistics,
+    OrderViolation,
+    RepositoryOrder,
+    ReviewTask,
+)
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -1,4 +1,4 @@
-"""The application's tables. The publisher writes ``Commit``; the consumer groups write the others."""
+"""The application's tables. The publisher writes ``Commit``; the consumer groups and the jobs write the others."""
 
 from __future__ import annotations
 
@@ -84,6 +84,21 @@ class OrderViolation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.repository}: {self.received} before {self.expected}"
+
+
+class RepositorySummary(models.Model):
+    """Totals of a repository, which the job ``summarize`` stores."""
+
+    repository = models.CharField(max_length=100, unique=True)
+    commits = models.PositiveIntegerField(default=0)
+    insertions = models.PositiveIntegerField(default=0)
+    deletions = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "repository summaries"
+
+    def __str__(self) -> str:
+        return f"{self.repository}: {self.commits} commits"
 
 
 class ReviewTask(models.Model):

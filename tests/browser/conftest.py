@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from django_mysqlqueue.admin.pages import base
 from django_mysqlqueue.inspection.bounds import StallTimes
+from tests.browser.examples import Example
 from tests.browser.site import Site
 from tests.support.processes import SHORT, Worker, environment, wait_for
 
@@ -139,3 +140,13 @@ def start(db: None, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for worker in workers:
         worker.end()
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def example(request, tmp_path):
+    found = Example(tmp_path, request.param)
+    found.manage("migrate", "-v", "0")
+    found.manage("demouser")
+    found.start()
+    yield found
+    found.kill()

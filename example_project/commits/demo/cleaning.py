@@ -13,6 +13,8 @@ from django.db import transaction
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
+    JobResult,
+    JobStage,
     OutboxMessage,
     PartitionLease,
     QueueMessage,
@@ -27,12 +29,22 @@ from example_project.commits.models import (
     OrderViolation,
     ReplayedStatistics,
     RepositoryOrder,
+    RepositorySummary,
     ReviewTask,
 )
 
 DLQ = f"{TOPIC}_dlq"
-TOPICS = (TOPIC, DLQ, REPLAYED, f"{REPLAYED}_dlq")
-OWN_TABLES = (Commit, DailyStatistics, ReplayedStatistics, RepositoryOrder, OrderViolation, ReviewTask)
+JOBS = "jobs.default"
+TOPICS = (TOPIC, DLQ, REPLAYED, f"{REPLAYED}_dlq", JOBS, f"{JOBS}_dlq")
+OWN_TABLES = (
+    Commit,
+    DailyStatistics,
+    ReplayedStatistics,
+    RepositoryOrder,
+    OrderViolation,
+    RepositorySummary,
+    ReviewTask,
+)
 QUEUE_TABLES = (
     DeliveryState,
     PartitionLease,
@@ -80,7 +92,7 @@ def empty() -> int:
     Never do this to a queue in use: garbage collection deletes its messages.
     """
     with transaction.atomic():
-        rows = sum(model._default_manager.all().delete()[0] for model in OWN_TABLES)
+        rows = sum(model._default_manager.all().delete()[0] for model in (*OWN_TABLES, JobResult, JobStage))
         return rows + sum(model._default_manager.filter(topic__in=TOPICS).delete()[0] for model in QUEUE_TABLES)
 
 

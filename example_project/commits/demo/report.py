@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from example_project.commits.demo.cleaning import queue_status
 from example_project.commits.demo.run import GROUPS, LIVE_RATE, Run
 from example_project.commits.demo.samples import GroupSamples
-from example_project.commits.demo.verification import Expected, duplicates, filtered
+from example_project.commits.demo.verification import Expected, duplicates, filtered, job_times
 from example_project.commits.models import OrderViolation
 
 NAME_WIDTH = 24
@@ -63,10 +63,12 @@ def rates(run: Run, expected: Expected) -> list[str]:
     publishing = max(0.001, times.published_at - times.burst_from)
     handled_at = max(group.last_start for group in run.samples.groups.values()) / 1000
     handling = max(0.001, handled_at - times.burst_from)
+    jobs, first_job, last_job = job_times()
     deliveries = sum(expected.handled.values()) - run.live_deliveries
     return [
         f"burst published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} events/s",
         f"burst handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} deliveries/s",
+        f"jobs             {jobs:9,} jobs       in {(last_job - first_job) / 1000:6.1f} s  summaries, then a ranking",
         "",
         f"live:    the first {times.live_events:,} events, published at {LIVE_RATE} per second",
         "burst:   the other events, published as fast as possible, so that latency is mostly time in the queue",

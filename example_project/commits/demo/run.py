@@ -5,7 +5,8 @@ A run has three phases:
 - *Live*: events are published at a steady rate, one per transaction. This phase measures latency.
 - *Backlog*: the other events are published as fast as possible, several hundred per transaction. This phase measures
   throughput.
-- *Rolling restart*: after all events are published, each subscriber is replaced by one that drains the queue and exits.
+- *Rolling restart*: after all events are published, a chain of jobs is enqueued, and each subscriber is replaced by one
+  that drains the queue and exits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from django.db import reset_queries
 
@@ -27,6 +29,7 @@ from example_project.commits.demo.verification import Expected
 from example_project.commits.events import CommitEvent
 from example_project.commits.publishing import store
 from example_project.commits.subscribers import WORTH_A_REVIEW
+from example_project.commits.tasks import enqueue_ranking
 
 GROUPS = ("statistics", "order-check", "review")
 BATCH = 500
@@ -66,6 +69,8 @@ class Run:
         self._events = events
         self._expected = expected
         self.live_deliveries = 0
+        self.ranking: Any = None
+        """The result of the job that ranks the repositories."""
         self._processes = processes
         self._logs = logs
         self._environment = {
@@ -94,7 +99,8 @@ class Run:
             self._wait(progress, subscribers, lambda: self.samples.handled >= self.live_deliveries)
             say(f"Publishing the other events, up to {BATCH} per transaction …")
             self._publish_burst(progress, subscribers)
-            say("Published all events. Replacing the subscribers one after another …")
+            self.ranking = enqueue_ranking(sorted(self._expected.commits))
+            say("Published all events, and enqueued the jobs. Replacing the subscribers one after another …")
             draining = [self._replace(subscribers, process) for process in first]
             self._wait(progress, subscribers, lambda: not any(process.is_running for process in draining))
             say("The subscribers have drained the queue and exited.")

@@ -6,16 +6,24 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from django.db.models import Sum
+from django.db.models import Count, Max, Min, Sum
 
-from django_mysqlqueue.models import QueueMessage, Rollup
+from django_mysqlqueue.models import JobResult, QueueMessage, Rollup
 from example_project.commits.demo.cleaning import DLQ, queue_status
 from example_project.commits.demo.samples import SampleReader
 from example_project.commits.events import TOPIC, CommitEvent
-from example_project.commits.models import Commit, DailyStatistics, OrderViolation, RepositoryOrder, ReviewTask
+from example_project.commits.models import (
+    Commit,
+    DailyStatistics,
+    OrderViolation,
+    RepositoryOrder,
+    RepositorySummary,
+    ReviewTask,
+)
 from example_project.commits.subscribers import REVIEW_ATTEMPTS, TOO_LARGE, WORTH_A_REVIEW
+from example_project.commits.tasks import LONGEST
 
 SHOWN = 5
 """Maximum number of differences of one kind that are listed. The others are only counted."""
@@ -72,14 +80,15 @@ class Expected:
         }
 
 
-def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
-    """Yield a line for each event that was lost, counted twice or out of order, and for each unexpected row."""
+def problems(expected: Expected, samples: SampleReader, ranking: Any) -> Iterator[str]:
+    """Yield a line for each event that was lost, counted twice or out of order, and for each wrong row or result."""
     yield from _commits(expected)
     yield from _statistics(expected)
     yield from _order(expected)
     yield from _reviews(expected)
     yield from _dead_letters(expected)
     yield from _queue(expected)
+    yield from _jobs(expected, ranking)
     for group, found in samples.groups.items():
         if len(found.first) != expected.handled[group]:
             yield f"{group}: handled {len(found.first)} of {expected.handled[group]} events"
@@ -129,6 +138,24 @@ def _queue(expected: Expected) -> Iterator[str]:
         for what in ("lag", "in_flight", "retrying"):
             if group[what]:
                 yield f"{group['group']}: {what} is {group[what]} at the end, expected 0"
+
+
+def _jobs(expected: Expected, ranking: Any) -> Iterator[str]:
+    stored = dict(RepositorySummary.objects.values_list("repository", "commits"))
+    yield from _differences("summaries: number of commits in", expected.commits, stored)
+    ranking.refresh()
+    if not ranking.is_finished or ranking.errors:
+        yield f"the ranking is {ranking.status}: {[error.exception_class_path for error in ranking.errors]}"
+        return
+    wanted = sorted(expected.commits.items(), key=lambda item: (-item[1], item[0]))[:LONGEST]
+    if ranking.return_value != [list(row) for row in wanted]:
+        yield f"the ranking is {ranking.return_value}, expected {wanted}"
+
+
+def job_times() -> tuple[int, int, int]:
+    """Return the number of jobs, when the first one started and when the last one ended, in epoch milliseconds."""
+    found = JobResult.objects.aggregate(jobs=Count("pk"), start=Min("started_at"), end=Max("finished_at"))
+    return found["jobs"], found["start"] or 0, found["end"] or 0
 
 
 def _differences(what: str, wanted: Mapping[K, object], stored: Mapping[K, object]) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Command(BaseCommand):
         )
         run.run(self._say)
         cleaning.sequence_the_rest()
-        problems = list(verification.problems(expected, run.samples))
+        problems = list(verification.problems(expected, run.samples, run.ranking))
         self._table(run, expected)
         self._say(f"The subscribers' logs are in {logs.relative_to(OUTPUT.parent)}/.")
         self._say(f"The demo took {time.monotonic() - began:.0f} s.")
@@ -84,7 +84,8 @@ class Command(BaseCommand):
         self.stdout.write(
             self.style.SUCCESS(
                 f"Success: {expected.total:,} commits and {len(expected.statistics):,} rows of statistics match the "
-                "input file. No event was lost,\ncounted twice or handled out of order. "
+                "input file,\nand so do the jobs' summaries. No event was lost, counted twice or handled out of "
+                "order.\n"
                 + (f"The DLQ contains the {outliers} commits that always fail." if outliers else "The DLQ is empty.")
             )
         )
