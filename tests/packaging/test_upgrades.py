@@ -484,6 +484,7 @@ GOOD = [
     NEW_TABLE,
     migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     migrations.AddField("sequencer", "later", models.BigIntegerField(null=True)),
+    migrations.AddField("sequencer", "later", models.BigIntegerField(null=True, unique=True)),
     migrations.AddIndex("sequencer", models.Index(fields=["last_offset"], name="later")),
     migrations.RunPython(nothing, migrations.RunPython.noop),
     migrations.AlterModelOptions("sequencer", {"verbose_name": "other words"}),
@@ -500,7 +501,7 @@ BAD = [
     migrations.AlterField("sequencer", "last_offset", models.BigIntegerField(null=True)),
     migrations.AddField("sequencer", "later", models.BigIntegerField()),
     migrations.AddField("sequencer", "later", models.BigIntegerField(default=0)),
-    migrations.AddField("sequencer", "later", models.BigIntegerField(null=True, unique=True)),
+    migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0, unique=True)),
     migrations.AddConstraint("consumergroup", models.UniqueConstraint(fields=["topic"], name="later")),
     migrations.AlterUniqueTogether("consumergroup", {("topic", "mode")}),
     migrations.RemoveIndex("outboxmessage", "queue_outbox_due"),
@@ -514,6 +515,14 @@ BAD = [
 @pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.describe())
 def test_what_expands_is_admitted(operation):
     assert contractions(migration(operation), before()) == []
+
+
+@pytest.mark.parametrize(("field", "problems"), [({"null": True}, 0), ({"db_default": 0}, 1)])
+def test_a_constraint_on_a_new_column(field, problems):
+    """Older code leaves it NULL, and NULLs break no unique constraint."""
+    added = migrations.AddField("sequencer", "later", models.BigIntegerField(**field))
+    constraint = migrations.AddConstraint("sequencer", models.UniqueConstraint(fields=["later"], name="later"))
+    assert len(contractions(migration(added, constraint), before())) == problems
 
 
 @pytest.mark.parametrize("operation", BAD, ids=lambda operation: operation.describe())

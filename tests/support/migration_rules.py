@@ -26,12 +26,28 @@ def contractions(migration: migrations.Migration, state: ProjectState) -> list[s
 
 def _problems(operations: list[Any], app_label: str, state: ProjectState) -> Iterator[str]:
     for operation in operations:
-        problem = _problem(operation, app_label, state)
+        problem = None if _is_of_new_column(operation, operations) else _problem(operation, app_label, state)
         if problem:
             yield f"{operation.describe()}: {problem}"
         if isinstance(operation, migrations.SeparateDatabaseAndState):
             yield from _problems(operation.database_operations, app_label, state.clone())
         operation.state_forwards(app_label, state)
+
+
+def _is_of_new_column(operation: Any, operations: list[Any]) -> bool:
+    """Whether a unique constraint is on a column that the same migration adds: older code leaves it NULL."""
+    if not isinstance(operation, migrations.AddConstraint):
+        return False
+    constraint = operation.constraint
+    added = {
+        one.name
+        for one in operations
+        if isinstance(one, migrations.AddField)
+        and one.model_name == operation.model_name
+        and one.field.null
+        and not one.field.has_db_default()
+    }
+    return isinstance(constraint, models.UniqueConstraint) and bool(added & set(constraint.fields))
 
 
 def _problem(operation: Any, app_label: str, state: ProjectState) -> str | None:
@@ -60,7 +76,7 @@ def _problem(operation: Any, app_label: str, state: ProjectState) -> str | None:
 def _added(field: Any) -> str | None:
     if field.many_to_many or field.remote_field:
         return "the tables have no relations"
-    if field.unique:
+    if field.unique and (not field.null or field.has_db_default()):
         return "older code may write rows that break it"
     if not (field.null or field.has_db_default() or field.generated):
         return "older code inserts rows without it: give db_default or null=True"
