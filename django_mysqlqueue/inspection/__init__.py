@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
     from django_mysqlqueue.inspection.heads import HeadMessage
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
+    from django_mysqlqueue.inspection.jobs import (
+        JobDetails,
+        JobError,
+        JobListing,
+        JobSummary,
+        count_jobs,
+        get_job,
+        list_jobs,
+    )
     from django_mysqlqueue.inspection.log_entries import LogMessage, MessageListing, list_messages
     from django_mysqlqueue.inspection.message_history import (
         GroupState,
@@ -56,6 +65,10 @@ __all__ = [
     "HealthFinding",
     "HealthLimits",
     "HealthReport",
+    "JobDetails",
+    "JobError",
+    "JobListing",
+    "JobSummary",
     "LogMessage",
     "MessageContent",
     "MessageHistory",
@@ -72,12 +85,15 @@ __all__ = [
     "StallTimes",
     "SubscriberStatus",
     "check_health",
+    "count_jobs",
     "find_problems",
     "get_group",
+    "get_job",
     "get_message",
     "get_overview",
     "list_dead_letters",
     "list_groups",
+    "list_jobs",
     "list_messages",
     "list_options",
     "list_scheduled",
@@ -88,6 +104,7 @@ _HOMES = {
     "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
     "heads": ("HeadMessage",),
     "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
+    "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
     "options": ("list_options",),

@@ -42,6 +42,10 @@ class Bounds:
     """Maximum number of dead letters of a topic that are read, in the order of their partition keys."""
     errors: int = 2000
     """Maximum number of dead letters whose error is searched or grouped: the newest that meet the other conditions."""
+    jobs: int = 2500
+    """Number of jobs that are searched for a page of those that match, if an index does not have all conditions."""
+    job_tasks: int = 100
+    """Maximum number of tasks whose jobs are merged into one list."""
     recorded: int = 200
     """Maximum number of recorded deliveries of a message to read, newest first."""
     message_groups: int = 50

@@ -55,7 +55,8 @@ def test_names_are_loaded_on_first_use_and_need_no_settings():
 @pytest.mark.any_engine
 @pytest.mark.parametrize("name", NAMES)
 def test_a_database_that_does_not_exist_is_refused(name):
-    arguments = {"get_group": ("g", "t"), "get_message": ("t", "x"), "list_dead_letters": ("t",)}.get(name, ())
+    given = {"get_group": ("g", "t"), "get_message": ("t", "x"), "list_dead_letters": ("t",), "get_job": ("x",)}
+    arguments = given.get(name, ())
     with pytest.raises(InvalidMessage, match="there is no such database"):
         getattr(inspection, name)(*arguments, using="nowhere")
 
@@ -73,7 +74,8 @@ def test_the_database_of_the_setting_is_read_by_default(settings):
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("get_", "list_"))])
 def test_the_database_of_a_topic_is_read_by_default(settings, name):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": "other"}}}  # It has no tables.
-    arguments = {"get_group": {"group": "g"}, "get_message": {"message_id": "x"}}.get(name, {})
+    given = {"get_group": {"group": "g"}, "get_message": {"message_id": "x"}, "get_job": {"job_id": "x"}}
+    arguments = given.get(name, {})
     for topic in ("u", "u_dlq"):
         getattr(inspection, name)(topic=topic, **arguments)
     for topic in ("t", "t_dlq"):

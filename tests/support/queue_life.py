@@ -14,10 +14,14 @@ from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
+    count_jobs,
     dead_letters,
     find_problems,
     get_group,
+    get_job,
     get_overview,
+    jobs,
+    list_jobs,
     list_messages,
     list_scheduled,
     log_entries,
@@ -264,6 +268,7 @@ def _jobs() -> None:
     job_worlds.scheduled("far")
     run(USING, lambda session: job_stages.insert(session, {"far:0000": ["far"]}))
     JobResult.objects.filter(id="far").update(stage="far:0000")
+    _read_jobs()
     cancel("far", topic=job_worlds.JOBS.topic)
     sequence()
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": ["dead"]}))
@@ -293,6 +298,24 @@ def _chains() -> None:
     job_results.begin(USING, "worker", ids[:1])
     job_worlds.request_cancel(USING, ids[0])
     assert job_rows.cancel_requested(Session(USING), ids) == {ids[0]}
+
+
+def _read_jobs() -> None:
+    """Everything that people look at of jobs."""
+    session = Session(USING)
+    task = jobs.tasks(session)[0]
+    counts = count_jobs(using=USING)
+    assert sum(one.value for one in counts.values()) > 5
+    for status in (None, "READY", "FAILED"):
+        for one in (None, task):
+            for topic in (None, job_worlds.JOBS.topic):
+                page = list_jobs(status=status, task=one, topic=topic, limit=1, using=USING)
+                assert page.jobs
+                end = session.now()
+                list_jobs(status=status, task=one, topic=topic, since=1, until=end, after=page.after, using=USING)
+    found = get_job(page.jobs[0].id, using=USING)
+    assert found is not None
+    assert jobs.message_offset(session, found.summary)
 
 
 def _debounce() -> None:

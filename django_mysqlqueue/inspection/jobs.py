@@ -1,0 +1,465 @@
+"""Jobs: lists of their results along an index, counts by status, and single jobs.
+
+A page reads a bounded number of rows. With a status, it follows the index of statuses; otherwise that of tasks, in
+which it merges all tasks. Conditions that the index does not have are applied to the rows that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import log_entries
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.limits import JOB_PREFIX, lane
+from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_results import lines
+from django_mysqlqueue.sql.session import Session, flat
+
+RESULTS = JobResult._meta.db_table
+STATUSES = tuple(JobResult.Status.values)
+ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
+BY_STATUS = ("queue_job_results_status", "status", "finished_at")
+BY_TASK = ("queue_job_results_task", "task_path", "enqueued_at")
+"""An index, its first column, and the one by which it orders."""
+FIRST, LAST = -(2**62), 2**62
+"""Below and above every time."""
+WHOLE = 2**31 - 1
+"""Number of characters that no text exceeds."""
+ERRORS_READ = 2_000_000
+"""Maximum number of characters of a job's errors that are read."""
+SUBSCRIBERS_READ = 20_000
+"""Maximum number of characters of the names of a job's subscribers that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job in a list. Times are in epoch milliseconds; 0: none."""
+
+    id: str
+    """The id of the result and of the message."""
+    backend: str
+    """The alias in ``TASKS``."""
+    queue: str
+    task: str
+    """The dotted path of the task."""
+    priority: int
+    run_after: int
+    status: str
+    """``"READY"``, ``"RUNNING"``, ``"FAILED"`` or ``"SUCCESSFUL"``."""
+    enqueued_at: int
+    started_at: int
+    """When the first attempt started."""
+    last_attempted_at: int
+    """When the last attempt started that has ended."""
+    finished_at: int
+    attempts: int
+    """Number of claims by subscribers, including those of subscribers that were lost before the job started."""
+
+    @property
+    def topic(self) -> str:
+        """The topic of its queue."""
+        return f"{JOB_PREFIX}{self.queue}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is FAILED or SUCCESSFUL."""
+        return self.status in ENDED
+
+    @property
+    def waited_ms(self) -> int | None:
+        """Milliseconds from the time at which it was due to its first attempt; None if it has not started."""
+        return max(0, self.started_at - max(self.enqueued_at, self.run_after)) if self.started_at else None
+
+    @property
+    def took_ms(self) -> int | None:
+        """Milliseconds of its last attempt; None if it has not ended, or ended without a call."""
+        if not (self.has_ended and self.last_attempted_at):
+            return None
+        return max(0, self.finished_at - self.last_attempted_at)
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """An error of a job."""
+
+    exception_class_path: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """A job with its arguments, its return value and its errors."""
+
+    summary: JobSummary
+    arguments: str
+    """JSON with ``args`` and ``kwargs``."""
+    arguments_size: int
+    """Number of bytes of the arguments."""
+    return_value: str
+    """JSON; empty if there is none."""
+    return_value_size: int
+    """Number of bytes of the return value."""
+    errors: tuple[JobError, ...]
+    """Oldest first: at most the last 2,000,000 characters of them."""
+    error_count: int
+    subscribers: tuple[str, ...]
+    """Names of the last subscribers that have claimed it, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobListing:
+    """A page of jobs."""
+
+    jobs: tuple[JobSummary, ...]
+    """Newest first."""
+    after: tuple[int, str] | None
+    """The argument ``after`` for the next page; None if this is the last."""
+    whole: bool
+    """True if the page is full, or all jobs after its start were searched."""
+    all_tasks: bool = True
+    """False if there are more than ``bounds.job_tasks`` tasks, so that only the jobs of the first ones were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Conditions for jobs. Times are in epoch milliseconds, and inclusive."""
+
+    status: str | None = None
+    task: str | None = None
+    queues: Collection[str] | None = None
+    """None: all."""
+    since: int | None = None
+    until: int | None = None
+
+    @property
+    def by_end(self) -> bool:
+        """Whether the times are those at which jobs ended. Otherwise, they are those at which they were enqueued."""
+        return self.status in ENDED
+
+    def beside(self) -> tuple[str, list[Any]]:
+        """Return the condition that the index does not have, or an empty text, and its parameters."""
+        conditions: list[str] = []
+        parameters: list[Any] = []
+        if self.queues is not None:
+            conditions.append(f"queue_name IN ({', '.join(['%s'] * len(self.queues))})" if self.queues else "0 = 1")
+            parameters += sorted(self.queues)
+        if self.status is not None:
+            limits = (None, None) if self.by_end else (self.since, self.until)
+            for condition, value in zip(
+                ("task_path = %s", "enqueued_at >= %s", "enqueued_at <= %s"), (self.task, *limits), strict=True
+            ):
+                if value is not None:
+                    conditions.append(condition)
+                    parameters.append(value)
+        return " AND ".join(conditions), parameters
+
+    def along(self, order: str, after: tuple[int, str] | None) -> tuple[str, list[Any]]:
+        """Return the condition and the order in which the index is read, and its parameters.
+
+        Args:
+            order: the column of times.
+            after: the place (time and id) after which to begin.
+        """
+        if self.status is not None and not self.by_end:
+            # These all have the same time: a range of times would be read from its start again for each page.
+            return (
+                (f"{order} = 0 ORDER BY id DESC", [])
+                if after is None
+                else (f"{order} = 0 AND id < %s ORDER BY id DESC", [after[1]])
+            )
+        stop = (LAST if self.until is None else self.until + 1, "")
+        at, last = stop if after is None else min(after, stop)
+        return (
+            f"{order} >= %s AND {order} <= %s AND ({order} < %s OR id < %s) ORDER BY {order} DESC, id DESC",
+            [FIRST if self.since is None else self.since, at, at, last],
+        )
+
+
+def queues_of(topics: Iterable[str]) -> frozenset[str]:
+    """Return the names of the queues among some topics. A DLQ topic counts as its topic."""
+    firsts = {naming.first_topic(topic) for topic in topics}
+    return frozenset(topic.removeprefix(JOB_PREFIX) for topic in firsts if topic.startswith(JOB_PREFIX))
+
+
+def list_jobs(
+    *,
+    status: str | None = None,
+    task: str | None = None,
+    topic: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    after: tuple[int, str] | None = None,
+    limit: int = 50,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+) -> JobListing:
+    """List jobs, without their arguments, return values and errors.
+
+    The newest come first. If ``status`` is ``"FAILED"`` or ``"SUCCESSFUL"``, the order is that of the times at which
+    the jobs ended; with another status that of their ids, which begin with the time; otherwise that of the times at
+    which they were enqueued. Only an index of the status or of the task is read: if there are further conditions, the
+    next ``bounds.jobs`` jobs are searched, so a page may have fewer jobs than the limit although there are more.
+
+    Args:
+        status: only jobs with this status.
+        task: only jobs of the task with this dotted path.
+        topic: only jobs of the queue with this topic, which is ``jobs.`` and its name.
+        since: only jobs that were enqueued (if they are listed by their ends: that ended) at or after this time, in
+            epoch milliseconds.
+        until: only jobs that were enqueued (or ended) at or before this time, in epoch milliseconds.
+        after: the attribute ``after`` of the previous page.
+        limit: maximum number of jobs.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+        bounds: limits of what is read.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    wanted = JobFilter(status, task, None if topic is None else queues_of([topic]), since, until)
+    return look(session, wanted, after=after, limit=limit, bounds=bounds)
+
+
+def look(
+    session: Session,
+    wanted: JobFilter,
+    *,
+    after: tuple[int, str] | None = None,
+    limit: int = 50,
+    known: Sequence[str] | None = None,
+    bounds: Bounds = PAGES,
+) -> JobListing:
+    """Return a page of the jobs that match a filter.
+
+    Args:
+        session: session on the queue's database.
+        wanted: the filter.
+        after: the attribute ``after`` of the previous page.
+        limit: maximum number of jobs.
+        known: what ``tasks`` has returned, if it was read.
+        bounds: limits of what is read.
+    """
+    all_tasks = True
+    values: Sequence[str]
+    if wanted.status is not None:
+        index, values = BY_STATUS, [wanted.status]
+    elif wanted.task is not None:
+        index, values = BY_TASK, [wanted.task]
+    else:
+        index, values = BY_TASK, tasks(session, bounds=bounds) if known is None else known
+        all_tasks = len(values) <= bounds.job_tasks
+        values = values[: bounds.job_tasks]
+    places, end = _places(session, wanted, index, values, after, limit, bounds)
+    found = summaries(session, [job for _, job in places[:limit]])
+    jobs = tuple(found[job] for _, job in places[:limit] if job in found)
+    if len(places) > limit:
+        return JobListing(jobs, places[limit - 1], whole=True, all_tasks=all_tasks)
+    return JobListing(jobs, end, whole=end is None, all_tasks=all_tasks)
+
+
+def _places(
+    session: Session,
+    wanted: JobFilter,
+    index: tuple[str, str, str],
+    values: Sequence[str],
+    after: tuple[int, str] | None,
+    limit: int,
+    bounds: Bounds,
+) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
+    """Return the places (time and id) of jobs that match, newest first, and the place up to which the index was read.
+
+    That is None if it was read to its end. A number of rows is read for each value. If there are more, those behind the
+    newest of the values' last places are left to the next page: rows that were not read may come before them.
+    """
+    if not values:
+        return [], None
+    name, first, order = index
+    condition, parameters = wanted.beside()
+    number = max(limit + 1, bounds.jobs // len(values)) if condition else limit + 1
+    along, limits = wanted.along(order, after)
+    one = (
+        f"SELECT %s AS place, {order} AS at, id, "
+        f"{f'CASE WHEN {condition} THEN 1 ELSE 0 END' if condition else '1'} AS matches "
+        f"FROM {RESULTS}{session.dialect.force_index(name)} "
+        f"WHERE {first} = %s AND {along} LIMIT %s"
+    )
+    rows = session.rows(
+        session.dialect.union(one, len(values)),
+        flat((place, *parameters, value, *limits, number) for place, value in enumerate(values)),
+    )
+    of_value: dict[int, list[tuple[int, str]]] = {}
+    for place, moment, job, _ in rows:
+        of_value.setdefault(place, []).append((int(moment), job))
+    end = max((min(of) for of in of_value.values() if len(of) == number), default=None)
+    found = [(int(moment), job) for _, moment, job, matches in rows if matches]
+    return sorted((one for one in found if end is None or one >= end), reverse=True), end
+
+
+def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
+    """Return the dotted paths of tasks that have results, by one query along the index for each.
+
+    Args:
+        session: session on the queue's database.
+        bounds: at most ``bounds.job_tasks`` are returned, and one more if there are more.
+    """
+    hint = session.dialect.force_index("queue_job_results_task")
+    found: list[str] = []
+    while len(found) <= bounds.job_tasks:
+        comparison, last = (">", found[-1]) if found else (">=", "")
+        row = session.row(
+            f"SELECT task_path FROM {RESULTS}{hint} WHERE task_path {comparison} %s ORDER BY task_path LIMIT 1", (last,)
+        )
+        if row is None:
+            break
+        found.append(row[0])
+    return found
+
+
+def summaries(session: Session, ids: Iterable[str]) -> dict[str, JobSummary]:
+    """Return jobs by id, without those that do not exist.
+
+    Args:
+        session: session on the queue's database.
+        ids: the ids.
+    """
+    found: dict[str, JobSummary] = {}
+    for chunk in session.chunks(sorted(set(ids))):
+        rows = session.rows(
+            f"SELECT {_columns()} FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i",
+            ("\n", *chunk),
+        )
+        found |= {row[0]: _summary(row) for row in rows}
+    return found
+
+
+def _columns() -> str:
+    """Return the columns of a ``JobSummary`` of the table as ``s``. The parameter is a newline."""
+    names = ("id", "backend", "queue_name", "task_path", "priority", "run_after", "status")
+    times = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
+    return ", ".join([*(f"s.{name}" for name in (*names, *times)), _line_count("s.worker_ids")])
+
+
+def _line_count(column: str) -> str:
+    """Return the number of newlines in a column. The parameter is a newline."""
+    return f"LENGTH({column}) - LENGTH(REPLACE({column}, %s, ''))"
+
+
+def _summary(row: Sequence[Any]) -> JobSummary:
+    job, backend, queue, task, priority, run_after, status, *numbers = row
+    return JobSummary(job, backend, queue, task, int(priority), int(run_after), status, *map(int, numbers))
+
+
+def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str, Count]:
+    """Count the jobs of all queues by status.
+
+    Args:
+        using: alias of the database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: each count stops at ``bounds.count``.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using))
+    one = (
+        f"SELECT %s AS status, COUNT(*) AS number FROM (SELECT 1 FROM {RESULTS}"
+        f"{session.dialect.force_index('queue_job_results_status')} WHERE status = %s LIMIT %s) w"
+    )
+    rows = session.rows(
+        session.dialect.union(one, len(STATUSES)), flat((status, status, bounds.count + 1) for status in STATUSES)
+    )
+    return {status: Count.up_to(bounds.count, int(number)) for status, number in rows}
+
+
+def get_job(job_id: str, *, topic: str | None = None, using: str | None = None) -> JobDetails | None:
+    """Read a job with its arguments, its return value and its errors; None if there is no result with this id.
+
+    Args:
+        job_id: the id of the result.
+        topic: the topic of its queue, which is ``jobs.`` and its name. A job of another queue is not returned.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    found = read(Session(queue_alias(using, topic=topic)), job_id)
+    if found is None or (topic is not None and found.summary.queue not in queues_of([topic])):
+        return None
+    return found
+
+
+def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | None:
+    """Return a job with the first ``most`` characters of its arguments and of its return value, or None.
+
+    Args:
+        session: session on the queue's database.
+        job_id: the id.
+        most: maximum number of characters.
+    """
+    dialect = session.dialect
+    row = session.row(
+        f"SELECT {_columns()}, {_line_count('s.errors')}, SUBSTR(s.arguments, 1, %s), LENGTH(s.arguments), "
+        f"SUBSTR(s.return_value, 1, %s), LENGTH(s.return_value), {dialect.ending('s.errors', ERRORS_READ)}, "
+        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)} FROM {RESULTS} s WHERE s.id = %s",
+        ("\n", "\n", most, most, job_id),
+    )
+    if row is None:
+        return None
+    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row
+    return JobDetails(
+        _summary(summary),
+        arguments,
+        _size(arguments, arguments_size, most),
+        value,
+        _size(value, value_size, most),
+        tuple(_error(line) for line in _last_lines(errors, ERRORS_READ)),
+        int(error_count),
+        tuple(_last_lines(subscribers, SUBSCRIBERS_READ)),
+    )
+
+
+def _size(text: str, stored: int, most: int) -> int:
+    """Return the number of bytes of a text of which at most some characters were read. SQLite stores characters."""
+    return len(text.encode()) if len(text) < most else int(stored)
+
+
+def _last_lines(end: str, most: int) -> list[str]:
+    """Return the whole lines at the end of a column of which at most some characters were read."""
+    return lines(end)[1:] if len(end) >= most else lines(end)
+
+
+def _error(line: str) -> JobError:
+    try:
+        return JobError(**json.loads(line))
+    except (ValueError, TypeError):
+        return JobError("", line)  # Somebody has written it in plain SQL.
+
+
+def message_offset(session: Session, job: JobSummary, *, bounds: Bounds = PAGES) -> int | None:
+    """Return the offset of a job's message, or None if it is not in the log: not yet, or no longer.
+
+    Args:
+        session: session on the queue's database.
+        job: the job.
+        bounds: limits of what is read, if the message is in another partition than those that the backend publishes to.
+    """
+    settings = get_settings()
+    numbers = {settings.partitions_of(job.topic) or settings.keyless_partitions, settings.keyless_partitions}
+    places = [(job.topic, lane(naming.hashed_partition(job.id, number), job.priority), job.id) for number in numbers]
+    found = log_entries.at_ids(session, places)
+    if found:
+        return max(found.values())
+    entries = log_entries.by_id(session, job.id, topic=job.topic, bounds=bounds).entries
+    return entries[0].offset if entries else None
