@@ -14,3 +14,8 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text)
+
+
+def visible_lines(text: str) -> str:
+    """Return a text of several lines, which may be indented by tabs, with other invisible characters escaped."""
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.split("\n"))

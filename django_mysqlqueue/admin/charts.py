@@ -13,6 +13,7 @@ from django_mysqlqueue.humanize import duration
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
 SPARK_WIDTH, SPARK_HEIGHT = 120, 24
+STRIP_HEIGHT = 12
 
 
 def sparkline(values: Sequence[float], label: str) -> SafeString:
@@ -35,6 +36,33 @@ def sparkline(values: Sequence[float], label: str) -> SafeString:
         label,
         area,
         line,
+    )
+
+
+def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:
+    """Return one bar whose parts have the lengths of their values, and at least a visible one; with tooltips.
+
+    Args:
+        parts: the CSS class, the tooltip and the value of each part.
+        label: text for screen readers.
+    """
+    whole = sum(value for _, _, value in parts) or 1
+    shares = [max(value / whole, 0.005) for _, _, value in parts]
+    scale = WIDTH / (sum(shares) or 1)
+    shapes = [
+        (css, f"{sum(shares[:place]) * scale:.2f}", f"{share * scale:.2f}", tooltip)
+        for place, (share, (css, tooltip, _)) in enumerate(zip(shares, parts, strict=True))
+    ]
+    return format_html(
+        '<svg class="mq-strip" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>',
+        WIDTH,
+        STRIP_HEIGHT,
+        label,
+        format_html_join(
+            "",
+            '<rect class="{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>',
+            [(css, x, width, STRIP_HEIGHT, tooltip) for css, x, width, tooltip in shapes],
+        ),
     )
 
 

@@ -65,6 +65,6 @@ class DashboardAdmin(ReadOnlyAdmin):
         return DashboardContext(
             self.admin_site,
             self.opts,
-            [page for page in PAGES if page.in_menu],
+            [page for page in PAGES if page.is_in_menu()],
             databases if len(databases) > 1 else (),
         )

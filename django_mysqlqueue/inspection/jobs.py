@@ -447,13 +447,14 @@ def _error(line: str) -> JobError:
         return JobError("", line)  # Somebody has written it in plain SQL.
 
 
-def message_offset(session: Session, job: JobSummary, *, bounds: Bounds = PAGES) -> int | None:
-    """Return the offset of a job's message, or None if it is not in the log: not yet, or no longer.
+def message_offset(session: Session, job: JobSummary, *, search: bool = True, bounds: Bounds = PAGES) -> int | None:
+    """Return the offset of a job's message, or None if it was not found in the log.
 
     Args:
         session: session on the queue's database.
         job: the job.
-        bounds: limits of what is read, if the message is in another partition than those that the backend publishes to.
+        search: whether to search other partitions than those that the backend publishes to.
+        bounds: limits of what is read for that.
     """
     settings = get_settings()
     numbers = {settings.partitions_of(job.topic) or settings.keyless_partitions, settings.keyless_partitions}
@@ -461,5 +462,7 @@ def message_offset(session: Session, job: JobSummary, *, bounds: Bounds = PAGES)
     found = log_entries.at_ids(session, places)
     if found:
         return max(found.values())
+    if not search:
+        return None
     entries = log_entries.by_id(session, job.id, topic=job.topic, bounds=bounds).entries
     return entries[0].offset if entries else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django_mysqlqueue import log_queries
+from django_mysqlqueue import job_queues, log_queries
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
 from django_mysqlqueue.service import partitions
@@ -60,9 +60,10 @@ def used(session: Session) -> list[str]:
 
 
 def known(session: Session) -> list[str]:
-    """Return all topics that operators may name, in order: those in use, those of groups, and those in ``TOPICS``."""
+    """Return all topics that operators may name, in order: those in use, of groups, in ``TOPICS``, and of ``TASKS``."""
     of_groups = ConsumerGroup.objects.using(session.using).values_list("topic", flat=True)
-    configured = [name for name in get_settings().topics.names() if queue_alias(topic=name) == session.using]
+    named = (*get_settings().topics.names(), *job_queues.topics())
+    configured = [name for name in named if queue_alias(topic=name) == session.using]
     return sorted({*used(session), *of_groups, *configured})
 
 

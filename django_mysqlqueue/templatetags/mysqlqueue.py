@@ -8,6 +8,7 @@ from django import template
 from django.urls import reverse
 from django.utils.html import format_html
 
+from django_mysqlqueue import escaping
 from django_mysqlqueue.addresses import url
 from django_mysqlqueue.humanize import partition_text
 from django_mysqlqueue.limits import lane_of
@@ -19,6 +20,12 @@ register = template.Library()
 def partition(name: str) -> str:
     """Return the text for a partition's name."""
     return partition_text(*lane_of(name))
+
+
+@register.filter
+def visible(text: str) -> str:
+    """Return a text on one line, with invisible characters and those that change the direction escaped."""
+    return escaping.visible(text)
 
 
 @register.simple_tag(takes_context=True)

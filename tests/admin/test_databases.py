@@ -17,7 +17,10 @@ from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage
+from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service.job_results import NewResult
 from django_mysqlqueue.sql import several
+from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.topic_permissions import OnTopics
 from tests.support.two_databases import ALIASES, DEFAULT, LATER, QUEUE, SETTINGS, fill, offset, prepare, rows
@@ -44,7 +47,7 @@ def other(alias):
 
 
 def query_of(name, alias):
-    query = {"group": {"group": "g", "topic": "orders"}}.get(name, {})
+    query = {"group": {"group": "g", "topic": "orders"}, "job": {"id": f"{alias}.job"}}.get(name, {})
     if name in ("message", "deadletter"):
         query = {"offset": offset(alias, "orders_dlq" if name == "deadletter" else "orders")}
     return query
@@ -90,12 +93,27 @@ def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both,
     own = "".join(re.findall(r'<ol class="mq-crumbs">.*?</ol>|<div class="mq-page".*', text, re.DOTALL))
     own = without_other_databases(own)
     links = [unescape(link) for link in re.findall(rf'href="({ROOT}[^"]*)"', own)]
-    assert len(links) > len([one for one in PAGES if one.in_menu])
+    assert len(links) > len([one for one in PAGES if one.is_in_menu()])
     assert [link for link in links if f"database={alias}" not in link] == []
     forms = re.findall(r'<form (?:class="mq-filter"|method="post" action="' + ROOT + ").*?</form>", own, re.DOTALL)
     assert [form for form in forms if f'name="database" value="{alias}"' not in form] == []
     for link in links:
         assert client.get(link).status_code == 200, link
+
+
+def test_a_job_is_read_where_its_queue_is(client, empty_databases, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"jobs.mail": {"DATABASE": QUEUE}}}
+    for alias in ALIASES:
+        made = [NewResult(f"{alias}.job", "default", "mail", f"{alias}.task", "{}", 0, 0, 1)]
+        job_results.insert(Session(alias), made)
+    for query, alias in (({"topic": "jobs.mail"}, QUEUE), ({"topic": "jobs.mail", "database": DEFAULT}, DEFAULT)):
+        text = page(client, "jobs", **query)
+        assert f"{alias}.task" in text
+        assert f"{other(alias)}.task" not in text
+        (link,) = re.findall(r'href="([^"]*/job/[^"]*)"', text)
+        assert f"database={alias}" in link
+        assert f"{alias}.task" in client.get(link).content.decode()
+    assert "There is no job with this id" in page(client, "job", id="queue.job", topic="jobs.mail", database=DEFAULT)
 
 
 def test_the_choice_of_a_database(client, both):

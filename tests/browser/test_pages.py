@@ -13,14 +13,16 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.pages import card, tab_to
 from tests.browser.site import Site
+from tests.support import job_worlds
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.job_pages import NOW, ended, errors, job
 
 REFRESH_MS = 4000
 LONG = "order-" + "confirmation" * 6
@@ -33,7 +35,7 @@ def fails(delivery: Any) -> None:
 
 
 @pytest.fixture
-def queue(db: None) -> Sub:
+def queue(db: None, settings: Any) -> Sub:
     """Something on every page: failed, in flight, dead, scheduled, silent, paused, with long names."""
     waits = Backoff(initial=3600, jitter=0)
     sub = Sub(
@@ -53,6 +55,11 @@ def queue(db: None) -> Sub:
     gone = Sub(handler("orders", "billing"), name="host-8")
     SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
     values = [{"exists": False}, *(f"{LONG}-{n}" for n in range(50))]  # all of the messages match
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
+    long = f"shop.{'tasks' * 30}.mail"
+    job("waits", task_path=long, queue_name="q" * 80)
+    job("runs", status="RUNNING", started_at=NOW + 1000, worker_ids=f"{LONG * 2}\n", arguments=f'["{"x" * 300}"]')
+    ended("failed", "FAILED", errors=errors("no", "y" * 300, "no"), task_path=long, worker_ids="host-7\n" * 3)
     operations.settings(LONG, "orders", {"filter": {LONG: values}}, actor="ada")
     pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
     return sub
@@ -67,6 +74,8 @@ def queries(sub: Sub) -> list[str]:
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
         "messages": ["messages/", "messages/?topic=orders"],
+        "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
+        "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
         "leases": ["leases/", "leases/?group=billing&topic=orders"],
         "changelist": ["", "?span=day"],
     }
@@ -247,6 +256,20 @@ def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
     number = len(asked)
     page.clock.run_for(REFRESH_MS * 10)
     assert len(asked) == number
+
+
+def test_a_job_is_followed_to_its_end(desk: Desk, live, db: None):
+    job("j1", status="RUNNING", started_at=NOW, worker_ids="w\n")
+    live("job/?id=j1")
+    page = desk.page
+    status = page.locator("#mq-job .mq-tag")
+    expect(status).to_have_text("running")
+    ended = {"status": "SUCCESSFUL", "last_attempted_at": NOW, "finished_at": NOW + 5000, "return_value": '"sent"'}
+    JobResult.objects.update(**ended)
+    refresh(page)
+    expect(status).to_have_text("successful")
+    expect(page.get_by_text('"sent"')).to_be_visible()
+    expect(page.get_by_role("img", name="last attempt: 5 s")).to_be_visible()
 
 
 def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):

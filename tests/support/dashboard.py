@@ -50,7 +50,7 @@ def query_of(name):
     if name == "deadletter":
         first = QueueMessage.objects.filter(failed_group__gt="").values_list("offset", flat=True).first()
         return {"offset": first or 1}
-    return {"group": {"group": "g", "topic": "t"}}.get(name, {})
+    return {"group": {"group": "g", "topic": "t"}, "job": {"id": "j"}}.get(name, {})
 
 
 def life(client, offset, group="g"):

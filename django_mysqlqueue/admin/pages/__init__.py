@@ -6,6 +6,8 @@ from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.databases import DatabasesPage
 from django_mysqlqueue.admin.pages.dead_letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.group import GroupPage
+from django_mysqlqueue.admin.pages.job import JobPage
+from django_mysqlqueue.admin.pages.jobs import JobsPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
@@ -18,6 +20,8 @@ PAGES: tuple[type[Page], ...] = (
     DeadLettersPage,
     DeadLetterPage,
     ScheduledPage,
+    JobsPage,
+    JobPage,
     SubscribersPage,
     LeasesPage,
     MessagesPage,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
@@ -39,7 +42,8 @@ class Page:
     template: str
     """File name of the template."""
     in_menu: ClassVar[bool] = True
-    live: ClassVar[bool] = True
+    """True if the navigation may have it: it is not about one object."""
+    live: bool = True
     """True if the page refreshes itself."""
     shows_all_databases: ClassVar[bool] = False
     """True if the page is about all databases unless the query string names one."""
@@ -59,6 +63,11 @@ class Page:
         self.about: str | None = None
         """The only topic that the page is about, set by ``context``: permissions on it suffice. None: several."""
         self.lease_ms = int(get_settings().lease_duration * 1000)
+
+    @classmethod
+    def is_in_menu(cls) -> bool:
+        """Return whether the navigation has the page now."""
+        return cls.in_menu
 
     def context(self) -> dict[str, Any]:
         """Return the template's context, apart from that of all pages."""
@@ -120,6 +129,33 @@ class Page:
         if not minimum <= found < 2**63:
             raise BadQuery(f"{name}={value!r}: must be an integer of at least {minimum}")
         return found
+
+    def time(self, name: str) -> int | None:
+        """Return a time of the query string, in the project's time zone, as epoch milliseconds."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            found = parse_datetime(text)
+        except ValueError:
+            found = None
+        if found is None:
+            raise BadQuery(_("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text})
+        if timezone.is_naive(found):
+            zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+            found = timezone.make_aware(found, zone)
+        try:
+            return max(0, int(found.timestamp() * 1000))
+        except OverflowError:
+            raise BadQuery(
+                _("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text}
+            ) from None
+
+    def period(self) -> tuple[int | None, int | None]:
+        """Return the times ``since`` and ``until`` of the query string, both inclusive, as epoch milliseconds."""
+        since, until = self.time("since"), self.time("until")
+        # Forms have whole seconds: include all of the last one.
+        return since, None if until is None else until + 999
 
     def ref(self) -> GroupRef | None:
         """Return the group that the query string names, or None."""

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings as django_settings
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
@@ -77,9 +74,7 @@ class DeadLettersPage(Page):
         if error is not None and not may_search:
             # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
             raise Refused(search_refused())
-        since, until = self._time("since"), self._time("until")
-        if until is not None:
-            until += 999  # the form has whole seconds: include all of the last one
+        since, until = self.period()
         before = self.number("before")
         wanted_dead_letters = DeadLetterFilter(topic, group=group, error=error, since=since, until=until)
         found = dead_letters.look(session, wanted_dead_letters, bounds=self.bounds)
@@ -112,27 +107,6 @@ class DeadLettersPage(Page):
             "told_apart": len(found.offsets) > self.bounds.errors,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
-
-    def _time(self, name: str) -> int | None:
-        """Return a time of the query string, in the project's time zone, as epoch milliseconds."""
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            found = parse_datetime(text)
-        except ValueError:
-            found = None
-        if found is None:
-            raise BadQuery(_("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text})
-        if timezone.is_naive(found):
-            zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-            found = timezone.make_aware(found, zone)
-        try:
-            return max(0, int(found.timestamp() * 1000))
-        except OverflowError:
-            raise BadQuery(
-                _("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text}
-            ) from None
 
     @staticmethod
     def _row(one: DeadLetterSummary) -> DeadLetterRow:
@@ -196,6 +170,7 @@ class DeadLetterPage(Page):
         topic = listed.ref.topic
         found: dict[str, Any] = {
             "listed": listed,
+            "is_job": job_queues.is_queue(topic),
             "failed_at": moment(listed.failed_at),
             "published_at": moment(dead_letter.published_at),
             "error": redacted(dead_letter.error, topic=topic, kind="error"),

@@ -17,6 +17,7 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
 from django_mysqlqueue.inspection.partitions import Partition
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.sql.session import Session
 
 
@@ -71,6 +72,7 @@ class GroupPage(Page):
         problems = find_problems(overview, stall_times=self.stall_times)
         return {
             "group": group,
+            "is_of_jobs": is_of_jobs(ref),
             "problems": [one for one in problems if one.ref == ref],
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),

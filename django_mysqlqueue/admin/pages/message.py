@@ -20,7 +20,7 @@ from django_mysqlqueue.admin.formatting import (
     redacted,
 )
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.pages.steps import Step, first_steps
+from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import duration
@@ -150,7 +150,7 @@ class MessagePage(Page):
     def _links(self, session: Session, found: MessageContent) -> list[Step]:
         """Return links to the messages that it was made from."""
         entry = found.entry
-        links = []
+        links = job_steps(session, self.dashboard, entry)
         origin = {"topic": entry.original_topic, "offset": entry.original_offset, "group": entry.failed_group}
         original = self._to("message", offset=entry.original_offset)
         if entry.failed_group:

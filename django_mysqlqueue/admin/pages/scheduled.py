@@ -8,13 +8,14 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import ScheduledMessage, list_scheduled, scheduled
+from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
@@ -31,6 +32,8 @@ class ScheduledRow:
     payload: str | None
     """None if the user may not view it, or it no longer exists."""
     metadata: str
+    is_job: bool
+    """True if it is a job with a result."""
 
 
 class ScheduledPage(Page):
@@ -50,6 +53,8 @@ class ScheduledPage(Page):
         said: dict[int, ScheduledContent] = {}
         if seen:
             said = scheduled.contents(session, [row.outbox_id for row in found.rows if row.topic in seen])
+        ids = [row.message_id for row in found.rows if job_queues.is_queue(row.topic)]
+        of_jobs = set(jobs.summaries(session, ids))
         topics = [one for one in scheduled.topics(session, bounds=self.bounds) if self.may_view(one[0])]
         if topic is not None and topic not in dict(topics):
             topics.append((topic, Count(0)))
@@ -57,7 +62,10 @@ class ScheduledPage(Page):
             "topics": topics,
             "topic": topic or "",
             "named": self.text("id") or "",
-            "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
+            "rows": [
+                self._row(message, now, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
+                for message in found.rows
+            ],
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
@@ -86,10 +94,10 @@ class ScheduledPage(Page):
         return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
 
     @staticmethod
-    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None) -> ScheduledRow:
+    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None, *, is_job: bool) -> ScheduledRow:
         left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
         payload, metadata = None, ""
         if content is not None:
             payload = contents.payload(content.payload, message.size, topic=message.topic)
             metadata = contents.metadata(content.metadata, topic=message.topic)
-        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata)
+        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata, is_job)

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue import job_queues, naming
+from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.inspection import MessageContent, message_history
+from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs, message_history
 from django_mysqlqueue.sql.session import Session
 
 
@@ -24,6 +27,20 @@ class Step:
     """Id of the traceback's element, so that it stays open when the page refreshes itself."""
     link: str = ""
     link_text: str = ""
+
+
+def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) -> list[Step]:
+    """Return a link to the job that a message carries, if its topic is a queue of jobs and it has a result."""
+    if not job_queues.is_queue(naming.first_topic(entry.topic)):
+        return []
+    return [
+        Step(
+            _("This message is a job of the task %(task)s.") % {"task": visible(job.task)},
+            link=dashboard.url("job", id=job.id, topic=job.topic),
+            link_text=_("Open job"),
+        )
+        for job in jobs.summaries(session, [entry.original_id or entry.message_id]).values()
+    ]
 
 
 def first_steps(session: Session, found: MessageContent | None, now: int) -> list[Step]:

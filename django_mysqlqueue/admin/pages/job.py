@@ -1,0 +1,215 @@
+"""The page of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.admin import charts
+from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, last_line, moment, payload_text, redacted
+from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took
+from django_mysqlqueue.admin.pages.steps import Step
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.escaping import visible, visible_lines
+from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection import JobDetails, JobError, JobSummary, jobs, message_history
+from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.limits import JOB_GROUP
+from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+SHOWN_ERRORS = 20
+SHOWN_SUBSCRIBERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """An error on the page."""
+
+    number: int
+    """Its place among the errors of the job, from 1."""
+    exception: str
+    line: str
+    traceback: str
+    """Empty if it has no more than the line, or if the user may not view it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the job's time."""
+
+    css: str
+    name: str
+    time: str
+    milliseconds: int
+
+
+class JobPage(Page):
+    """The page of a job."""
+
+    name = "job"
+    title = gettext_lazy("Job")
+    template = "job.html"
+    in_menu = False
+
+    def heading(self) -> str:
+        job_id = self.text("id")
+        return str(self.title) if job_id is None else _("Job %(id)s") % {"id": visible(job_id[:200])}
+
+    def context(self) -> dict[str, Any]:
+        job_id = self.text("id")
+        if job_id is None:
+            raise BadQuery(_("The parameter id is required."))
+        self.about = self.text("topic")
+        session = Session(self.using)
+        found = jobs.read(session, job_id, most=SHOWN_CHARACTERS + 1)
+        if found is None or (self.about is not None and found.summary.queue not in jobs.queues_of([self.about])):
+            return {"job": None, "named_id": job_id}
+        job = found.summary
+        self.about, self._now = job.topic, session.now()
+        self.live = not job.has_ended
+        spans = list(self._spans(job))
+        return {
+            "job": job,
+            "status": label_of(job.status),
+            "css": CSS.get(job.status, ""),
+            "enqueued": moment(job.enqueued_at),
+            "run_after": moment(job.run_after),
+            "started": moment(job.started_at),
+            "last_attempted": moment(job.last_attempted_at),
+            "finished": moment(job.finished_at),
+            "took": took(job, self._now),
+            "subscribers": found.subscribers[-SHOWN_SUBSCRIBERS:],
+            "more_subscribers": max(0, job.attempts - SHOWN_SUBSCRIBERS),
+            "spans": spans,
+            "bar": self._bar(spans),
+            "notes": list(self._notes(session, found)),
+            "error_count": found.error_count,
+            "shown_errors": SHOWN_ERRORS,
+            **self._contents(found),
+        }
+
+    # -- its contents ---------------------------------------------------------
+
+    def _contents(self, found: JobDetails) -> dict[str, Any]:
+        first = found.error_count - len(found.errors) + 1
+        numbered = list(enumerate(found.errors, first))[-SHOWN_ERRORS:]
+        shown: dict[str, Any] = {"errors": [self._error(number, error) for number, error in reversed(numbered)]}
+        if self.may_see_payloads:
+            shown["arguments"] = self._text(found.arguments, found.arguments_size)
+            shown["return_value"] = self._text(found.return_value, found.return_value_size)
+        return shown
+
+    def _text(self, beginning: str, size: int) -> str:
+        if not beginning:
+            return ""
+        return visible_lines(self._redacted(payload_text(beginning.encode(), size), "payload"))
+
+    def _redacted(self, text: str, kind: str) -> str:
+        return redacted(text, topic=self.about or "", kind=kind)
+
+    def _error(self, number: int, error: JobError) -> ErrorRow:
+        exception = visible(error.exception_class_path)
+        if not self.may_see_payloads:
+            return ErrorRow(number, exception, "", "")
+        text = self._redacted(error.traceback, "error") if error.traceback else ""
+        line = last_line(text)
+        traceback = visible_lines(text[-SHOWN_CHARACTERS:]) if text.strip() != line else ""
+        return ErrorRow(number, exception, visible(line), traceback)
+
+    # -- its times ------------------------------------------------------------
+
+    def _spans(self, job: JobSummary) -> Iterable[Span]:
+        """Yield what the job's time was spent on, from the time at which it was due."""
+        due = max(job.enqueued_at, job.run_after)
+        started = job.started_at or (job.finished_at if job.has_ended else self._now)
+        if started > due:
+            yield _span("mq-waited", _("waiting for its first attempt"), started - due)
+        if not job.started_at:
+            return
+        last = max(job.last_attempted_at, job.started_at)
+        if last > job.started_at:
+            yield _span("mq-failed", _("earlier attempts, and waiting between them"), last - job.started_at)
+        if job.took_ms is not None:
+            css = "mq-dead" if job.status == "FAILED" else "mq-acked"
+            yield _span(css, _("last attempt"), job.took_ms)
+        elif not job.has_ended and self._now > last:
+            yield _span("mq-acked", _("since its last known start"), self._now - last)
+
+    @staticmethod
+    def _bar(spans: list[Span]) -> SafeString:
+        label = ", ".join(f"{span.name}: {span.time}" for span in spans)
+        return charts.strip([(span.css, f"{span.name}: {span.time}", span.milliseconds) for span in spans], label)
+
+    # -- what belongs to it ---------------------------------------------------
+
+    def _notes(self, session: Session, found: JobDetails) -> Iterable[Step]:
+        """Yield facts about the job, with links to its message and its dead letter."""
+        job = found.summary
+        is_ahead = job.status == "READY" and job.run_after > self._now
+        offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
+        if job.status == "RUNNING" and found.subscribers:
+            yield from self._holder(session, found.subscribers[-1], job)
+        if offset is not None:
+            link = self.dashboard.url("message", offset=offset)
+            text = _("Its message is at offset %(offset)s of %(topic)s.") % {"offset": offset, "topic": job.topic}
+            if job.status == "READY" and found.error_count:
+                text += " " + _("The page of the message says when the next attempt is due.")
+            yield Step(text, link=link, link_text=_("Open message"))
+            if job.status == "FAILED":
+                yield from self._dead_letter(session, job, offset)
+        elif job.has_ended:
+            yield Step(_("Its message is no longer in the log."))
+        elif job.status == "RUNNING":
+            yield Step(_("No message with its id is in the log: it was redriven as a message with another id."))
+        else:
+            text = _(
+                "No message with its id is in the log: it is scheduled, has not entered the log yet, or was redriven "
+                "as a message with another id."
+            )
+            if is_ahead:
+                text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self._now) / 1000)}
+            link = self.dashboard.url("scheduled", topic=job.topic, id=job.id)
+            yield Step(text, link=link, link_text=_("Open scheduled message"))
+
+    def _holder(self, session: Session, subscriber: str, job: JobSummary) -> Iterable[Step]:
+        """Yield that the subscriber that has claimed the job is lost, if it is."""
+        rows = read_subscribers(session, lease_ms=self.lease_ms).get(GroupRef(JOB_GROUP, job.topic), ())
+        if not any(row.live and row.name == subscriber for row in rows):
+            text = _("Its subscriber %(name)s is lost. Another one will claim the job again.")
+            yield Step(text % {"name": visible(subscriber)}, css="mq-severity-1")
+
+    def _dead_letter(self, session: Session, job: JobSummary, offset: int) -> Iterable[Step]:
+        """Yield a link to the job's dead letter, if it is in the DLQ."""
+        ref = GroupRef(JOB_GROUP, job.topic)
+        events = [
+            event
+            for event in message_history.recorded(session, offset, bounds=self.bounds)[0]
+            if event.ref == ref and event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED
+        ][-1:]
+        copies = message_history.made_of(session, events)
+        for copy in copies.values():
+            link = self.dashboard.url("deadletter", offset=copy)
+            yield Step(
+                _("Its dead letter can be redriven: the job then runs again."),
+                "",
+                "mq-severity-1",
+                link=link,
+                link_text=_("Open dead letter"),
+            )
+        if not events and get_settings().recorded_of(JOB_GROUP) == "none":
+            link = self.dashboard.url("deadletters", topic=job.topic)
+            text = _("Its dead letter is not recorded (RECORD_DELIVERIES). It may be in the DLQ.")
+            yield Step(text, link=link, link_text=_("Open dead letters"))
+
+
+def _span(css: str, name: str, milliseconds: int) -> Span:
+    return Span(css, name, duration(milliseconds / 1000), milliseconds)

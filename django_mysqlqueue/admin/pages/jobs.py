@@ -1,0 +1,166 @@
+"""The list of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue import job_queues, naming
+from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection import JobListing, JobSummary, count_jobs, jobs
+from django_mysqlqueue.inspection.jobs import STATUSES, JobFilter
+from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
+
+LABELS = dict(JobResult.Status.choices)
+CSS = {"READY": "", "RUNNING": "mq-busy", "FAILED": "mq-bad", "SUCCESSFUL": "mq-ok"}
+FILTERS = ("status", "task", "topic", "since", "until", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job in the table."""
+
+    job: JobSummary
+    status: str
+    css: str
+    enqueued: str
+    started: str
+    finished: str
+    took: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusCount:
+    """The number of jobs of one status."""
+
+    status: str
+    label: str
+    count: Count
+
+
+def label_of(status: str) -> str:
+    """Return the label of a status. Plain SQL may have stored others."""
+    return str(LABELS.get(status, status))
+
+
+def took(job: JobSummary, now: int) -> str:
+    """Return the duration of a job's last attempt, or of the one that has not ended; empty if it is not known.
+
+    Args:
+        job: the job.
+        now: the database's time in epoch milliseconds.
+    """
+    if job.status == "RUNNING" and job.started_at and job.attempts == 1:
+        return _("%(time)s so far") % {"time": duration((now - job.started_at) / 1000)}
+    return "" if job.took_ms is None else duration(job.took_ms / 1000)
+
+
+class JobsPage(Page):
+    """The list of jobs."""
+
+    name = "jobs"
+    title = gettext_lazy("Jobs")
+    template = "jobs.html"
+    shows_several_topics = True
+
+    @classmethod
+    def is_in_menu(cls) -> bool:
+        """Return whether the project has a queue of jobs."""
+        try:
+            return bool(job_queues.topics())
+        except ImproperlyConfigured:
+            return True  # The page shows the reason. The others do not need TASKS.
+
+    def context(self) -> dict[str, Any]:
+        session = Session(self.using)
+        topic = self.text("topic")
+        self.about = None if topic is None else naming.first_topic(topic)
+        status = self._status()
+        sees_all = self.topics_to_view() is None
+        # Names of tasks belong to their queues.
+        tasks = jobs.tasks(session, bounds=self.bounds) if sees_all else None
+        found = self._found(session, status, tasks)
+        now = session.now()
+        filtered = any(self.text(name) for name in FILTERS)
+        return {
+            "rows": [self._row(job, now) for job in found.jobs],
+            "listing": found,
+            "next_after": None if found.after is None else f"{found.after[0]}:{found.after[1]}",
+            "order": None,
+            "is_first": not self.text("after"),
+            "order_text": self._order(status),
+            "by_end": JobFilter(status).by_end,
+            "status": status or "",
+            "statuses": [(one, label_of(one)) for one in STATUSES],
+            "topic": self.about or "",
+            "topics": self._topics(),
+            # The browser shows them, and sends them as they are.
+            "tasks": [task for task in (tasks or [])[: self.bounds.job_tasks] if visible(task) == task],
+            "counts": self._counts() if sees_all and not filtered else [],
+            "filtered": filtered,
+            "given": {name: self.request.GET.get(name, "") for name in FILTERS},
+            "searched": f"{self.bounds.jobs:,}",
+            "merged": f"{self.bounds.job_tasks:,}",
+        }
+
+    def _status(self) -> str | None:
+        status = self.text("status")
+        if status is not None and status not in STATUSES:
+            text = _("status=%(status)r is not one of %(statuses)s.")
+            raise BadQuery(text % {"status": status, "statuses": ", ".join(STATUSES)})
+        return status
+
+    def _found(self, session: Session, status: str | None, tasks: list[str] | None) -> JobListing:
+        """Return the page of the list, or the job with the id of the query string."""
+        topics = self.topics_to_view() if self.about is None else frozenset({self.about})
+        job_id = self.text("id")
+        if job_id is not None:
+            one = jobs.summaries(session, [job_id]).values()
+            shown = tuple(job for job in one if topics is None or job.topic in topics)
+            return JobListing(shown, None, whole=True)
+        since, until = self.period()
+        queues = None if topics is None else jobs.queues_of(topics)
+        wanted = JobFilter(status, self.text("task"), queues, since, until)
+        return jobs.look(session, wanted, after=self._after(), limit=PAGE_ROWS, known=tasks, bounds=self.bounds)
+
+    def _after(self) -> tuple[int, str] | None:
+        text = self.text("after")
+        if text is None:
+            return None
+        at, colon, job_id = text.partition(":")
+        digits = at.removeprefix("-")
+        if not (colon and digits.isascii() and digits.isdecimal() and len(digits) < 20):
+            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
+        return max(jobs.FIRST, min(int(at), jobs.LAST)), job_id
+
+    def _topics(self) -> list[tuple[str, str]]:
+        """Return the topics of the queues to choose from, with the names of the queues."""
+        named = () if self.about is None else (self.about,)
+        found = {topic for topic in (*job_queues.topics(), *named) if self.may_view(topic)}
+        return [(topic, topic.removeprefix(JOB_PREFIX)) for topic in sorted(found)]
+
+    def _counts(self) -> list[StatusCount]:
+        counts = count_jobs(using=self.using, bounds=self.bounds)
+        return [StatusCount(status, label_of(status), counts[status]) for status in STATUSES]
+
+    @staticmethod
+    def _order(status: str | None) -> str:
+        if status is None:
+            return _("last enqueued first")
+        return _("last finished first") if JobFilter(status).by_end else _("by id, which begins with the time")
+
+    @staticmethod
+    def _row(job: JobSummary, now: int) -> JobRow:
+        times = (moment(job.enqueued_at), moment(job.started_at), moment(job.finished_at))
+        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), *times, took(job, now))

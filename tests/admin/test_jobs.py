@@ -1,0 +1,454 @@
+"""The dashboard's pages of jobs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from tests.support import job_worlds
+from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from tests.support.dead_letter_pages import bound
+from tests.support.harness import USING, sequence
+from tests.support.job_pages import NOW, ended, errors, job
+from tests.support.topic_permissions import OnTopics
+
+pytestmark = pytest.mark.any_engine
+
+SECRETS = {
+    "arguments": '{"args": ["secret arguments"], "kwargs": {}}',
+    "return_value": '"secret value"',
+    "errors": errors("secret error", "secret end"),
+}
+
+
+def star(text, *, topic, kind):
+    assert topic == "jobs.default"
+    assert kind in ("payload", "error")
+    return text.replace("4711", "****")
+
+
+@pytest.fixture(autouse=True)
+def _backend(settings):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
+
+
+@pytest.fixture
+def ends(db, settings):
+    """A job of each kind of end, with its message, and the dead letter of one."""
+    held = job_worlds.claimed(*job_worlds.ENDS)
+    job_worlds.flush(USING, held)
+    sequence()
+    return {name: one.offset for name, one in held.items()}
+
+
+def ids(client, **query):
+    return [row.job.id for row in client.get(f"{ROOT}jobs/", query).context["rows"]]
+
+
+def notes(client, name):
+    """The facts on the page of a job, and where their links lead."""
+    answer = client.get(f"{ROOT}job/", {"id": name})
+    assert answer.status_code == 200, answer.content.decode()
+    for one in answer.context["notes"]:
+        assert not one.link or client.get(one.link).status_code == 200
+    return [(one.text, one.link) for one in answer.context["notes"]]
+
+
+# -- the list -----------------------------------------------------------------
+
+
+def test_the_list_and_its_filters(client):
+    for number in range(4):
+        ended(f"s{number}", queue_name="mail", task_path="shop.tasks.mail")
+        ended(f"f{number}", "FAILED", task_path="shop.tasks.charge")
+    job("w0", task_path="shop.tasks.charge")
+    assert ids(client)[:2] == ["s3", "f3"]
+    assert len(ids(client)) == 9
+    assert ids(client, status="FAILED") == ["f3", "f2", "f1", "f0"]
+    assert ids(client, status="READY") == ["w0"]
+    assert ids(client, task="shop.tasks.charge", status="READY") == ["w0"]
+    assert ids(client, task="shop.tasks.charge") == ["f3", "f2", "f1", "w0", "f0"]
+    assert ids(client, topic="jobs.mail") == ["s3", "s2", "s1", "s0"]
+    assert ids(client, topic="jobs.mail_dlq") == ["s3", "s2", "s1", "s0"]
+    assert ids(client, topic="jobs.mail", status="FAILED") == []
+    assert ids(client, id="w0") == ["w0"]
+    assert ids(client, id="w") == []
+    context = client.get(f"{ROOT}jobs/").context
+    assert [(one.status, str(one.count)) for one in context["counts"]] == [
+        ("READY", "1"),
+        ("RUNNING", "0"),
+        ("FAILED", "4"),
+        ("SUCCESSFUL", "4"),
+    ]
+    assert context["tasks"] == ["shop.tasks.charge", "shop.tasks.mail"]
+    assert context["topics"] == [("jobs.default", "default"), ("jobs.mail", "mail")]
+
+
+def test_times_in_the_projects_zone(client, settings):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    ended("j1", seconds=100, enqueued_at=NOW + 500)
+    ended("j2", seconds=100, enqueued_at=NOW + 5000)
+    with timezone.override("Asia/Tokyo"):
+        at = timezone.localtime(timezone.datetime.fromtimestamp(NOW / 1000, timezone.get_current_timezone()))
+    said = f"{at:%Y-%m-%dT%H:%M:%S}"
+    assert ids(client, until=said) == ["j1"]
+    assert ids(client, since=said) == ["j2", "j1"]
+    assert ids(client, since=said, status="SUCCESSFUL") == ["j2", "j1"]
+    assert ids(client, until=said, status="SUCCESSFUL") == []
+    text = client.get(f"{ROOT}jobs/", {"status": "SUCCESSFUL"}).content.decode()
+    assert "Finished since" in text
+    assert "last finished first" in text
+    assert "Enqueued since" in client.get(f"{ROOT}jobs/", {"status": "READY"}).content.decode()
+    assert "since='soon' is not a valid date and time." in page(client, "jobs", 400, since="soon")
+
+
+@pytest.mark.parametrize("after", ["x", "1", "1-j", ":j", "-:j", "1.5:j", "²:j", f"{'9' * 30}:j"])
+def test_a_place_in_the_list_that_is_none(client, after):
+    assert f"after='{after}' is not a position" in page(client, "jobs", 400, after=after)
+
+
+def test_a_status_that_is_none(client):
+    answer = client.get(f"{ROOT}jobs/", {"status": "DONE"})
+    assert answer.status_code == 400
+    assert "is not one of READY, RUNNING, FAILED, SUCCESSFUL." in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"status": "SUCCESSFUL"}, {"task": "shop.tasks.mail"}, {"topic": "jobs.default"}]
+)
+def test_the_list_comes_in_pages(client, monkeypatch, query):
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.jobs.PAGE_ROWS", 2)
+    for name in ("a:b1", "-2", "ö3", "&4", "e5"):
+        ended(name)
+    address, seen = f"{ROOT}jobs/", []
+    parameters = query
+    while True:
+        answer = client.get(address, parameters)
+        seen += [row.job.id for row in answer.context["rows"]]
+        links = re.findall(r'<a href="([^"]*)">Next page</a>', answer.content.decode())
+        if not links:
+            break
+        address, parameters = links[0].replace("&amp;", "&"), None
+    assert seen == ["e5", "&4", "ö3", "-2", "a:b1"]
+
+
+def test_the_page_says_what_was_not_searched(client, monkeypatch):
+    bound(monkeypatch, jobs=3, job_tasks=1)
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.jobs.PAGE_ROWS", 1)
+    for number in range(6):
+        job(f"j{number}", task_path=f"t{number % 2}")
+    text = page(client, "jobs")
+    assert "There are jobs of more than 1 tasks." in text
+    text = client.get(f"{ROOT}jobs/", {"status": "READY", "topic": "jobs.mail"}).content.decode()
+    assert "None of the jobs that were searched match." in text
+    assert "Only the next 3 jobs were searched for this page." in text
+    assert "Next page" in text
+
+
+def test_lists_without_jobs(client):
+    assert "There are no jobs." in page(client, "jobs")
+    assert "No jobs match." in page(client, "jobs", task="none")
+    assert "There is no job with this id" in page(client, "jobs", id="none")
+    assert "There is no job with this id" in page(client, "job", id="none")
+    assert "The parameter id is required." in page(client, "job", 400)
+
+
+def test_what_a_row_says(client):
+    now = int(timezone.now().timestamp() * 1000)
+    job("r1", status="RUNNING", worker_ids="w\n", started_at=now - 75_000)
+    job("again2", status="RUNNING", worker_ids="v\nw\n", started_at=now - 75_000)
+    ended("f3", "FAILED", seconds=90, worker_ids="v\nw\nw\n")
+    rows = {row.job.id: row for row in client.get(f"{ROOT}jobs/").context["rows"]}
+    assert rows["r1"].took in ("1 min 15 s so far", "1 min 16 s so far")
+    assert (rows["again2"].took, rows["again2"].finished) == ("", "")
+    assert (rows["f3"].took, rows["f3"].status, rows["f3"].job.attempts) == ("1 min 30 s", "failed", 3)
+
+
+def test_the_navigation_has_the_page_if_the_project_has_queues_of_jobs(client, settings):
+    link = f'href="{ROOT}jobs/"'
+    assert link in client.get(ROOT).content.decode()
+    settings.TASKS = {"default": {"BACKEND": "tests.support.no_backend"}}
+    assert link not in client.get(ROOT).content.decode()
+    assert client.get(f"{ROOT}jobs/").status_code == 200
+
+
+def test_tasks_that_are_configured_wrongly(client, settings):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "OPTIONS": {"MAX": 1}}}
+    link = f'href="{ROOT}jobs/"'
+    assert link in client.get(ROOT).content.decode()
+    assert "'MAX' is not an option." in page(client, "jobs", 500)
+
+
+def test_the_number_of_statements_does_not_grow_with_jobs(client):
+    def number(*addresses):
+        with CaptureQueriesContext(connection) as captured:
+            for address in addresses:
+                assert client.get(ROOT + address).status_code == 200
+        return len([one for one in captured if "queue_" in one["sql"]])
+
+    for one in range(2):
+        ended(f"j{one}", "FAILED", task_path=f"t{one}", errors=errors("no"))
+    addresses = ("jobs/", "jobs/?status=FAILED", "jobs/?topic=jobs.mail", "job/?id=j1")
+    before = [number(address) for address in addresses]
+    # The tasks, one at a time: two and the end. The counts, the places, the jobs.
+    assert before[0] == 3 + 3
+    for one in range(2, 150):
+        ended(f"j{one}", "FAILED", task_path=f"t{one % 2}", errors=errors("no"))
+    JobResult.objects.filter(id="j1").update(errors=errors(*"abcdefgh"), worker_ids="w\n" * 50)
+    assert [number(address) for address in addresses] == before
+
+
+# -- a job --------------------------------------------------------------------
+
+
+def test_a_job_with_three_errors(client):
+    ended("j1", "FAILED", errors=errors("one", "two", "three"), worker_ids="v\nw\nw\n", run_after=NOW + 500)
+    JobResult.objects.update(last_attempted_at=NOW + 62_000, finished_at=NOW + 72_000)
+    answer = client.get(f"{ROOT}job/", {"id": "j1"})
+    context, text = answer.context, page(client, "job", id="j1")
+    assert [(one.number, one.line) for one in context["errors"]] == [
+        (3, "ValueError: three"),
+        (2, "ValueError: two"),
+        (1, "ValueError: one"),
+    ]
+    assert text.count("Traceback (most recent call last)") == 3
+    assert text.count("builtins.ValueError") == 3
+    assert [(one.css, one.milliseconds) for one in context["spans"]] == [
+        ("mq-waited", 1000),
+        ("mq-failed", 60_000),
+        ("mq-dead", 10_000),
+    ]
+    assert context["took"] == "10 s"
+    assert context["subscribers"] == ("v", "w", "w")
+    assert "data-live" not in text, "it has ended"
+    assert "data-live" in page(client, "job", id=job("j2").id)
+    assert '"args": [\n    1\n  ]' in text
+    assert "Its message is no longer in the log." in text
+
+
+def test_of_many_errors_the_last_are_shown(client):
+    ended("j1", "FAILED", errors=errors(*map(str, range(30))), worker_ids="".join(f"w{n}\n" for n in range(30)))
+    context = client.get(f"{ROOT}job/", {"id": "j1"}).context
+    assert [one.number for one in context["errors"]] == list(range(30, 10, -1))
+    assert context["subscribers"] == tuple(f"w{n}" for n in range(10, 30))
+    text = page(client, "job", id="j1")
+    assert "Only the last 20 of 30 errors are shown." in text
+    assert "10 earlier ones are not shown." in text
+
+
+def test_a_job_that_has_returned(client):
+    ended("j1", return_value='{"sent": 7}')
+    ended("j2", return_value="null")
+    job("j3")
+    assert '"sent": 7' in page(client, "job", id="j1")
+    assert ">null<" in page(client, "job", id="j2")
+    assert "None yet." in page(client, "job", id="j3")
+    assert "No errors." in page(client, "job", id="j3")
+
+
+def test_long_and_strange_texts(client):
+    long = '"' + "x" * 100_000 + '"'
+    ended(
+        HOSTILE,
+        "FAILED",
+        task_path=f"{HOSTILE}\u202e",
+        queue_name="q\u2066",
+        worker_ids=f"{HOSTILE}\u202e\n",
+        arguments=long,
+        return_value='"a\u202eb"',
+        errors=errors(HOSTILE + "\u202e\x07\tend", "x" * 60_000, exception=f"a.{HOSTILE}\u202e"),
+        backend="b\u200f",
+    )
+    for name, query in (("jobs", {}), ("job", {"id": HOSTILE})):
+        raw = client.get(f"{ROOT}{name}/", query).content.decode()
+        assert "<script>alert" not in raw
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\u200e\u200f\x07]", raw), name
+        assert "\\u202e" in raw
+    text = page(client, "job", id=HOSTILE)
+    assert "bytes in total" in text
+    assert "\\u0007\tend" in text
+    assert len(text) < 200_000
+
+
+def test_redact(client, settings):
+    ended("j1", "FAILED", arguments='{"args": [4711], "kwargs": {}}', return_value="4711", errors=errors("4711", "x"))
+    assert page(client, "job", id="j1").count("4711") > 3
+    settings.MYSQLQUEUE = {"REDACT": "tests.admin.test_jobs.star"}
+    text = page(client, "job", id="j1")
+    assert "4711" not in text
+    assert "****" in text
+
+
+# -- its message --------------------------------------------------------------
+
+
+def test_links_between_a_job_and_its_message(client, ends):
+    for name, offset in ends.items():
+        found = dict(notes(client, name))
+        (text,) = [text for text in found if text.startswith(f"Its message is at offset {offset} of jobs.default.")]
+        assert f"offset={offset}" in found[text]
+        assert ("when the next attempt is due" in text) == (name == "nacked")
+        link = f"job/?id={name}&topic=jobs.default"
+        assert link in page(client, "message", offset=offset)
+    copy = QueueMessage.objects.get(topic="jobs.default_dlq").offset
+    for text in (page(client, "deadletter", offset=copy), page(client, "message", offset=copy)):
+        assert "job/?id=dead&topic=jobs.default" in text
+    assert ("Its dead letter can be redriven: the job then runs again.", f"{ROOT}deadletter/?offset={copy}") in notes(
+        client, "dead"
+    )
+    assert "jobs/?topic=jobs.default" in page(client, "group", group="jobs", topic="jobs.default")
+    for name in set(ends) - {"dead"}:
+        assert len(notes(client, name)) == 1
+
+
+def test_a_redriven_job(client, ends):
+    redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic("jobs.default")), actor="test")
+    sequence()
+    again = QueueMessage.objects.filter(topic="jobs.default").latest("offset")
+    assert again.message_id != "dead"
+    assert "job/?id=dead&topic=jobs.default" in page(client, "message", offset=again.offset)
+    JobResult.objects.filter(id="dead").update(status="FAILED")
+    assert len(notes(client, "dead")) == 1, "its dead letter is gone"
+    QueueMessage.objects.filter(offset=ends["dead"]).delete()
+    for status, says in (("READY", "or was redriven"), ("RUNNING", "it was redriven"), ("FAILED", "no longer")):
+        JobResult.objects.filter(id="dead").update(status=status, worker_ids="")
+        ((text, _),) = notes(client, "dead")
+        assert says in text
+
+
+def test_failed_jobs_whose_deliveries_are_not_recorded(client, settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "none"}
+    held = job_worlds.claimed("dead")
+    job_worlds.flush(USING, held)
+    sequence()
+    settings.TASKS = job_worlds.TASKS
+    (_, (text, link)) = notes(client, "dead")
+    assert "It may be in the DLQ." in text
+    assert "deadletters/?topic=jobs.default" in link
+
+
+def test_a_scheduled_job(client):
+    job_worlds.scheduled("later")
+    later = OutboxMessage.objects.get().deliver_at
+    JobResult.objects.update(run_after=later)
+    ((text, link),) = notes(client, "later")
+    assert re.fullmatch(r"It is due in (59 s|1 min)\.", text)
+    assert [row.message.message_id for row in client.get(link).context["rows"]] == ["later"]
+    assert "job/?id=later&topic=jobs.default" in client.get(link).content.decode().replace("&amp;", "&")
+    confirm(client, "deliver-now", row=[str(OutboxMessage.objects.get().outbox_id)])
+    sequence()
+    ((text, link),) = notes(client, "later")
+    assert text.startswith("Its message is at offset")
+
+
+def test_a_scheduled_message_without_a_result_is_no_job(client):
+    job_worlds.scheduled("later")
+    address = f"{ROOT}scheduled/?topic=jobs.default&id=later"
+    assert "Open job" in client.get(address).content.decode()
+    JobResult.objects.all().delete()
+    assert "Open job" not in client.get(address).content.decode()
+
+
+def test_a_running_job_says_if_its_subscriber_is_lost(client):
+    job_worlds.claimed("acked")
+    assert notes(client, "acked")[0][0] == "Its subscriber worker is lost. Another one will claim the job again."
+    now = int(timezone.now().timestamp() * 1000)
+    SubscriberHeartbeat.objects.create(
+        subscriber_name="worker", consumer_group="jobs", topic="jobs.default", heartbeat_at=now
+    )
+    assert "is lost" not in str(notes(client, "acked"))
+
+
+def test_messages_of_other_topics_are_no_jobs(client, settings):
+    job_worlds.enqueued("a")
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["mail"]}}
+    offset = QueueMessage.objects.get().offset
+    assert "Open job" not in page(client, "message", offset=offset)
+
+
+# -- permissions --------------------------------------------------------------
+
+
+@pytest.fixture
+def make(make_client, settings):
+    """Makes the client of a user with some permissions in general and others on topics."""
+    settings.AUTHENTICATION_BACKENDS = ["tests.support.topic_permissions.OnTopics"]
+    OnTopics.granted.clear()
+
+    def one(*permissions, on=()):
+        client = make_client(*permissions)
+        name = User.objects.latest("pk").username
+        OnTopics.granted.update((name, f"django_mysqlqueue.{permission}", topic) for permission, topic in on)
+        return client
+
+    return one
+
+
+@pytest.fixture
+def two_queues(db):
+    """A job of each queue, with secrets."""
+    for queue in ("mail", "hidden"):
+        ended(f"{queue}.1", "FAILED", queue_name=queue, task_path=f"{queue}.task", worker_ids=f"{queue}.w\n", **SECRETS)
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_the_list_shows_the_jobs_of_the_queues_that_one_may_view(make, two_queues, settings):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["mail", "hidden"]}}
+    client = make(on=[("view_dashboard", "jobs.mail")])
+    for query in ({}, {"status": "FAILED"}, {"topic": "jobs.mail"}, {"id": "mail.1"}, {"task": "mail.task"}):
+        assert ids(client, **query) == ["mail.1"], query
+        text = client.get(f"{ROOT}jobs/", query).content.decode()
+        assert "hidden." not in text
+        assert ">hidden<" not in text
+    for query in ({"id": "hidden.1"}, {"task": "hidden.task"}):
+        assert ids(client, **query) == []
+    for topic in ("jobs.hidden", "jobs.nothing", "jobs.hidden_dlq", "t"):
+        assert "You may view these topics: jobs.mail." in page(client, "jobs", 403, topic=topic)
+    context = client.get(f"{ROOT}jobs/").context
+    assert (context["counts"], context["tasks"], context["topics"]) == ([], [], [("jobs.mail", "mail")])
+    everything = make("view_dashboard")
+    assert set(ids(everything)) == {"mail.1", "hidden.1"}
+    assert make().get(f"{ROOT}jobs/").status_code == 403
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_a_job_is_shown_by_its_queue(make, two_queues):
+    client = make(on=[("view_dashboard", "jobs.mail")])
+    page(client, "job", id="mail.1")
+    page(client, "job", id="mail.1", topic="jobs.mail")
+    # Those that exist cannot be told from others.
+    for query in ({"id": "hidden.1"}, {"id": "none"}, {"id": "hidden.1", "topic": "jobs.hidden"}, {}):
+        text = page(client, "job", 403, **query)
+        assert "You may view these topics: jobs.mail." in text
+        assert "hidden.task" not in text
+    for name in ("hidden.1", "none"):
+        answer = client.get(f"{ROOT}job/", {"id": name, "topic": "jobs.mail"})
+        assert "There is no job with this id" in answer.content.decode()
+        assert answer.context["job"] is None
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_arguments_values_and_errors_need_the_permission_to_see_payloads(make, two_queues):
+    one = make("view_dashboard", on=[("see_payloads", "jobs.mail")])
+    nobody, everybody = make("view_dashboard", "operate_dashboard"), make("view_dashboard", "see_payloads")
+    for client, name, may in (
+        (one, "mail.1", True),
+        (one, "hidden.1", False),
+        (nobody, "mail.1", False),
+        (everybody, "hidden.1", True),
+    ):
+        text = page(client, "job", id=name)
+        for secret in ("secret arguments", "secret value", "secret error", "secret end"):
+            assert (secret in text) is may, (name, secret)
+        assert text.count("builtins.ValueError") == 2
+        assert ("You do not have permission" in text) is not may
+        assert "secret" not in page(client, "jobs")
