@@ -17,9 +17,11 @@ from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.limits import JOB_PREFIX, lane
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.service import job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.job_results import lines
+from django_mysqlqueue.service.job_progress import Progress
+from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.sql.session import Session, flat
 
 RESULTS = JobResult._meta.db_table
@@ -57,7 +59,7 @@ class JobSummary:
     started_at: int
     """When the first attempt started."""
     last_attempted_at: int
-    """When the last attempt started that has ended."""
+    """When the last attempt started. That of a running one is stored when it has lasted for a second."""
     finished_at: int
     attempts: int
     """Number of claims by subscribers, including those of subscribers that were lost before the job started."""
@@ -111,6 +113,12 @@ class JobDetails:
     error_count: int
     subscribers: tuple[str, ...]
     """Names of the last subscribers that have claimed it, oldest first."""
+    progress: Progress | None = None
+    """What the current or the last attempt has reported; None: nothing."""
+    cancel_requested_at: int = 0
+    """When it was asked to stop while it ran, in epoch milliseconds; 0: never."""
+    stage: str = ""
+    """The stage of its chain; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,12 +420,14 @@ def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | No
     row = session.row(
         f"SELECT {_columns()}, {_line_count('s.errors')}, SUBSTR(s.arguments, 1, %s), LENGTH(s.arguments), "
         f"SUBSTR(s.return_value, 1, %s), LENGTH(s.return_value), {dialect.ending('s.errors', ERRORS_READ)}, "
-        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)} FROM {RESULTS} s WHERE s.id = %s",
+        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)}, s.progress, s.cancel_requested_at, s.stage "
+        f"FROM {RESULTS} s WHERE s.id = %s",
         ("\n", "\n", most, most, job_id),
     )
     if row is None:
         return None
-    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row
+    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row[:-3]
+    progress, cancel_requested_at, stage = row[-3:]
     return JobDetails(
         _summary(summary),
         arguments,
@@ -427,7 +437,17 @@ def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | No
         tuple(_error(line) for line in _last_lines(errors, ERRORS_READ)),
         int(error_count),
         tuple(_last_lines(subscribers, SUBSCRIBERS_READ)),
+        _progress(progress),
+        int(cancel_requested_at),
+        stage,
     )
+
+
+def _progress(column: str) -> Progress | None:
+    try:
+        return job_progress.decode(column)
+    except (ValueError, TypeError, KeyError, OverflowError, AssertionError):
+        return None  # Somebody has written it in plain SQL.
 
 
 def _size(text: str, stored: int, most: int) -> int:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.tasks.attempts import JobContext, Progress
+from django_mysqlqueue.service.job_progress import Progress
+from django_mysqlqueue.tasks.attempts import JobContext
 from django_mysqlqueue.tasks.backend import MySQLQueueBackend
 from django_mysqlqueue.tasks.calls import Call, call, enqueue_chain, enqueue_many
 from django_mysqlqueue.tasks.control import acancel_job, async_wait, cancel_job, progress_of, wait

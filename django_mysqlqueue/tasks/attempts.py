@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import json
-import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from django_mysqlqueue.limits import PROGRESS_MESSAGE_LENGTH
-from django_mysqlqueue.service import job_rows, job_stages
+from django_mysqlqueue.service import job_progress, job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd
-from django_mysqlqueue.service.job_rows import JobRow, StartedJob, moment
+from django_mysqlqueue.service.job_rows import JobRow, StartedJob
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext
 from django_mysqlqueue.tasks.options import JobOptions
@@ -84,32 +80,6 @@ class Attempt:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress that a job has reported."""
-
-    done: float
-    total: float | None
-    message: str
-    at: datetime.datetime = field(compare=False)
-    """When it was reported, aware if ``USE_TZ`` is True."""
-
-    @property
-    def fraction(self) -> float | None:
-        """The part that is done, from 0 to 1; None without a total."""
-        return None if self.total is None else min(1.0, self.done / self.total)
-
-
-def as_progress(column: str) -> Progress | None:
-    """Return the column ``progress``, or None if it is empty."""
-    if not column:
-        return None
-    found = json.loads(column)
-    at = moment(found["at"])
-    assert at is not None  # noqa: S101  # Its writer has set it.
-    return Progress(found["done"], found["total"], found["message"], at)
-
-
 class JobContext(TaskContext):
     """The context of a task with ``takes_context=True``."""
 
@@ -134,14 +104,7 @@ class JobContext(TaskContext):
         Raises:
             ValueError: a number is negative or not finite, or ``total`` is 0.
         """
-        if not math.isfinite(done) or done < 0:
-            raise ValueError(f"done={done!r}: must be a finite number, at least 0")
-        if total is not None and (not math.isfinite(total) or total <= 0):
-            raise ValueError(f"total={total!r}: must be a finite number above 0, or None")
-        attempt = self._attempt
-        attempt.progress = job_rows.as_json(
-            {"done": done, "total": total, "message": str(message)[:PROGRESS_MESSAGE_LENGTH], "at": attempt.now()}
-        )
+        self._attempt.progress = job_progress.encode(done, total, message, self._attempt.now())
 
     @property
     def cancelled(self) -> bool:

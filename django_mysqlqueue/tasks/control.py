@@ -11,10 +11,10 @@ from django.db import connections
 
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.limits import JOB_PREFIX
-from django_mysqlqueue.service import job_results, job_rows, scheduling
+from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tasks.attempts import Progress, as_progress
 from django_mysqlqueue.tasks.framework import AnyResult, TaskResultDoesNotExist
 
 SHORTEST_PAUSE = 0.02
@@ -145,7 +145,7 @@ def progress_of(result: AnyResult) -> Progress | None:
     row = job_rows.read(Session(_alias_of(result)), [result.id]).get(result.id)
     if row is None:
         raise TaskResultDoesNotExist(result.id)
-    return as_progress(row.progress)
+    return job_progress.decode(row.progress)
 
 
 def _topic_of(result: AnyResult) -> str:

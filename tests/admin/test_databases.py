@@ -17,8 +17,8 @@ from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage
-from django_mysqlqueue.service import job_results
-from django_mysqlqueue.service.job_results import NewResult
+from django_mysqlqueue.service import job_rows
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql import several
 from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, hidden, page
@@ -105,7 +105,7 @@ def test_a_job_is_read_where_its_queue_is(client, empty_databases, settings):
     settings.MYSQLQUEUE = {"TOPICS": {"jobs.mail": {"DATABASE": QUEUE}}}
     for alias in ALIASES:
         made = [NewResult(f"{alias}.job", "default", "mail", f"{alias}.task", "{}", 0, 0, 1)]
-        job_results.insert(Session(alias), made)
+        job_rows.insert(Session(alias), made)
     for query, alias in (({"topic": "jobs.mail"}, QUEUE), ({"topic": "jobs.mail", "database": DEFAULT}, DEFAULT)):
         text = page(client, "jobs", **query)
         assert f"{alias}.task" in text

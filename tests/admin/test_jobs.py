@@ -11,8 +11,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import job_progress
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, page
@@ -452,3 +453,44 @@ def test_arguments_values_and_errors_need_the_permission_to_see_payloads(make, t
         assert text.count("builtins.ValueError") == 2
         assert ("You do not have permission" in text) is not may
         assert "secret" not in page(client, "jobs")
+
+
+# -- progress, requests to stop, and chains -----------------------------------
+
+
+def test_the_progress_of_a_job(client):
+    job("p", status="RUNNING", progress=job_progress.encode(3, 12, "\u202erow <3>", 1_700_000_000_000))
+    answer = client.get(f"{ROOT}job/", {"id": "p"})
+    text = answer.content.decode()
+    assert '<progress value="0.25" max="1"' in text
+    assert "3 / 12" in text
+    assert "row &lt;3&gt;" in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize("column", ["", "{}", "[]", "no JSON", '{"done": 1, "total": 0, "message": "", "at": 0}'])
+def test_progress_that_is_none(client, column):
+    job("p", progress=column)
+    assert "<progress" not in client.get(f"{ROOT}job/", {"id": "p"}).content.decode()
+
+
+def test_progress_without_a_total(client):
+    job("p", progress=job_progress.encode(3, None, "", 1_700_000_000_000))
+    text = client.get(f"{ROOT}job/", {"id": "p"}).content.decode()
+    assert "<progress" not in text
+    assert 'id="mq-progress"' in text
+
+
+def test_a_job_that_was_asked_to_stop(client):
+    job("p", status="RUNNING", cancel_requested_at=1_700_000_000_000)
+    assert any("It was asked to stop at" in text for text, _ in notes(client, "p"))
+    JobResult.objects.update(status="SUCCESSFUL", finished_at=5)
+    assert not any("It was asked to stop" in text for text, _ in notes(client, "p"))
+
+
+def test_a_job_of_a_later_stage(client, db):
+    job_worlds.chained()
+    assert notes(client, "later") == [("It waits for 2 jobs of the stage before it in its chain.", "")]
+    JobStage.objects.filter(id=job_worlds.STAGES[0]).update(remaining=1)
+    assert notes(client, "later") == [("It waits for 1 job of the stage before it in its chain.", "")]
+    assert not any("waits for" in text for text, _ in notes(client, "first"))

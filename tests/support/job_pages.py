@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service import job_rows
 
 NOW = 1_700_000_000_000
 """When the results begin, in epoch milliseconds."""
@@ -37,4 +37,4 @@ def ended(name: str, status: str = "SUCCESSFUL", *, seconds: float = 1.5, **colu
 def errors(*texts: str, exception: str = "builtins.ValueError") -> str:
     """The column with these errors."""
     frame = 'Traceback (most recent call last):\n  File "/srv/shop/tasks.py", line 7, in mail\n'
-    return "".join(job_results.error_line(exception, f"{frame}ValueError: {text}\n") for text in texts)
+    return "".join(job_rows.error_line(exception, f"{frame}ValueError: {text}\n") for text in texts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results, sequencing
-from django_mysqlqueue.service.job_results import NewResult
+from django_mysqlqueue.service import job_rows, sequencing
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session
 from tests.conftest import QUEUE_MODELS
 from tests.support.harness import Sub, handler
@@ -38,8 +38,8 @@ def fill(alias, *, topic="orders", group="g"):
     publish_many(topic, [Message(f"{alias}. {n}", key=key) for n, key in enumerate(keys)], using=alias)
     publish(topic, f"{alias}. later", id=f"{alias}.later", key=f"{alias}.k", delay=600, using=alias)
     sequence(alias)
-    job_results.insert(
-        Session(alias), [NewResult(f"{alias}.job", "default", topic, f"{alias}.task", "{}", 0, 0, 1)], keep=True
+    job_rows.insert(
+        Session(alias), [NewResult(f"{alias}.job", "default", topic, f"{alias}.task", "{}", 0, 0, 1)], keep="id"
     )
     sub = Sub(
         handler(topic, group, _handle, backoff=Backoff(initial=3600, jitter=0)), name=f"{alias}.{topic}", using=alias

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.context import BadQuery
@@ -23,6 +23,7 @@ from django_mysqlqueue.inspection import JobDetails, JobError, JobSummary, jobs,
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.limits import JOB_GROUP
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service import job_stages
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -92,6 +93,7 @@ class JobPage(Page):
             "spans": spans,
             "bar": self._bar(spans),
             "notes": list(self._notes(session, found)),
+            "progress": found.progress,
             "error_count": found.error_count,
             "shown_errors": SHOWN_ERRORS,
             **self._contents(found),
@@ -154,8 +156,14 @@ class JobPage(Page):
     def _notes(self, session: Session, found: JobDetails) -> Iterable[Step]:
         """Yield facts about the job, with links to its message and its dead letter."""
         job = found.summary
+        if (waits := self._waits_in_chain(session, found)) is not None:
+            yield Step(waits)
+            return
         is_ahead = job.status == "READY" and job.run_after > self._now
         offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
+        if job.status == "RUNNING" and found.cancel_requested_at:
+            text = _("It was asked to stop at %(time)s. Its task decides when it does.")
+            yield Step(text % {"time": moment(found.cancel_requested_at)}, css="mq-severity-1")
         if job.status == "RUNNING" and found.subscribers:
             yield from self._holder(session, found.subscribers[-1], job)
         if offset is not None:
@@ -179,6 +187,18 @@ class JobPage(Page):
                 text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self._now) / 1000)}
             link = self.dashboard.url("scheduled", topic=job.topic, id=job.id)
             yield Step(text, link=link, link_text=_("Open scheduled message"))
+
+    def _waits_in_chain(self, session: Session, found: JobDetails) -> str | None:
+        """Return what a job waits for whose stage has not begun, or None."""
+        before = job_stages.before(session, found.stage) if found.stage and found.summary.status == "READY" else None
+        if before is None or not before.remaining:
+            return None
+        text = ngettext(
+            "It waits for %(number)d job of the stage before it in its chain.",
+            "It waits for %(number)d jobs of the stage before it in its chain.",
+            before.remaining,
+        )
+        return text % {"number": before.remaining}
 
     def _holder(self, session: Session, subscriber: str, job: JobSummary) -> Iterable[Step]:
         """Yield that the subscriber that has claimed the job is lost, if it is."""

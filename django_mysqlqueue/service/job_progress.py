@@ -1,0 +1,56 @@
+"""The progress that a job has reported, as the column ``progress`` has it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from dataclasses import dataclass, field
+
+from django_mysqlqueue.limits import PROGRESS_MESSAGE_LENGTH
+from django_mysqlqueue.service.job_rows import as_json, moment
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress that a job has reported."""
+
+    done: float
+    total: float | None
+    message: str
+    at: datetime.datetime = field(compare=False)
+    """When it was reported, aware if ``USE_TZ`` is True."""
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, from 0 to 1; None without a total."""
+        return None if self.total is None else min(1.0, self.done / self.total)
+
+
+def encode(done: float, total: float | None, message: str, now_ms: int) -> str:
+    """Return progress as it is stored.
+
+    Args:
+        done: how much is done.
+        total: how much there is to do, or None.
+        message: a text, of which the first ``PROGRESS_MESSAGE_LENGTH`` characters are stored.
+        now_ms: the time in epoch milliseconds.
+
+    Raises:
+        ValueError: a number is negative or not finite, or ``total`` is 0.
+    """
+    if not math.isfinite(done) or done < 0:
+        raise ValueError(f"done={done!r}: must be a finite number, at least 0")
+    if total is not None and (not math.isfinite(total) or total <= 0):
+        raise ValueError(f"total={total!r}: must be a finite number above 0, or None")
+    return as_json({"done": done, "total": total, "message": str(message)[:PROGRESS_MESSAGE_LENGTH], "at": now_ms})
+
+
+def decode(column: str) -> Progress | None:
+    """Return the column ``progress``, or None if it is empty."""
+    if not column:
+        return None
+    found = json.loads(column)
+    at = moment(found["at"])
+    assert at is not None  # noqa: S101  # Its writer has set it.
+    return Progress(found["done"], found["total"], found["message"], at)
