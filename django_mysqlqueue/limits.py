@@ -33,7 +33,7 @@ JOB_PATH_LENGTH = 255
 PROGRESS_LENGTH = 1500
 """Maximum length of the progress of a job as JSON."""
 PROGRESS_MESSAGE_LENGTH = 200
-"""Maximum length of the message in it: escaped, each character takes six at most."""
+"""Maximum length of the message in it: as JSON, each character takes six at most."""
 STAGE_LENGTH = 50
 """Maximum length of the id of a stage of a chain of jobs."""
 KEY_LENGTH = 190

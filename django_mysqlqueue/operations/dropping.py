@@ -10,7 +10,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service import audit, groups, job_results
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -41,6 +41,7 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
         if operation is None:
             return False
         with audit.stopping(using, operation, steps.Stopped):
+            job_results.skip(using, ref)
             steps.delete_all(
                 using, ref, lambda session: _delete_some(session, ref, operation, limits), lambda rows: None, limits
             )

@@ -18,7 +18,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, groups, log, partitions, watermarks
+from django_mysqlqueue.service import audit, groups, job_results, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -233,6 +233,7 @@ def seek(
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
         with audit.stopping(using, operation, steps.Stopped):
+            job_results.skip(using, ref)
             after: str | None = ""
             while after is not None:
                 last: str = after

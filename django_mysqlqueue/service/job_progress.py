@@ -38,12 +38,29 @@ def encode(done: float, total: float | None, message: str, now_ms: int) -> str:
 
     Raises:
         ValueError: a number is negative or not finite, or ``total`` is 0.
+        TypeError: it is not a number.
     """
-    if not math.isfinite(done) or done < 0:
-        raise ValueError(f"done={done!r}: must be a finite number, at least 0")
-    if total is not None and (not math.isfinite(total) or total <= 0):
-        raise ValueError(f"total={total!r}: must be a finite number above 0, or None")
-    return as_json({"done": done, "total": total, "message": str(message)[:PROGRESS_MESSAGE_LENGTH], "at": now_ms})
+    text = str(message)[:PROGRESS_MESSAGE_LENGTH].encode("utf-8", "replace").decode()
+    value = {
+        "done": _number("done", done, ", at least 0"),
+        "total": None if total is None else _number("total", total, " above 0, or None"),
+        "message": text,
+        "at": now_ms,
+    }
+    return as_json(value)
+
+
+def _number(name: str, value: float, rule: str) -> float:
+    """Return a number as JSON has it: a Decimal, for example, as a float."""
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found) or found < 0 or (found == 0 and name == "total"):
+        raise ValueError(f"{name}={value}: must be a finite number{rule}")
+    return int(found) if found.is_integer() and found < 2**53 else found
 
 
 def decode(column: str) -> Progress | None:

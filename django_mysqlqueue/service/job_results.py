@@ -227,6 +227,15 @@ def request_cancel(session: Session, ids: Iterable[str]) -> None:
         )
 
 
+def skip(using: str, ref: GroupRef) -> None:
+    """Note that messages of a group are about to be skipped: another job may be enqueued instead of a unique one.
+
+    Its own transaction: it waits for transactions that have found a job that waits.
+    """
+    if is_of_jobs(ref):
+        run(using, lambda session: job_rows.free_unique_keys(session, ref.topic.removeprefix(JOB_PREFIX)))
+
+
 def restart(session: Session, offsets: Collection[int]) -> None:
     """Make jobs that have failed ready again: an operator has redriven their dead letters."""
     ids = sorted(_ids(session, offsets).values())
@@ -250,11 +259,14 @@ def collect(using: str) -> int:
             )
         )
         if staged := [job for job, stage in old.items() if stage]:
-            # Only what this transaction deletes counts: another one may delete the same.
+            # Only what this transaction deletes counts: another one may delete the same, or restart it.
             found = read(session, staged, session.dialect.for_update)
-            old = {job: stage for job, stage in old.items() if not stage or job in found}
+            kept = {job for job in staged if job not in found or not found[job].is_finished}
+            old = {job: stage for job, stage in old.items() if job not in kept}
         number = sum(
-            session.execute(session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i"), chunk)
+            session.execute(
+                session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i", "s.finished_at > 0"), chunk
+            )
             for chunk in session.chunks(sorted(old))
         )
         job_stages.forget(session, Counter(stage for stage in old.values() if stage))

@@ -188,6 +188,15 @@ def _owners(session: Session, column: str, values: Sequence[str | None], how: st
     return found
 
 
+def free_unique_keys(session: Session, queue_name: str) -> int:
+    """Let the jobs of a queue that wait no longer count as such for unique jobs; return how many there were."""
+    return session.execute(
+        f"UPDATE {RESULTS}{session.dialect.force_index('queue_job_results_unique')} SET unique_key = NULL "
+        "WHERE unique_key > '' AND queue_name = %s",
+        (queue_name,),
+    )
+
+
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
     """Return results by id.
 

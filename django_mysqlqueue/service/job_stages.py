@@ -20,7 +20,7 @@ from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.models import JobStage
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
-from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, SUCCESSFUL, JobRow
+from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow
 from django_mysqlqueue.sql.session import Session, flat
 
 STAGES = JobStage._meta.db_table
@@ -157,7 +157,9 @@ def _fail(session: Session, rows: Iterable[JobRow], name: str, text: str) -> Non
 
 
 def revive(session: Session, stages: Iterable[str]) -> None:
-    """Let the jobs after some stages wait again: the jobs of the stages that had failed are READY again.
+    """Let the jobs after some stages wait again: jobs of these stages that had failed are READY again.
+
+    They stay FAILED if another job of their chain can no longer succeed.
 
     Args:
         session: the current transaction.
@@ -165,15 +167,19 @@ def revive(session: Session, stages: Iterable[str]) -> None:
     """
     for stage in sorted(set(stages)):
         row = _lock(session, stage)
-        if row is None or FAILED in job_rows.statuses(session, row.job_ids).values():
+        if row is None or _alive(job_rows.statuses(session, row.job_ids).values()) < row.remaining:
             continue
         for later in _after(session, row):
             rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
-            ended = [job for job in rows.values() if job.status == FAILED]
-            revived = [job.id for job in ended if _ended_with_another(job)]
+            revived = [job.id for job in rows.values() if job.status == FAILED and _ended_with_another(job)]
             job_rows.restart(session, revived)
-            if len(revived) < len(ended):
-                break  # One was cancelled: the later stages cannot start.
+            if _alive(job.status for job in rows.values()) + len(revived) < later.remaining:
+                break  # One was cancelled, or its result was deleted: the later stages cannot start.
+
+
+def _alive(statuses: Iterable[str]) -> int:
+    """Return how many jobs can still succeed."""
+    return sum(status in (READY, RUNNING) for status in statuses)
 
 
 def _ended_with_another(job: JobRow) -> bool:

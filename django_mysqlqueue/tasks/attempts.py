@@ -103,6 +103,7 @@ class JobContext(TaskContext):
 
         Raises:
             ValueError: a number is negative or not finite, or ``total`` is 0.
+            TypeError: it is not a number.
         """
         self._attempt.progress = job_progress.encode(done, total, message, self._attempt.now())
 

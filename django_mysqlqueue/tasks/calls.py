@@ -38,10 +38,11 @@ def enqueue_many(calls: Iterable[Call]) -> list[AnyResult]:
         The results, in the same order.
 
     Raises:
-        InvalidTask: the tasks have several backends, or one that is not a ``MySQLQueueBackend``.
+        InvalidTask: something is not a call; or the tasks have several backends, or one that is not a
+            ``MySQLQueueBackend``.
         TypeError, ValueError, InvalidMessage, TransactionMismatch: as ``enqueue()`` of the backend.
     """
-    calls = list(calls)
+    calls = _checked(calls)
     return _backend_of(calls).enqueue_many(calls) if calls else []
 
 
@@ -58,12 +59,20 @@ def enqueue_chain(*stages: Call | Iterable[Call]) -> list[list[AnyResult]]:
         The results of each stage, in the same order.
 
     Raises:
-        InvalidTask: a stage has no jobs; a task is unique; the tasks have several backends, or one that is not a
-            ``MySQLQueueBackend``; or their queues are in several databases.
+        InvalidTask: something is not a call; a stage has no jobs; a task is unique; the tasks have several backends, or
+            one that is not a ``MySQLQueueBackend``; or their queues are in several databases.
         TypeError, ValueError, InvalidMessage, TransactionMismatch: as ``enqueue()`` of the backend.
     """
-    of_stages = [[stage] if isinstance(stage, Call) else list(stage) for stage in stages]
+    of_stages = [[stage] if isinstance(stage, Call) else _checked(stage) for stage in stages]
     return _backend_of([call for stage in of_stages for call in stage]).enqueue_chain(of_stages)
+
+
+def _checked(calls: object) -> list[Call]:
+    found: list[Any] = [calls] if isinstance(calls, Call) or not isinstance(calls, Iterable) else list(calls)
+    for one in found:
+        if not isinstance(one, Call):
+            raise InvalidTask(f"{one!r} is not a call: use call(task, *args, **kwargs).")
+    return found
 
 
 def _backend_of(calls: Sequence[Call]) -> MySQLQueueBackend:

@@ -15,7 +15,8 @@ from django_mysqlqueue.service import job_progress, job_results, job_rows, sched
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tasks.framework import AnyResult, TaskResultDoesNotExist
+from django_mysqlqueue.tasks.backend import by_alias
+from django_mysqlqueue.tasks.framework import AnyResult, InvalidTask, TaskResultDoesNotExist
 
 SHORTEST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -37,6 +38,7 @@ def wait(*results: AnyResult, timeout: float | None = None) -> None:
         TransactionMismatch: a transaction of the queue's database is open: the job may have to wait for it to commit,
             and it might not see that the job has ended.
         TaskResultDoesNotExist: there is no result with this id any more.
+        InvalidTask: a job of another backend has not ended.
     """
     waiting = _Waiting(results)
     for pause in _pauses(timeout):
@@ -45,7 +47,7 @@ def wait(*results: AnyResult, timeout: float | None = None) -> None:
         if pause is None:
             raise waiting.timed_out(timeout)
         time.sleep(pause)
-    for result in results:
+    for result in waiting.results:
         result.refresh()
 
 
@@ -58,7 +60,7 @@ async def async_wait(*results: AnyResult, timeout: float | None = None) -> None:
         if pause is None:
             raise waiting.timed_out(timeout)
         await asyncio.sleep(pause)
-    for result in results:
+    for result in waiting.results:
         await result.arefresh()
 
 
@@ -77,6 +79,10 @@ class _Waiting:
     def __init__(self, results: Sequence[AnyResult]) -> None:
         self._ids: dict[str, set[str]] = {}
         for result in results:
+            if not _is_ours(result) and not result.is_finished:
+                raise InvalidTask(f"The backend {result.backend!r} of TASKS is not a MySQLQueueBackend.")
+        self.results = [result for result in results if _is_ours(result)]
+        for result in self.results:
             self._ids.setdefault(_alias_of(result), set()).add(result.id)
         for alias in self._ids:
             if connections[alias].in_atomic_block:
@@ -111,12 +117,14 @@ def cancel_job(result: AnyResult) -> None:
     runs the job waits for it to store the outcome.
 
     Args:
-        result: the result of the job.
+        result: the result of the job. One of another backend is left as it is.
 
     Raises:
         TaskResultDoesNotExist: there is no result with this id any more.
         OperationRefused: the job is scheduled, and the open transaction is at SERIALIZABLE.
     """
+    if not _is_ours(result):
+        return
     alias = _alias_of(result)
 
     def write(session: Session) -> None:
@@ -137,15 +145,21 @@ def progress_of(result: AnyResult) -> Progress | None:
     """Return the progress that the current attempt of a job, or the last one, has reported; None if there is none.
 
     Args:
-        result: the result of the job.
+        result: the result of the job. Jobs of other backends have none.
 
     Raises:
         TaskResultDoesNotExist: there is no result with this id any more.
     """
+    if not _is_ours(result):
+        return None
     row = job_rows.read(Session(_alias_of(result)), [result.id]).get(result.id)
     if row is None:
         raise TaskResultDoesNotExist(result.id)
     return job_progress.decode(row.progress)
+
+
+def _is_ours(result: AnyResult) -> bool:
+    return result.backend in by_alias()
 
 
 def _topic_of(result: AnyResult) -> str:

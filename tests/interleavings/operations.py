@@ -346,6 +346,11 @@ def enqueue_unique(a: Actor) -> object:
     return job_worlds.enqueue_unique(ALIAS) in ("first", "second")
 
 
+@operation("skip unique jobs")
+def skip(a: Actor) -> object:
+    return job_worlds.skip(ALIAS)
+
+
 @operation("cancel jobs")
 def _(a: Actor) -> object:
     return groups.run(

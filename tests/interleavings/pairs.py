@@ -198,7 +198,8 @@ def jobs() -> Iterable[Pair]:
     yield from each("busy", ("enqueue a chain of jobs",), ("enqueue a chain of jobs", "sequence"))
     yield from each("with_chain", (first,), (second, fail, "store the starts of jobs", "collect results", *cancels))
     yield from each("with_chain", (fail,), (cancels[0], "restart the second job of a stage"))
-    yield from each("with_unique_job", ("enqueue a unique job",), ("enqueue a unique job", "begin the jobs of a stage"))
+    unique = "enqueue a unique job"
+    yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage", "skip unique jobs"))
 
 
 def debouncing() -> Iterable[Pair]:

@@ -119,6 +119,18 @@ def test_after_a_redrive_the_chain_continues(monkeypatch):
     assert jobs.log == [(2, 1), (3, 1)]
 
 
+def test_a_chain_with_a_job_whose_result_is_gone_does_not_wait_again(monkeypatch):
+    """It could never end: the later stages would be READY for ever."""
+    stages = enqueue_chain(call(jobs.fail, 1), [call(jobs.add, 2), call(jobs.add, 3)], call(jobs.add, 4))
+    deliver_all(raise_exceptions=False)
+    JobResult.objects.filter(id=stages[1][0].id).delete()
+    monkeypatch.setattr(jobs.fail.func, "__code__", (lambda number=0: number).__code__)
+    operations.redrive("jobs.default", offsets=[QueueMessage.objects.get(topic="jobs.default_dlq").offset], actor="ops")
+    deliver_all()
+    del stages[1][0]
+    assert statuses(stages) == [["SUCCESSFUL"], ["SUCCESSFUL"], ["FAILED"]]
+
+
 def test_cancelling_a_job_ends_the_later_stages():
     stages = enqueue_chain(call(jobs.add, 1), [call(jobs.add, 2), call(jobs.add, 3)], call(jobs.add, 4))
     cancel_job(stages[1][0])
@@ -170,6 +182,17 @@ def test_invalid_chains(stages, text):
     with pytest.raises(InvalidTask, match=text):
         enqueue_chain(*stages)
     assert not JobResult.objects.exists()
+
+
+@pytest.mark.parametrize("calls", [[jobs.add], [(jobs.add, [1], {})], jobs.add, 5])
+def test_what_is_no_call(calls):
+    for function in (enqueue_many, enqueue_chain):
+        with pytest.raises(InvalidTask, match=r"is not a call: use call\(task"):
+            function(calls)
+
+
+def test_one_call_is_a_list_of_one():
+    assert [result.args for result in enqueue_many(call(jobs.add, 1))] == [[1]]
 
 
 def test_other_backends_have_no_chains(settings):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
 import time
+from decimal import Decimal
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -11,8 +13,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_mysqlqueue.exceptions import TransactionMismatch
+from django_mysqlqueue.limits import PROGRESS_LENGTH
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_rows
+from django_mysqlqueue.service import job_progress, job_rows
 from django_mysqlqueue.sql.session import run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import (
@@ -25,12 +28,14 @@ from django_mysqlqueue.tasks import (
     progress_of,
     wait,
 )
-from django_mysqlqueue.tasks.framework import TaskResultDoesNotExist
+from django_mysqlqueue.tasks.framework import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist
 from django_mysqlqueue.tasks.monitor import JobMonitor
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
+
+IMMEDIATE = f"{BaseTaskBackend.__module__.removesuffix('base')}immediate.ImmediateBackend"
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +167,26 @@ def test_progress_is_stored_with_the_outcome():
     assert abs(found.at - timezone.now()) < datetime.timedelta(seconds=60)
 
 
-def test_the_longest_message_fits():
-    result = jobs.report.enqueue(1e300, 1e-300, "\x01" * 300)
-    deliver_all()
-    assert len(JobResult.objects.get().progress) > 1200
-    assert progress_of(result).message == "\x01" * 200
+@pytest.mark.parametrize(
+    ("text", "stored"), [("\x01" * 300, "\x01" * 200), ("\N{GRINNING FACE}" * 198 + "\udc80", None)]
+)
+def test_the_longest_progress_fits(text, stored):
+    """It would be an error at each flush."""
+    column = job_progress.encode(1e300 / 3, 10**300, text, 10**13)
+    assert len(column) <= PROGRESS_LENGTH
+    assert job_progress.decode(column).message == (stored or text[:-1] + "?")
+
+
+def test_numbers_that_json_has_not():
+    column = job_progress.encode(Decimal("1.5"), True, "", 1)
+    assert json.loads(column) == {"done": 1.5, "total": 1, "message": "", "at": 1}
+    assert '"total": 1,' in column
+    with pytest.raises(TypeError):
+        job_progress.encode(None, None, "", 1)
+    with pytest.raises(ValueError, match="total=much: must be a finite number above 0, or None"):
+        job_progress.encode(1, "much", "", 1)
+    with pytest.raises(ValueError, match=r"done=1000+: must be a finite number, at least 0"):
+        job_progress.encode(10**400, None, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +273,18 @@ def test_waiting_for_a_job_that_has_ended(django_assert_num_queries):
     deliver_all()
     wait(*results, timeout=0)
     assert [result.return_value for result in results] == [1, 2, 3]
+
+
+def test_results_of_other_backends(settings):
+    """As in tests of a project, with Django's ImmediateBackend."""
+    ours = jobs.add.enqueue(1)
+    settings.TASKS = {"default": {"BACKEND": IMMEDIATE}}
+    result = jobs.add.enqueue(1)
+    wait(result, timeout=0)
+    cancel_job(result)
+    assert (result.status, result.return_value, progress_of(result)) == ("SUCCESSFUL", 2, None)
+    with pytest.raises(InvalidTask, match="The backend 'default' of TASKS is not a MySQLQueueBackend"):
+        wait(ours)
 
 
 def test_waiting_for_too_long(django_assert_max_num_queries):

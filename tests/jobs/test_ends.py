@@ -213,6 +213,25 @@ def test_a_transaction_of_another_database(queue_db):
     assert not JobResult.objects.exists()
 
 
+@pytest.mark.parametrize("stage", ["", job_worlds.STAGES[0]])
+def test_a_job_that_is_restarted_while_old_results_are_deleted(monkeypatch, stage):
+    """Its result stays."""
+    held = job_worlds.claimed("dead")
+    job_worlds.flush(USING, held)
+    JobResult.objects.update(finished_at=1, stage=stage)
+    rows = job_results.Session.rows
+
+    def with_restart(session, sql, parameters=()):
+        found = rows(session, sql, parameters)
+        if "stage FROM" in sql and found:
+            job_rows.restart(session, ["dead"])
+        return found
+
+    monkeypatch.setattr(job_results.Session, "rows", with_restart)
+    job_results.collect(USING)
+    assert JobResult.objects.get().status == "READY"
+
+
 def test_an_error_in_the_callers_transaction_leaves_nothing(monkeypatch):
     monkeypatch.setattr(job_rows, "insert", lambda *args, **options: 1 / 0)
     with transaction.atomic():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import JobResult, OutboxMessage
 from django_mysqlqueue.subscriptions import registry
@@ -76,6 +77,21 @@ def test_after_a_cancel_another_one_can_wait():
     deliver_all()
     second.refresh()
     assert (second.status, jobs.log) == ("SUCCESSFUL", [1])
+
+
+@pytest.mark.parametrize("how", ["seek", "drop"])
+def test_jobs_that_were_skipped_do_not_count(how):
+    """They never start, so no other one could ever be enqueued."""
+    skipped = jobs.alone.enqueue(1)
+    sequence()
+    Sub(registry.handlers()[job_worlds.JOBS], name="a").leave()
+    if how == "seek":
+        operations.seek("jobs", "jobs.default", "latest", actor="ops")
+    else:
+        operations.drop_group("jobs", "jobs.default", actor="ops")
+    again = jobs.alone.enqueue(1)
+    assert again.id != skipped.id
+    assert jobs.alone.enqueue(1).id == again.id
 
 
 def test_many_at_once():

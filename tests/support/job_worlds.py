@@ -205,6 +205,18 @@ def _old_chain() -> dict[str, Claimed]:
     return {}
 
 
+def _unique() -> dict[str, Claimed]:
+    enqueued("first")
+    JobResult.objects.using(USING).update(unique_key=UNIQUE)
+    return {}
+
+
+@configured()
+def skip(alias: str) -> None:
+    """As a seek and a drop of the group do."""
+    job_results.skip(alias, JOBS)
+
+
 def store_started(alias: str, names: Iterable[str]) -> None:
     """Stores that jobs have started."""
     started = [job_rows.StartedJob(name, 5, 6, "{}") for name in names]
@@ -257,6 +269,7 @@ CHANGES: dict[str, Change] = {
         lambda alias, held: request_cancel(alias, "first", "later"),
         {"first": "RUNNING", "second": "RUNNING", "later": "FAILED, 0 messages"},
     ),
+    "skip": Change(_unique, lambda alias, held: skip(alias), {"first": "READY"}),
     "store_started": Change(_claimed, lambda alias, held: store_started(alias, ENDS), dict.fromkeys(ENDS, "RUNNING")),
     "end a stage": Change(
         _half_done,

@@ -279,6 +279,7 @@ def _jobs() -> None:
     job_worlds.CHANGES["collect"].make(USING, held)
     for _ in range(2):
         job_worlds.enqueue_unique(USING)
+    job_worlds.skip(USING)
 
 
 def _chains() -> None:
