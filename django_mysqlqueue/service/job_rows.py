@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -277,9 +277,14 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     return changed
 
 
-def store_started(session: Session, jobs: Sequence[StartedJob]) -> None:
-    """Store the starts and the progress of running jobs, except for jobs whose later attempt has been stored."""
-    for chunk in session.chunks(sorted(jobs), weight=lambda job: len(job.progress)):
+def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
+    """Store the starts and the progress of running jobs, except for jobs whose later attempt has been stored.
+
+    Returns:
+        The ids of the jobs, without those whose rows another transaction has locked: nothing was stored for them.
+    """
+    locked = set(_locked(session, [job.id for job in jobs]))
+    for chunk in session.chunks(sorted(job for job in jobs if job.id in locked), weight=lambda job: len(job.progress)):
         session.execute(
             session.dialect.update_joined(
                 RESULTS,
@@ -295,6 +300,18 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> None:
             ),
             flat(chunk),
         )
+    return locked
+
+
+def _locked(session: Session, ids: Iterable[str]) -> Iterator[str]:
+    """Lock those rows that no other transaction has locked, and yield their ids."""
+    for chunk in session.chunks(sorted(set(ids))):
+        for (job,) in session.rows(
+            f"SELECT id FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY id{session.dialect.skip_locked}",
+            chunk,
+        ):
+            yield job
 
 
 def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:

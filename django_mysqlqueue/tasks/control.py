@@ -113,8 +113,8 @@ def cancel_job(result: AnyResult) -> None:
     to look at ``context.cancelled``; if the attempt fails, or its subscriber is lost, it is not retried. A job that has
     ended stays as it is.
 
-    This is part of the open transaction of the queue's database, if there is one. Commit it soon: the subscriber that
-    runs the job waits for it to store the outcome.
+    This is part of the open transaction of the queue's database, if there is one. Commit it soon: subscribers wait for
+    it to store the outcome of the job, and in a chain that of each job of its stage.
 
     Args:
         result: the result of the job. One of another backend is left as it is.

@@ -93,15 +93,16 @@ class JobMonitor:
         attempts = [attempt for attempt in list(_running.values()) if attempt.using == self._using]
         old = [attempt for attempt in attempts if id(attempt) in self._seen]
         self._seen = {id(attempt) for attempt in attempts}
-        new = [(attempt, attempt.started()) for attempt in old]
-        new = [(attempt, started) for attempt, started in new if started != attempt.stored]
-        if new:
-            run(self._using, lambda session: job_rows.store_started(session, [started for _, started in new]))
-            for attempt, started in new:
-                attempt.stored = started
         asking = [attempt for attempt in old if attempt.asks and not attempt.cancelled]
         if asking:
             found = job_rows.cancel_requested(Session(self._using), [attempt.row.id for attempt in asking])
             for attempt in asking:
                 attempt.cancelled = attempt.row.id in found
+        new = {attempt.row.id: (attempt, attempt.started()) for attempt in old}
+        new = {job: (attempt, started) for job, (attempt, started) in new.items() if started != attempt.stored}
+        if new:
+            started = [one for _, one in new.values()]
+            for job in run(self._using, lambda session: job_rows.store_started(session, started)):
+                attempt, one = new[job]
+                attempt.stored = one
         return bool(new or asking)

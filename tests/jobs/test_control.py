@@ -250,6 +250,40 @@ def test_the_monitor(in_thread, django_assert_num_queries, monkeypatch):
         assert not one.turn()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_locked_result_does_not_stop_the_monitor(in_thread, monkeypatch):
+    """For example by a transaction that cancels the job, and stays open."""
+    monkeypatch.setattr(monitor, "_monitored", {USING})
+    locked, other = jobs.count_to.enqueue(600), jobs.count_to.enqueue(600)
+    sequence()
+    worker = Sub(registry.handlers()[job_worlds.JOBS], name="a")
+    worker.step()
+    threads = [in_thread(lambda: worker.work(1)) for _ in range(2)]
+    deadline = time.monotonic() + 20
+    while len(monitor._running) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    one, turned = JobMonitor(USING), []
+    one.turn()
+    with transaction.atomic():
+        cancel_job(locked)
+
+        def turn():
+            cancel_job(other)
+            time.sleep(0.1)
+            turned.append(one.turn())
+
+        in_thread(turn).join(10)
+        assert turned == [True]
+    one.turn()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    worker.flush()
+    for result in (locked, other):
+        result.refresh()
+        assert (result.status, progress_of(result) is None) == ("FAILED", False)
+
+
 def test_an_old_attempt_does_not_overwrite_a_later_one(db):
     jobs.add.enqueue(1)
     (job,) = JobResult.objects.values_list("id", flat=True)
