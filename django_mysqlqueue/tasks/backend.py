@@ -37,7 +37,7 @@ from django_mysqlqueue.tasks.framework import (
     task_enqueued,
 )
 from django_mysqlqueue.tasks.options import check_job_option, options_of, unique_key
-from django_mysqlqueue.tasks.results import as_result, rounded
+from django_mysqlqueue.tasks.results import as_result, timed
 
 GROUP_OPTIONS = (
     "visibility_timeout",
@@ -85,7 +85,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         Raises:
             InvalidTask: the backend cannot run it. The error names the rule.
         """
-        super().validate_task(task)
+        super().validate_task(timed(task))
         if len(task.module_path) > JOB_PATH_LENGTH:
             raise InvalidTask(f"{task.module_path!r}: the path may have at most {JOB_PATH_LENGTH} characters.")
         if task.queue_name not in self.queue_options:
@@ -171,7 +171,7 @@ class MySQLQueueBackend(BaseTaskBackend):
     def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         self.validate_task(task)
         return TaskResult(
-            task=rounded(task),
+            task=timed(task),
             id=naming.new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),

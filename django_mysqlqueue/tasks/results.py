@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue.service.job_rows import JobRow, lines, moment
@@ -64,10 +66,19 @@ def errors_of(column: str) -> list[TaskError]:
     return [TaskError(**json.loads(line)) for line in lines(column)]
 
 
-def rounded(task: AnyTask) -> AnyTask:
-    """Return a task with its time as it is stored: in milliseconds."""
-    at = task.run_after
-    if at is None or at.microsecond % 1000 == 0:
+def timed(task: AnyTask) -> AnyTask:
+    """Return a task with its time as it is stored: in milliseconds. A timedelta counts from now.
+
+    Raises:
+        InvalidTask: the timedelta is too long.
+    """
+    at: Any = task.run_after  # The framework documents a timedelta, although its annotation has none.
+    if isinstance(at, datetime.timedelta):
+        try:
+            at = timezone.now() + at
+        except OverflowError:
+            raise InvalidTask(f"run_after={task.run_after!r} is too far away.") from None
+    elif at is None or at.microsecond % 1000 == 0:
         return task
     return _with(task, run_after=at.replace(microsecond=at.microsecond // 1000 * 1000))
 

@@ -160,6 +160,18 @@ def test_a_job_that_runs_later():
     assert [one.topic for one in deliver_all(advance=3601)] == ["jobs.mail"]
 
 
+def test_a_job_that_runs_after_a_timedelta():
+    """Its time counts from the enqueueing, not from ``using()``."""
+    task = jobs.add.using(run_after=datetime.timedelta(minutes=5))
+    task.enqueue(1)
+    with pytest.raises(InvalidTask, match=r"run_after=.* is too far away"):
+        jobs.add.using(run_after=datetime.timedelta.max)
+    assert deliver_all(advance=200) == []
+    task.enqueue(2)
+    deliver_all(advance=200)
+    assert jobs.log == [(1, 1)]
+
+
 def test_it_is_enqueued_with_the_callers_transaction():
     with transaction.atomic():
         jobs.add.enqueue(1)
