@@ -59,7 +59,7 @@ class JobSummary:
     started_at: int
     """When the first attempt started."""
     last_attempted_at: int
-    """When the last attempt started. That of a running one is stored when it has lasted for a second."""
+    """When the last attempt started. In the first second of an attempt, it is the time of its claim."""
     finished_at: int
     attempts: int
     """Number of claims by subscribers, including those of subscribers that were lost before the job started."""

@@ -104,6 +104,8 @@ class JobEnd(NamedTuple):
     """All errors up to now; None: leave them."""
     progress: str | None = None
     """The last progress, as JSON; None: leave it."""
+    worker_ids: str | None = None
+    """The subscribers that had the job; None: leave them."""
     stage: str = ""
     """The stage of its chain, if it has one."""
 

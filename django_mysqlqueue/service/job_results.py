@@ -70,8 +70,9 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
         ids: the ids of the jobs.
 
     Returns:
-        The rows as they are now; those that have ended are unchanged. Rows that another transaction has locked (it
-        enqueues a job with the same unique key, or cancels the job) are left out and left unchanged.
+        The rows as they are now, except that ``last_attempted_at`` is that of the attempt before. Those that have ended
+        are unchanged. Rows that another transaction has locked (it enqueues a job with the same unique key, or cancels
+        the job) are left out and left unchanged.
     """
 
     def write(session: Session) -> Begun:
@@ -79,7 +80,7 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
         now = session.now()
         waiting = [row for row in found.values() if not row.is_finished]
         begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
-        job_rows.begin(session, begun)
+        job_rows.begin(session, begun, now)
         if stopped := [_lost(row) for row in waiting if row.cancel_requested_at]:
             _fail(session, dict.fromkeys(stopped, CANCELLED))
             found |= read(session, [row.id for row in stopped])
@@ -143,7 +144,10 @@ def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outc
 
 
 def release(session: Session, deliveries: Iterable[Claimed]) -> None:
-    """Make jobs ready again whose claims ended before they started. Their subscribers do not count as workers."""
+    """Make jobs ready again whose claims ended before they started. Their subscribers do not count as workers.
+
+    A job without an attempt keeps ``started_at``: the time for which its task may be unknown counts from there.
+    """
     by = {delivery.offset: delivery.by for delivery in deliveries}
     ids = {job: by[offset] for offset, job in _ids(session, by).items()}
     rows = [
@@ -158,7 +162,11 @@ def release(session: Session, deliveries: Iterable[Claimed]) -> None:
                 ("id", "worker_ids"),
                 len(chunk),
                 "s.id = v.id",
-                {"status": f"'{READY}'", "worker_ids": "v.worker_ids"},
+                {
+                    "status": f"'{READY}'",
+                    "worker_ids": "v.worker_ids",
+                    "last_attempted_at": "CASE WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
+                },
             ),
             flat(chunk),
         )

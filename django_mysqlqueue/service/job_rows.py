@@ -228,20 +228,27 @@ def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def begin(session: Session, rows: Sequence[JobRow]) -> None:
-    """Store that jobs are RUNNING. They no longer wait, so their unique keys are free, and have made no progress."""
+def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
+    """Store that jobs are RUNNING, and that they are attempted now.
+
+    They no longer wait, so their unique keys are free, and have made no progress.
+    """
+    changing = ("started_at", "last_attempted_at", "errors", "worker_ids")
     for chunk in session.chunks(rows, weight=lambda row: len(row.errors) + len(row.worker_ids)):
         session.execute(
             session.dialect.update_joined(
                 RESULTS,
-                ("id", "started_at", "errors", "worker_ids"),
+                ("id", *changing),
                 len(chunk),
                 "s.id = v.id",
                 {"status": f"'{RUNNING}'"}
-                | {name: f"v.{name}" for name in ("started_at", "errors", "worker_ids")}
+                | {name: f"v.{name}" for name in changing}
                 | {"unique_key": "NULL", "progress": "''"},
             ),
-            flat((row.id, row.started_at, row.errors, row.worker_ids) for row in chunk),
+            flat(
+                (row.id, row.started_at, now if row.last_attempted_at else row.started_at, row.errors, row.worker_ids)
+                for row in chunk
+            ),
         )
 
 
@@ -253,7 +260,7 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
         changed += session.execute(
             session.dialect.update_joined(
                 RESULTS,
-                ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "status"),
+                ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "worker_ids", "status"),
                 len(chunk),
                 "s.id = v.id",
                 {
@@ -265,12 +272,22 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
                     "return_value": "v.return_value",
                     "errors": "COALESCE(v.errors, s.errors)",
                     "progress": "COALESCE(v.progress, s.progress)",
+                    "worker_ids": "COALESCE(v.worker_ids, s.worker_ids)",
                     "unique_key": "NULL",
                 },
                 UNFINISHED,
             ),
             flat(
-                (one.id, one.started_at, one.attempted_at, one.return_value, one.errors, one.progress, status)
+                (
+                    one.id,
+                    one.started_at,
+                    one.attempted_at,
+                    one.return_value,
+                    one.errors,
+                    one.progress,
+                    one.worker_ids,
+                    status,
+                )
                 for one, status in chunk
             ),
         )

@@ -23,7 +23,7 @@ class Attempt:
     using: str
     """Alias of the queue's database."""
     row: JobRow
-    """The row of its result, after the claim."""
+    """The row of its result, after the claim, with the ``last_attempted_at`` of the attempt before."""
     clock: float
     """When it was claimed, by the monotonic clock."""
     now_ms: int
@@ -76,8 +76,20 @@ class Attempt:
     def end(self, errors: str | None = None) -> JobEnd:
         """Return what it leaves for the result."""
         return JobEnd(
-            self.row.id, self._first_start, self.started_at, self.value, errors, self.progress or None, self.row.stage
+            self.row.id,
+            self._first_start,
+            self.started_at,
+            self.value,
+            errors,
+            self.progress or None,
+            stage=self.row.stage,
         )
+
+    def taken_back(self) -> JobEnd:
+        """Return what makes the result that of the attempt before."""
+        *earlier, _ = job_rows.lines(self.row.worker_ids)
+        workers = "".join(f"{worker}\n" for worker in earlier)
+        return JobEnd(self.row.id, attempted_at=self.row.last_attempted_at, worker_ids=workers)
 
 
 class JobContext(TaskContext):

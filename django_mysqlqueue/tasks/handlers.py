@@ -169,7 +169,9 @@ class JobHandler(Handler):
         if settlement.action is Action.ACK:
             _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=attempt.returned)
             return [settlement._replace(job=attempt.end())]
-        return settlements  # It was found to be stale.
+        if settlement.action is Action.SNOOZE and attempt.row.last_attempted_at:
+            return [settlement._replace(job=attempt.taken_back())]
+        return settlements  # It was snoozed before its first attempt, or found to be stale.
 
     def _failed(self, settlement: Settlement, attempt: Attempt, error: BaseException) -> Settlement:
         row, number = attempt.row, settlement.delivery.attempt

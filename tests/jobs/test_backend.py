@@ -358,7 +358,7 @@ def test_a_job_whose_subscriber_is_lost():
     result = jobs.add.enqueue(1)
     lost = sub("lost").step()
     result.refresh()
-    assert (result.status, result.last_attempted_at) == (RUNNING, None)
+    assert (result.status, result.last_attempted_at) == (RUNNING, result.started_at)
     assert result.worker_ids == [lost.name]
     SubscriberHeartbeat.objects.all().delete()
     DeliveryState.objects.update(invisible_until=0)
@@ -376,7 +376,7 @@ def test_what_was_not_started_is_ready_again():
     worker.step()
     worker.leave()
     result.refresh()
-    assert (result.status, result.worker_ids, result.errors) == (READY, [], [])
+    assert (result.status, result.worker_ids, result.errors, result.last_attempted_at) == (READY, [], [], None)
     assert run(result).return_value == 2
 
 
@@ -410,6 +410,29 @@ def test_a_task_that_this_process_does_not_have(caplog, monkeypatch):
     )
     with pytest.raises(ImportError):
         task_backends["default"].get_result(result.id)
+
+
+def test_a_task_that_this_process_has_no_more(monkeypatch):
+    """A claim that is taken back leaves the result of the attempt before."""
+    result = jobs.fail_thrice.enqueue()
+    worker = sub()
+    worker.step()
+    worker.work()
+    worker.flush()
+    worker.leave()
+    before = JobResult.objects.get()
+    assert before.last_attempted_at > 0
+    JobResult.objects.update(task_path="tests.app.jobs.later")
+    deliver_all(raise_exceptions=False)
+    row = JobResult.objects.get()
+    for name in ("status", "errors", "started_at", "last_attempted_at", "worker_ids"):
+        assert getattr(row, name) == getattr(before, name)
+    DeliveryState.objects.update(invisible_until=0)
+    sub("b").step()
+    assert JobResult.objects.get().last_attempted_at > before.last_attempted_at
+    JobResult.objects.update(task_path=before.task_path)
+    result.refresh()
+    assert (result.status, result.attempts) == (RUNNING, 2)
 
 
 @pytest.mark.parametrize("payload", [{"task": "tests.app.jobs.add"}, 5, {"task": "x", "args": 5, "kwargs": {}}])
