@@ -26,6 +26,7 @@ from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.messages import encode
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.framework import (
+    DEFAULT_TASK_QUEUE_NAME,
     AnyResult,
     AnyTask,
     BaseTaskBackend,
@@ -37,7 +38,7 @@ from django_mysqlqueue.tasks.framework import (
     task_enqueued,
 )
 from django_mysqlqueue.tasks.options import check_job_option, options_of, unique_key
-from django_mysqlqueue.tasks.results import as_result, timed
+from django_mysqlqueue.tasks.results import as_result, in_queue, timed
 
 GROUP_OPTIONS = (
     "visibility_timeout",
@@ -61,7 +62,7 @@ class MySQLQueueBackend(BaseTaskBackend):
     Attributes:
         alias: the alias in ``TASKS``.
         queues: the names of its queues.
-        queue_options: the parsed ``OPTIONS`` of each queue.
+        queue_options: the parsed ``OPTIONS`` of each queue. If ``QUEUES`` is empty, all jobs are in ``default``.
     """
 
     supports_defer = True
@@ -75,7 +76,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             raise ImproperlyConfigured(f"TASKS[{alias!r}]['QUEUES'] = {queues!r}: must be a list of names")
         super().__init__(alias, params)
         try:
-            self.queue_options = _parsed(alias, self.queues, self.options)
+            self.queue_options = _parsed(alias, self.queues or {DEFAULT_TASK_QUEUE_NAME}, self.options)
         except ValueError as error:
             raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None
 
@@ -88,8 +89,6 @@ class MySQLQueueBackend(BaseTaskBackend):
         super().validate_task(timed(task))
         if len(task.module_path) > JOB_PATH_LENGTH:
             raise InvalidTask(f"{task.module_path!r}: the path may have at most {JOB_PATH_LENGTH} characters.")
-        if task.queue_name not in self.queue_options:
-            raise InvalidTask(f"Queue {task.queue_name!r} is not valid for backend.")
 
     def enqueue(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         """Enqueue a job, in the open transaction of the queue's database if there is one.
@@ -171,7 +170,7 @@ class MySQLQueueBackend(BaseTaskBackend):
     def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         self.validate_task(task)
         return TaskResult(
-            task=timed(task),
+            task=timed(task) if self.queues else in_queue(timed(task), DEFAULT_TASK_QUEUE_NAME),
             id=naming.new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),
@@ -239,20 +238,14 @@ class MySQLQueueBackend(BaseTaskBackend):
             str(result_id).encode()
         except UnicodeEncodeError:
             raise TaskResultDoesNotExist(result_id) from None
-        for alias in dict.fromkeys(queue_alias(topic=topic_of(name)) for name in sorted(self.queues)):
+        for alias in dict.fromkeys(queue_alias(topic=topic_of(name)) for name in sorted(self.queue_options)):
             for row in job_rows.read(Session(alias), [str(result_id)]).values():
                 return as_result(row)
         raise TaskResultDoesNotExist(result_id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """Check ``TASKS``: E025 for queues, E026 for queues that two backends share."""
-        if not self.queues:
-            yield checks.Error(
-                f"TASKS[{self.alias!r}]['QUEUES'] is empty: subscribers would not know which jobs to run.",
-                hint="Name the queues, or leave QUEUES out for the queue 'default'.",
-                id="django_mysqlqueue.E025",
-            )
-        for name in sorted(map(str, self.queues)):
+        for name in sorted(self.queue_options):
             try:
                 topic = naming.check_topic(topic_of(name))
             except InvalidMessage as error:
@@ -268,7 +261,7 @@ class MySQLQueueBackend(BaseTaskBackend):
                     id="django_mysqlqueue.E025",
                 )
         for other in backends():
-            if other.alias < self.alias and (common := other.queues & self.queues):
+            if other.alias < self.alias and (common := other.queue_options.keys() & self.queue_options.keys()):
                 yield checks.Error(
                     f"The backends {other.alias!r} and {self.alias!r} of TASKS share queues: "
                     f"{', '.join(sorted(common))}.",
@@ -311,7 +304,7 @@ def backends() -> list[MySQLQueueBackend]:
 @functools.cache
 def queue_topics() -> frozenset[str]:
     """Return the topics of all queues, as long as ``TASKS`` does not change."""
-    return frozenset(topic_of(name) for backend in backends() for name in backend.queues)
+    return frozenset(topic_of(name) for backend in backends() for name in backend.queue_options)
 
 
 @functools.cache

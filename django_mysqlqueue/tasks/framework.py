@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus, task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskError
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     AnyResult = TaskResult[Any]
 else:
     try:
-        from django.tasks import Task, TaskContext, TaskResult, TaskResultStatus, task_backends
+        from django.tasks import DEFAULT_TASK_QUEUE_NAME, Task, TaskContext, TaskResult, TaskResultStatus, task_backends
         from django.tasks.backends.base import BaseTaskBackend
         from django.tasks.base import TaskError
         from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
@@ -27,7 +27,7 @@ else:
         from django.utils.json import normalize_json
     except ImportError:
         try:
-            from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+            from django_tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus, task_backends
             from django_tasks.backends.base import BaseTaskBackend
             from django_tasks.base import Task, TaskError
             from django_tasks.exceptions import InvalidTaskError as InvalidTask
@@ -42,6 +42,7 @@ else:
     AnyTask, AnyResult = Task, TaskResult
 
 __all__ = [
+    "DEFAULT_TASK_QUEUE_NAME",
     "AnyResult",
     "AnyTask",
     "BaseTaskBackend",

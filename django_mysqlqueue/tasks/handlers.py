@@ -218,7 +218,7 @@ def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
 def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
     """Return the result of a message that has none, or None if it is not a job."""
     queue = delivery.ref.topic.removeprefix(JOB_PREFIX)
-    backend = next((one for one in by_alias().values() if queue in one.queues), None)
+    backend = next((one for one in by_alias().values() if queue in one.queue_options), None)
     try:
         payload = json.loads(body.payload)
         path, args, kwargs = str(payload["task"]), list(payload["args"]), dict(payload["kwargs"])
@@ -282,7 +282,7 @@ def job_handlers() -> dict[GroupRef, Handler]:
     settings = get_settings()
     found: dict[GroupRef, Handler] = {}
     for backend in backends():
-        for name in sorted(backend.queues):
+        for name in sorted(backend.queue_options):
             ref = GroupRef(JOB_GROUP, topic_of(name))
             options: dict[str, Any] = {
                 "visibility_timeout": settings.visibility_timeout,

@@ -83,6 +83,11 @@ def timed(task: AnyTask) -> AnyTask:
     return _with(task, run_after=at.replace(microsecond=at.microsecond // 1000 * 1000))
 
 
+def in_queue(task: AnyTask, queue_name: str) -> AnyTask:
+    """Return a task with another queue."""
+    return _with(task, queue_name=queue_name)
+
+
 def _as_enqueued(task: AnyTask, row: JobRow) -> AnyTask:
     return _with(
         task, priority=row.priority, queue_name=row.queue_name, backend=row.backend, run_after=moment(row.run_after)

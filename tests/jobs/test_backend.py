@@ -270,10 +270,9 @@ def test_checks(settings):
     found = [one for alias in "abcd" for one in task_backends[alias].check()]
     assert [(one.id, one.msg) for one in found] == [
         ("django_mysqlqueue.E026", "The backends 'a' and 'b' of TASKS share queues: y."),
-        ("django_mysqlqueue.E025", "TASKS['c']['QUEUES'] is empty: subscribers would not know which jobs to run."),
-        ("django_mysqlqueue.E025", found[2].msg),
+        ("django_mysqlqueue.E025", found[1].msg),
     ]
-    assert "has the queue 'not a name': topic 'jobs.not a name'" in found[2].msg
+    assert "has the queue 'not a name': topic 'jobs.not a name'" in found[1].msg
 
 
 def test_tasks_are_checked_without_a_query(django_assert_num_queries):
@@ -673,3 +672,13 @@ def test_old_results_are_deleted(settings):
     for result in (done, failed):
         with pytest.raises(TaskResultDoesNotExist):
             result.refresh()
+
+
+def test_a_backend_that_names_no_queues(settings):
+    """Their names are not validated, and all jobs are in one."""
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": {"MAX_ATTEMPTS": 2}}}
+    assert list(task_backends["default"].check()) == []
+    result = jobs.add.using(queue_name="any").enqueue(1)
+    assert result.task.queue_name == jobs.add.get_result(result.id).task.queue_name == "default"
+    assert [(one.topic, one.outcome) for one in deliver_all()] == [("jobs.default", "acked")]
+    assert len(run(jobs.fail.using(queue_name="x" * 300).enqueue(1)).errors) == 2
