@@ -6,6 +6,7 @@
 # make test-slow      run the slow tests: the archive under SIGKILL, server settings, the declarative pipeline
 # make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD=)
 # make soak           kill, freeze and disconnect a running queue for MINUTES=n, then account for every message (ENGINE=mariadb|mysql SEED=n REPORT=folder)
+# make conformance    test backends for django.tasks in throw-away environments, and write docs/reference/task-backends.md
 # make lint           run ruff, mypy and the import contracts
 # make docs           build the documentation into .test/docs
 # make reference      update the generated parts of the documentation
@@ -29,7 +30,7 @@ JOBS ?= 1
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve check test test-slow soak explore lint docs reference wheel check-python clean
+.PHONY: help demo pipeline-demo serve check test test-slow soak explore conformance lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -86,6 +87,10 @@ soak: check-python
 explore: check-python
 	$(PYTHON) tools/run_explore.py --engine $(ENGINE) --bound $(BOUND) --statistics $(STATISTICS) --jobs $(JOBS) \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPLAY),--replay "$(REPLAY)") $(if $(RECORD),--record)
+
+conformance: check-python
+	$(PYTHON) tools/conformance.py run
+	$(PYTHON) tools/conformance.py own-tests
 
 lint: check-python
 	$(PYTHON) tools/run_tests.py --only lint

@@ -22,6 +22,7 @@ INSTALLED_APPS = [
 ]
 if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")
+INSTALLED_APPS += env.list("TEST_APPS", default=[])
 if env.str("TEST_TASKS", ""):
     TASKS = env.json("TEST_TASKS")
 if env.bool("TEST_WITHOUT_ADMIN", False):

@@ -35,6 +35,19 @@ def test_the_page_of_tests_for_each_guarantee_is_up_to_date():
 
 
 @pytest.mark.any_engine
+def test_the_page_of_task_backends_is_up_to_date():
+    """It is of the results that are stored, and these are of the tests that the suite has."""
+    done = subprocess.run(
+        [sys.executable, "tools/conformance.py", "page", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr or "run tools/conformance.py page"
+
+
+@pytest.mark.any_engine
 def test_every_test_that_the_documents_name_exists():
     text = (DOCS / "contributing" / "edge-case-tests.md").read_text()
     names = set(re.findall(r"`(test_\w+)`", text))

@@ -1,0 +1,1 @@
+"""What the tests of django-tasks-db need to run with this package: tools/conformance.py copies it beside them."""
