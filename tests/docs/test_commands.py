@@ -14,7 +14,7 @@ from tests.support.documents import COMMANDS, DOCS, PAGES, blocks
 
 pytestmark = pytest.mark.any_engine
 
-OTHERS_COMMANDS = {"qcluster"}
+OTHERS_COMMANDS = {"db_worker", "ox_worker", "qcluster"}
 """Of the packages that the guides move over from."""
 
 
