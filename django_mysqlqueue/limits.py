@@ -34,6 +34,10 @@ PROGRESS_LENGTH = 1500
 """Maximum length of the progress of a job as JSON."""
 PROGRESS_MESSAGE_LENGTH = 200
 """Maximum length of the message in it: as JSON, each character takes six at most."""
+MOST_STAGES = 1000
+"""Maximum number of stages of a chain of jobs, which one transaction ends if a job fails."""
+MOST_STAGE_JOBS = 10_000
+"""Maximum number of jobs of a stage, which one transaction publishes."""
 STAGE_LENGTH = 50
 """Maximum length of the id of a stage of a chain of jobs."""
 KEY_LENGTH = 190

@@ -94,7 +94,7 @@ def test_migrations_go_back_and_forth(db):
         sequence()
         assert relay(USING, USING).messages == 1
         JobResult.objects.create(id="j", backend="default", queue_name="q", task_path="t", arguments="{}")
-        JobStage.objects.create(id="s", remaining=1, kept=1, jobs="[]")
+        JobStage.objects.create(id="s", remaining=1, kept=1, size=1)
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
 

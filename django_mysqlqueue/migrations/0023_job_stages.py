@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
                 ('following', django_mysqlqueue.fields.BytewiseCharField(blank=True, db_default=models.Value(''), help_text='empty: none', max_length=50, verbose_name='following stage')),
                 ('remaining', models.IntegerField(help_text='number of its jobs that are not SUCCESSFUL yet', verbose_name='remaining')),
                 ('kept', models.IntegerField(help_text='number of its jobs whose results were not deleted yet', verbose_name='kept')),
-                ('jobs', django_mysqlqueue.fields.BytewiseTextField(help_text='JSON list of their ids', verbose_name='jobs')),
+                ('size', models.IntegerField(help_text='number of its jobs; their ids are that of the stage and a number', verbose_name='size')),
             ],
             options={
                 'verbose_name': 'stage of jobs',

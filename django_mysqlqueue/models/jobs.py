@@ -91,7 +91,9 @@ class JobStage(models.Model):
     )
     remaining = models.IntegerField(_("remaining"), help_text=_("number of its jobs that are not SUCCESSFUL yet"))
     kept = models.IntegerField(_("kept"), help_text=_("number of its jobs whose results were not deleted yet"))
-    jobs = BytewiseTextField(_("jobs"), help_text=_("JSON list of their ids"))
+    size = models.IntegerField(
+        _("size"), help_text=_("number of its jobs; their ids are that of the stage and a number")
+    )
 
     objects = QueueManager["JobStage"]()
 

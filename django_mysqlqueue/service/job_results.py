@@ -58,7 +58,7 @@ def is_of_jobs(ref: GroupRef) -> bool:
     return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
 
 
-def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
+def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) -> Begun:
     """Note that a subscriber has claimed jobs: they are RUNNING, unless they have ended.
 
     A job that is RUNNING already was claimed by a subscriber that was lost; that is added to its errors. One that was
@@ -68,15 +68,19 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
         using: alias of the queue's database.
         worker: name of the subscriber.
         ids: the ids of the jobs.
+        wait: whether to wait once for rows that another transaction has locked (it enqueues a job with the same unique
+            key, or cancels the job), instead of leaving them out.
 
     Returns:
         The rows as they are now, except that ``last_attempted_at`` is that of the attempt before. Those that have ended
-        are unchanged. Rows that another transaction has locked (it enqueues a job with the same unique key, or cancels
-        the job) are left out and left unchanged.
+        are unchanged.
+
+    Raises:
+        django.db.Error: the database refused, or ``wait`` is set, and the wait took too long.
     """
 
     def write(session: Session) -> Begun:
-        found = read(session, ids, session.dialect.skip_locked)
+        found = read(session, ids, session.dialect.for_update if wait else session.dialect.skip_locked)
         now = session.now()
         waiting = [row for row in found.values() if not row.is_finished]
         begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
@@ -86,7 +90,7 @@ def begin(using: str, worker: str, ids: Collection[str]) -> Begun:
             found |= read(session, [row.id for row in stopped])
         return Begun(found | {row.id: row for row in begun}, now)
 
-    return run(using, write)
+    return run(using, write, attempts=1) if wait else run(using, write)
 
 
 def _lost(row: JobRow) -> JobRow:

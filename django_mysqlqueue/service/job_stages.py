@@ -10,9 +10,8 @@ later stages are not locked: a transaction that ends one of their jobs has locke
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue.exceptions import InvalidMessage
@@ -33,13 +32,12 @@ class Stage(NamedTuple):
     following: str
     remaining: int
     kept: int
-    jobs: str
+    size: int
 
     @property
     def job_ids(self) -> list[str]:
         """The ids of its jobs."""
-        found: list[str] = json.loads(self.jobs)
-        return found
+        return [job_id(self.id, number) for number in range(self.size)]
 
 
 def stage_id(chain: str, place: int) -> str:
@@ -47,19 +45,23 @@ def stage_id(chain: str, place: int) -> str:
     return f"{chain}:{place:04}"
 
 
-def insert(session: Session, stages: Mapping[str, Sequence[str]]) -> None:
+def job_id(stage: str, number: int) -> str:
+    """Return the id of a job: that of its stage, and its number there."""
+    return f"{stage}:{number:04}"
+
+
+def insert(session: Session, sizes: Mapping[str, int]) -> None:
     """Insert the stages of a chain, in the caller's transaction.
 
     Args:
         session: the current transaction.
-        stages: the ids of the jobs of each stage, by its id, in order.
+        sizes: the number of jobs of each stage, by its id, in order.
     """
-    following = [*list(stages)[1:], ""]
+    following = [*list(sizes)[1:], ""]
     rows = [
-        Stage(stage, after, len(jobs), len(jobs), json.dumps(list(jobs)))
-        for (stage, jobs), after in zip(stages.items(), following, strict=True)
+        Stage(stage, after, size, size, size) for (stage, size), after in zip(sizes.items(), following, strict=True)
     ]
-    for chunk in session.chunks(rows, weight=lambda row: len(row.jobs)):
+    for chunk in session.chunks(rows):
         session.execute(
             f"INSERT INTO {STAGES} ({', '.join(Stage._fields)}) VALUES "
             + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)"),

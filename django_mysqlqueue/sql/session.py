@@ -116,16 +116,17 @@ def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
     return [value for row in rows for value in row]
 
 
-def run(using: str, operation: Callable[[Session], T]) -> T:
+def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMPTS) -> T:
     """Run an operation in a READ COMMITTED transaction of its own, and commit it.
 
-    After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``ATTEMPTS``
-    times. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation level,
-    and runs only once.
+    After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``attempts``
+    times in all. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation
+    level, and runs only once.
 
     Args:
         using: alias of the queue's database.
         operation: gets the session, and returns the result.
+        attempts: maximum number of attempts.
 
     Returns:
         The result of the operation.
@@ -138,7 +139,7 @@ def run(using: str, operation: Callable[[Session], T]) -> T:
     connection = session.connection
     if connection.in_atomic_block:
         return operation(session)
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, attempts + 1):
         committing = False
         try:
             statement = session.dialect.read_committed(connection)
@@ -148,12 +149,12 @@ def run(using: str, operation: Callable[[Session], T]) -> T:
                 result = operation(session)
                 committing = True
         except Retry:
-            if attempt == ATTEMPTS:
+            if attempt == attempts:
                 raise
         except Error as error:
             if committing and not session.dialect.is_retryable(error):
                 raise CommitOutcomeUnknown(f"COMMIT on {using!r} failed: {error}") from error
-            if attempt == ATTEMPTS or not session.dialect.is_retryable(error):
+            if attempt == attempts or not session.dialect.is_retryable(error):
                 raise
             logger.debug("transaction.retried attempt=%d error=%s", attempt, error)
         else:

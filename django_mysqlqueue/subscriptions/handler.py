@@ -97,6 +97,13 @@ class Handler:
         """Whether the mode is shared."""
         return self.mode == "shared"
 
+    def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Prepare a call, in its thread and before its transaction.
+
+        Raises:
+            django.db.Error: the database refuses or does not answer. The deliveries are released.
+        """
+
     def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the call for some deliveries runs in a transaction that also writes their acks."""
         return self.atomic

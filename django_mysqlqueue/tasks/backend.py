@@ -19,12 +19,12 @@ from django.utils.module_loading import import_string
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX
+from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.messages import encode
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tasks.framework import (
     DEFAULT_TASK_QUEUE_NAME,
     AnyResult,
@@ -125,6 +125,12 @@ class MySQLQueueBackend(BaseTaskBackend):
         by_alias: dict[str, list[AnyResult]] = {}
         for result in results:
             by_alias.setdefault(queue_alias(topic=topic_of(result.task.queue_name)), []).append(result)
+        if len(by_alias) == 1 and any(self._unique_key(result) is not None for result in results):
+            (alias,) = by_alias
+            publishing.require_transaction(alias)
+            # In a transaction of its own, a deadlock is not the caller's: it is repeated.
+            stored = run(alias, lambda session: self._store(alias, results))
+            return [stored[result.id] for result in results]
         with _all_or_none(by_alias):
             kept = [self._store(alias, by_alias[alias]) for alias in sorted(by_alias)]
         by_id = {result_id: result for stored in kept for result_id, result in stored.items()}
@@ -144,34 +150,51 @@ class MySQLQueueBackend(BaseTaskBackend):
             The results of each stage, in the same order.
 
         Raises:
-            InvalidTask: as in ``enqueue``; or a stage has no jobs, a task is unique, or the queues are in several
-                databases.
+            InvalidTask: as in ``enqueue``; or a stage has no jobs or more than 10,000, there are more than 1,000
+                stages, a task is unique, or the queues are in several databases.
             TypeError, ValueError, InvalidMessage, TransactionMismatch: as in ``enqueue``.
         """
-        results = [[self._result(task, args, kwargs) for task, args, kwargs in stage] for stage in stages]
-        aliases = {queue_alias(topic=topic_of(one.task.queue_name)) for stage in results for one in stage}
-        if not results or not all(results):
-            raise InvalidTask("A stage of the chain has no jobs.")
+        chain = naming.new_message_id()
+        results: dict[str, list[AnyResult]] = {}
+        for place, calls in enumerate(stages):
+            stage = job_stages.stage_id(chain, place)
+            results[stage] = [
+                self._result(*call, id=job_stages.job_id(stage, number)) for number, call in enumerate(calls)
+            ]
+        self._check_chain(results)
+        aliases = {queue_alias(topic=topic_of(one.task.queue_name)) for stage in results.values() for one in stage}
         if len(aliases) > 1:
             raise InvalidTask(f"The queues of a chain are in several databases: {', '.join(sorted(aliases))}.")
-        for stage in results:
+        with _all_or_none(aliases):
+            self._store(aliases.pop(), next(iter(results.values())), results)
+        return list(results.values())
+
+    def _check_chain(self, stages: Mapping[str, Sequence[AnyResult]]) -> None:
+        if not stages or not all(stages.values()):
+            raise InvalidTask("A stage of the chain has no jobs.")
+        if len(stages) > MOST_STAGES:
+            raise InvalidTask(f"The chain has {len(stages):,} stages, but at most {MOST_STAGES:,} are allowed.")
+        for stage in stages.values():
+            if len(stage) > MOST_STAGE_JOBS:
+                raise InvalidTask(
+                    f"A stage of the chain has {len(stage):,} jobs, but at most {MOST_STAGE_JOBS:,} are allowed."
+                )
             for result in stage:
                 if self._unique_key(result) is not None:
                     raise InvalidTask(f"{result.task.module_path} is unique: its jobs cannot be part of a chain.")
-        with _all_or_none(aliases):
-            self._store(aliases.pop(), *results)
-        return results
 
     def _unique_key(self, result: AnyResult) -> str | None:
         task = result.task
         unique = options_of(task.func, self.queue_options[task.queue_name]).unique
         return unique_key(task.module_path, unique, result.args, result.kwargs)
 
-    def _result(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
+    def _result(
+        self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, id: str | None = None
+    ) -> AnyResult:
         self.validate_task(task)
         return TaskResult(
             task=timed(task) if self.queues else in_queue(timed(task), DEFAULT_TASK_QUEUE_NAME),
-            id=naming.new_message_id(),
+            id=id or naming.new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),
             started_at=None,
@@ -184,41 +207,38 @@ class MySQLQueueBackend(BaseTaskBackend):
             worker_ids=[],
         )
 
-    def _store(self, alias: str, results: Sequence[AnyResult], *later: Sequence[AnyResult]) -> Mapping[str, AnyResult]:
+    def _store(
+        self, alias: str, results: Sequence[AnyResult], stages: Mapping[str, Sequence[AnyResult]] | None = None
+    ) -> Mapping[str, AnyResult]:
         """Store results, with a message for each, in the open transaction.
 
         Args:
             alias: alias of the queue's database.
             results: the results.
-            later: those of the later stages of a chain, which get no messages.
+            stages: all stages of a chain, by id. Those after the first one, which are not in ``results``, get no
+                messages.
 
         Returns:
             By the id of each of ``results``, the same, or the result of the job that waits.
         """
         session = Session(alias)
-        stages = [results, *later]
-        chain = naming.new_message_id()
-        ids = [job_stages.stage_id(chain, place) if later else "" for place in range(len(stages))]
-        rows = [
-            _row(result, self._unique_key(result), stage)
-            for stage, of_stage in zip(ids, stages, strict=True)
-            for result in of_stage
-        ]
-        if later:
-            job_stages.insert(session, {stage: [one.id for one in of] for stage, of in zip(ids, stages, strict=True)})
+        of_stages = stages or {"": results}
+        rows = [_row(result, self._unique_key(result), stage) for stage, of in of_stages.items() for result in of]
+        if stages:
+            job_stages.insert(session, {stage: len(of) for stage, of in stages.items()})
         job_rows.insert(session, [row for row in rows if row.unique_key is None])
         unique = [row for row in rows if row.unique_key is not None]
         waiting = job_rows.insert_unique(session, unique) if unique else {}
         new = [row for row in rows if waiting.get(row.id, row.id) == row.id]
-        for row in new[len(results) :] if later else ():
+        for row in new[len(results) :] if stages else ():
             encode(topic_of(row.queue_name), job_rows.message_of(row))  # It is published later, but refused now.
         by_topic: dict[str, list[NewResult]] = {}
-        for row in new[: len(results)] if later else new:
+        for row in new[: len(results)] if stages else new:
             by_topic.setdefault(topic_of(row.queue_name), []).append(row)
         for topic, of_topic in by_topic.items():
             publishing.publish_many(topic, map(job_rows.message_of, of_topic), using=alias)
         is_new = {row.id for row in new}
-        for result in (result for of_stage in stages for result in of_stage if result.id in is_new):
+        for result in (result for of in of_stages.values() for result in of if result.id in is_new):
             task_enqueued.send(type(self), task_result=result)
         others = {other for job, other in waiting.items() if job != other}
         # Read under lock: the snapshot of the transaction may be older.

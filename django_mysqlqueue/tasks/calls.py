@@ -59,8 +59,9 @@ def enqueue_chain(*stages: Call | Iterable[Call]) -> list[list[AnyResult]]:
         The results of each stage, in the same order.
 
     Raises:
-        InvalidTask: something is not a call; a stage has no jobs; a task is unique; the tasks have several backends, or
-            one that is not a ``MySQLQueueBackend``; or their queues are in several databases.
+        InvalidTask: something is not a call; a stage has no jobs or more than 10,000; there are more than 1,000 stages;
+            a task is unique; the tasks have several backends, or one that is not a ``MySQLQueueBackend``; or their
+            queues are in several databases.
         TypeError, ValueError, InvalidMessage, TransactionMismatch: as ``enqueue()`` of the backend.
     """
     of_stages = [[stage] if isinstance(stage, Call) else _checked(stage) for stage in stages]

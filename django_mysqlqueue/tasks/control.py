@@ -14,13 +14,17 @@ from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
+from django_mysqlqueue.service.job_rows import JobRow
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tasks.backend import by_alias
 from django_mysqlqueue.tasks.framework import AnyResult, InvalidTask, TaskResultDoesNotExist
+from django_mysqlqueue.tasks.results import as_result, change
 
 SHORTEST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 """Seconds between two queries of ``wait``."""
+REFRESHED = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
+"""The fields of a result that change."""
 
 
 def wait(*results: AnyResult, timeout: float | None = None) -> None:
@@ -127,13 +131,18 @@ def cancel_job(result: AnyResult) -> None:
         return
     alias = _alias_of(result)
 
-    def write(session: Session) -> None:
+    def write(session: Session) -> JobRow:
         if result.task.run_after is not None:
             scheduling.cancel(result.id, topic=_topic_of(result), using=alias)
         job_results.request_cancel(session, [result.id])
+        # Under lock: the snapshot of the transaction may be older.
+        row = job_rows.read(session, [result.id], session.dialect.for_update).get(result.id)
+        if row is None:
+            raise TaskResultDoesNotExist(result.id)
+        return row
 
-    run(alias, write)
-    result.refresh()
+    now = as_result(run(alias, write), result.task)
+    change(result, **{name: getattr(now, name) for name in REFRESHED})
 
 
 async def acancel_job(result: AnyResult) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from asgiref.sync import async_to_sync
+from django.db import OperationalError
 from django.dispatch import Signal
 
 from django_mysqlqueue.conf import get_settings
@@ -49,7 +50,7 @@ UNKNOWN_DELAY = 30
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
 LOCKED_DELAY = 1
-"""Seconds after which a job whose result another transaction has locked is delivered again."""
+"""Seconds after which a job whose result another transaction still has locked is delivered again."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
 
@@ -60,6 +61,24 @@ class JobHandler(Handler):
     __slots__ = ()
 
     monitor: ClassVar[type[Monitor] | None] = JobMonitor
+
+    def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Wait for a result that was locked when its job was claimed.
+
+        Locks are granted in turn, so the job starts although others find all the time that it waits.
+        """
+        attempt = _attempt_of(deliveries[0])
+        if attempt is None or not attempt.is_locked or attempt.row.is_finished:
+            return
+        worker = _as_delivery(deliveries[0])._claimed.by
+        try:
+            begun = job_results.begin(using, worker, [attempt.row.id], wait=True)
+        except OperationalError as error:
+            if not Session(using).dialect.is_retryable(error):
+                raise
+            return  # It is snoozed.
+        if (row := begun.rows.get(attempt.row.id)) is not None:
+            attempt.row, attempt.clock, attempt.now_ms, attempt.is_locked = row, time.monotonic(), begun.now, False
 
     def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the job's task runs in a transaction that also stores its result."""

@@ -490,7 +490,7 @@ def test_a_job_that_was_asked_to_stop(client):
 
 def test_a_job_of_a_later_stage(client, db):
     job_worlds.chained()
-    assert notes(client, "later") == [("It waits for 2 jobs of the stage before it in its chain.", "")]
+    assert notes(client, job_worlds.LATER) == [("It waits for 2 jobs of the stage before it in its chain.", "")]
     JobStage.objects.filter(id=job_worlds.STAGES[0]).update(remaining=1)
-    assert notes(client, "later") == [("It waits for 1 job of the stage before it in its chain.", "")]
-    assert not any("waits for" in text for text, _ in notes(client, "first"))
+    assert notes(client, job_worlds.LATER) == [("It waits for 1 job of the stage before it in its chain.", "")]
+    assert not any("waits for" in text for text, _ in notes(client, job_worlds.FIRST))

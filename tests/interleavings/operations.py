@@ -296,17 +296,17 @@ def _(a: Actor) -> object:
 
 @operation("end the first job of a stage")
 def end_first(a: Actor) -> object:
-    return _end_of(a, "first")
+    return _end_of(a, job_worlds.FIRST)
 
 
 @operation("end the second job of a stage")
 def end_second(a: Actor) -> object:
-    return _end_of(a, "second")
+    return _end_of(a, job_worlds.SECOND)
 
 
 @operation("fail the second job of a stage")
 def fail_second(a: Actor) -> object:
-    return _end_of(a, "second", failed=True)
+    return _end_of(a, job_worlds.SECOND, failed=True)
 
 
 def _end_of(a: Actor, name: str, *, failed: bool = False) -> object:
@@ -316,34 +316,37 @@ def _end_of(a: Actor, name: str, *, failed: bool = False) -> object:
 
 @operation("store the starts of jobs")
 def store_starts(a: Actor) -> object:
-    started = [job_rows.StartedJob(name, 5, 6, "{}") for name in ("first", "second")]
+    started = [job_rows.StartedJob(name, 5, 6, "{}") for name in (job_worlds.FIRST, job_worlds.SECOND)]
     return groups.run(ALIAS, lambda session: job_rows.store_started(session, started))
 
 
 @operation("cancel a job of the second stage")
 def cancel_later(a: Actor) -> object:
-    return job_worlds.request_cancel(ALIAS, "later")
+    return job_worlds.request_cancel(ALIAS, job_worlds.LATER)
 
 
 @operation("cancel a running job")
 def cancel_running(a: Actor) -> object:
-    return job_worlds.request_cancel(ALIAS, "first", "second")
+    return job_worlds.request_cancel(ALIAS, job_worlds.FIRST, job_worlds.SECOND)
 
 
 @operation("begin the jobs of a stage")
 def begin_stage(a: Actor) -> object:
-    return {name: row.status for name, row in job_results.begin(ALIAS, a.name, ("first", "second")).rows.items()}
+    return {
+        name: row.status
+        for name, row in job_results.begin(ALIAS, a.name, (job_worlds.FIRST, job_worlds.SECOND)).rows.items()
+    }
 
 
 @operation("restart the second job of a stage")
 def restart_second(a: Actor) -> object:
-    offsets = [a.start.held["second"].offset]
+    offsets = [a.start.held[job_worlds.SECOND].offset]
     return groups.run(ALIAS, lambda session: job_results.restart(session, offsets))
 
 
 @operation("enqueue a unique job")
 def enqueue_unique(a: Actor) -> object:
-    return job_worlds.enqueue_unique(ALIAS) in ("first", "second")
+    return job_worlds.enqueue_unique(ALIAS) in (job_worlds.FIRST, job_worlds.SECOND)
 
 
 @operation("skip unique jobs")

@@ -252,8 +252,8 @@ def with_chain() -> Start:
 def with_unique_job() -> Start:
     """As ``with_jobs``, and a job that waits is unique."""
     start = busy()
-    job_worlds.enqueued("first", "second")
-    JobResult.objects.filter(id="first").update(unique_key=job_worlds.UNIQUE)
+    job_worlds.enqueued(job_worlds.FIRST, job_worlds.SECOND)
+    JobResult.objects.filter(id=job_worlds.FIRST).update(unique_key=job_worlds.UNIQUE)
     return start
 
 

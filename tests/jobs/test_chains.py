@@ -13,7 +13,7 @@ from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import job_results, job_stages
 from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, enqueue_many, exceptions
+from django_mysqlqueue.tasks import backend, call, cancel_job, enqueue_chain, enqueue_many, exceptions
 from django_mysqlqueue.tasks.framework import InvalidTask, TaskResultStatus, task_enqueued
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
@@ -237,6 +237,18 @@ def test_a_stage_is_deleted_with_the_last_of_its_results():
     assert not JobStage.objects.exists()
 
 
+def test_chains_have_limits(monkeypatch):
+    monkeypatch.setattr(backend, "MOST_STAGES", 2)
+    monkeypatch.setattr(backend, "MOST_STAGE_JOBS", 3)
+    one = call(jobs.add, 1)
+    with pytest.raises(InvalidTask, match="The chain has 3 stages, but at most 2 are allowed"):
+        enqueue_chain(one, one, one)
+    with pytest.raises(InvalidTask, match="A stage of the chain has 4 jobs, but at most 3 are allowed"):
+        enqueue_chain([one] * 4)
+    assert not JobResult.objects.exists()
+    enqueue_chain([one] * 3, one)
+
+
 def test_a_large_chain():
     """More jobs than one statement takes."""
     stages = enqueue_chain([call(jobs.add, 0)], [call(jobs.add, number) for number in range(1500)], call(jobs.add, -1))
@@ -250,6 +262,7 @@ def test_a_large_chain():
 def test_ids_of_stages():
     assert job_stages.stage_id("c", 3) == "c:0003"
     assert job_stages.stage_id("c", 12345) == "c:12345"
+    assert job_stages.job_id("c:0003", 5) == "c:0003:0005"
 
 
 def test_an_earlier_stage_whose_rows_are_gone():

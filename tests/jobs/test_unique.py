@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import SubscriberError
@@ -131,6 +134,8 @@ def test_the_job_that_waits_sees_what_the_caller_writes(in_thread):
     seen = {}
 
     def turn():
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
         worker = Sub(registry.handlers()[job_worlds.JOBS], name="a")
         worker.step()
         worker.work()
@@ -147,3 +152,31 @@ def test_the_job_that_waits_sees_what_the_caller_writes(in_thread):
     first.refresh()
     assert (first.status, first.attempts) == ("SUCCESSFUL", 1)
     assert Effect.objects.count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_is_found_all_the_time_starts(in_thread):
+    """Its result is locked nearly always."""
+    first = jobs.alone.enqueue(1)
+    sequence()
+    is_over = threading.Event()
+
+    def find():
+        while not is_over.is_set():
+            with transaction.atomic():
+                jobs.alone.enqueue(1)
+                time.sleep(0.02)
+
+    threads = [in_thread(find) for _ in range(3)]
+    try:
+        time.sleep(0.2)
+        worker = Sub(registry.handlers()[job_worlds.JOBS], name="a")
+        worker.step()
+        worker.work()
+        worker.flush()
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(30)
+    first.refresh()
+    assert (first.status, first.attempts) == ("SUCCESSFUL", 1)

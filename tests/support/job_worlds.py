@@ -97,6 +97,8 @@ AFTER = {"acked": "SUCCESSFUL", "nacked": "READY", "dead": "FAILED", "released":
 
 
 STAGES = ("chain:0000", "chain:0001")
+FIRST, SECOND, LATER = "chain:0000:0000", "chain:0000:0001", "chain:0001:0000"
+"""The jobs of the chain."""
 UNIQUE = "u" * 64
 
 
@@ -105,11 +107,11 @@ def chained() -> dict[str, Claimed]:
     """A chain whose first stage a subscriber has claimed: ``first`` and ``second``, then ``later``."""
     run(
         USING,
-        lambda session: job_stages.insert(session, {STAGES[0]: ("first", "second"), STAGES[1]: ("later",)}),
+        lambda session: job_stages.insert(session, {STAGES[0]: 2, STAGES[1]: 1}),
     )
-    held = claimed("first", "second")
+    held = claimed(FIRST, SECOND)
     JobResult.objects.using(USING).update(stage=STAGES[0])
-    later = NewResult("later", "default", "default", PATH, ARGUMENTS, 0, 0, 1, stage=STAGES[1])
+    later = NewResult(LATER, "default", "default", PATH, ARGUMENTS, 0, 0, 1, stage=STAGES[1])
     job_rows.insert(Session(USING), [later])
     return held
 
@@ -117,9 +119,9 @@ def chained() -> dict[str, Claimed]:
 def statuses() -> dict[str, str]:
     """The status of each job, and whether the second stage of the chain has been published."""
     found = dict(JobResult.objects.using(USING).values_list("id", "status"))
-    if "later" in found:
-        number = OutboxMessage.objects.using(USING).filter(message_id="later").count()
-        found["later"] += f", {number + QueueMessage.objects.using(USING).filter(message_id='later').count()} messages"
+    if LATER in found:
+        number = OutboxMessage.objects.using(USING).filter(message_id=LATER).count()
+        found[LATER] += f", {number + QueueMessage.objects.using(USING).filter(message_id=LATER).count()} messages"
     return found
 
 
@@ -138,10 +140,14 @@ def enqueue(alias: str) -> None:
 def enqueue_chain(alias: str) -> list[list[AnyResult]]:
     """A chain of three jobs."""
     backend = task_backends["default"]
-    first, *later = ([backend._result(jobs.add, [number], {})] for number in range(3))
+    chain = naming.new_message_id()
+    stages = {}
+    for place in range(3):
+        stage = job_stages.stage_id(chain, place)
+        stages[stage] = [backend._result(jobs.add, [place], {}, id=job_stages.job_id(stage, 0))]
     with _all_or_none([alias]):
-        backend._store(alias, first, *later)
-    return [first, *later]
+        backend._store(alias, next(iter(stages.values())), stages)
+    return list(stages.values())
 
 
 @configured()
@@ -189,13 +195,13 @@ def _claimed() -> dict[str, Claimed]:
 
 def _half_done() -> dict[str, Claimed]:
     held = chained()
-    end_of(USING, held, "first")
+    end_of(USING, held, FIRST)
     return held
 
 
 def _failed_chain() -> dict[str, Claimed]:
     held = _half_done()
-    end_of(USING, held, "second", failed=True)
+    end_of(USING, held, SECOND, failed=True)
     return held
 
 
@@ -206,7 +212,7 @@ def _old_chain() -> dict[str, Claimed]:
 
 
 def _unique() -> dict[str, Claimed]:
-    enqueued("first")
+    enqueued(FIRST)
     JobResult.objects.using(USING).update(unique_key=UNIQUE)
     return {}
 
@@ -266,25 +272,25 @@ CHANGES: dict[str, Change] = {
     ),
     "request_cancel": Change(
         chained,
-        lambda alias, held: request_cancel(alias, "first", "later"),
-        {"first": "RUNNING", "second": "RUNNING", "later": "FAILED, 0 messages"},
+        lambda alias, held: request_cancel(alias, FIRST, LATER),
+        {FIRST: "RUNNING", SECOND: "RUNNING", LATER: "FAILED, 0 messages"},
     ),
-    "skip": Change(_unique, lambda alias, held: skip(alias), {"first": "READY"}),
+    "skip": Change(_unique, lambda alias, held: skip(alias), {FIRST: "READY"}),
     "store_started": Change(_claimed, lambda alias, held: store_started(alias, ENDS), dict.fromkeys(ENDS, "RUNNING")),
     "end a stage": Change(
         _half_done,
-        lambda alias, held: end_of(alias, held, "second"),
-        {"first": "SUCCESSFUL", "second": "SUCCESSFUL", "later": "READY, 1 messages"},
+        lambda alias, held: end_of(alias, held, SECOND),
+        {FIRST: "SUCCESSFUL", SECOND: "SUCCESSFUL", LATER: "READY, 1 messages"},
     ),
     "fail a stage": Change(
         _half_done,
-        lambda alias, held: end_of(alias, held, "second", failed=True),
-        {"first": "SUCCESSFUL", "second": "FAILED", "later": "FAILED, 0 messages"},
+        lambda alias, held: end_of(alias, held, SECOND, failed=True),
+        {FIRST: "SUCCESSFUL", SECOND: "FAILED", LATER: "FAILED, 0 messages"},
     ),
     "revive a stage": Change(
         _failed_chain,
-        lambda alias, held: run(alias, lambda session: job_results.restart(session, [held["second"].offset])),
-        {"first": "SUCCESSFUL", "second": "READY", "later": "READY, 0 messages"},
+        lambda alias, held: run(alias, lambda session: job_results.restart(session, [held[SECOND].offset])),
+        {FIRST: "SUCCESSFUL", SECOND: "READY", LATER: "READY, 0 messages"},
     ),
     "collect a chain": Change(_old_chain, lambda alias, held: job_results.collect(alias), {}),
     "collect": Change(_old, lambda alias, held: job_results.collect(alias), {"nacked": "READY", "released": "READY"}),

@@ -266,12 +266,12 @@ def _jobs() -> None:
         job_worlds.CHANGES[name].make(USING, held)
     job_worlds.enqueue(USING)
     job_worlds.scheduled("far")
-    run(USING, lambda session: job_stages.insert(session, {"far:0000": ["far"]}))
+    run(USING, lambda session: job_stages.insert(session, {"far:0000": 1}))
     JobResult.objects.filter(id="far").update(stage="far:0000")
     _read_jobs()
     cancel("far", topic=job_worlds.JOBS.topic)
     sequence()
-    run(USING, lambda session: job_stages.insert(session, {"dead:0000": ["dead"]}))
+    run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
     JobResult.objects.filter(id="dead").update(stage="dead:0000")
     redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
     _chains()
@@ -285,7 +285,7 @@ def _jobs() -> None:
 def _chains() -> None:
     """A chain that comes to its second stage, and one whose first job is cancelled, restarted and asked to stop."""
     held = job_worlds.chained()
-    names = ("first", "second")
+    names = (job_worlds.FIRST, job_worlds.SECOND)
     job_worlds.store_started(USING, names)
     for name in names:
         job_worlds.end_of(USING, held, name)

@@ -180,6 +180,7 @@ def _attempt(
     handler = items[0].handler
     try:
         _connect(handler)
+        _prepare(handler, using, deliveries)
         before = min(held.starts_before for held in items)
         if handler.is_atomic(deliveries):
             settlements = _run_atomic(handler, deliveries, using, before)
@@ -250,6 +251,13 @@ def _connect(handler: Handler) -> None:
     """Open the connections that the handler is known to use. If that fails, no attempt is counted."""
     try:
         sessions.connect(handler.ref, insist=_not_started.failures < INSISTS)
+    except Error as error:
+        raise _NotStarted from error
+
+
+def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery]) -> None:
+    try:
+        handler.prepare(using, deliveries)
     except Error as error:
         raise _NotStarted from error
 
