@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TransactionMismatch,
         UnknownTopic,
     )
+    from django_mysqlqueue.schedules.registry import recurring_message
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
     from django_mysqlqueue.service.scheduling import acancel, areschedule, cancel, reschedule
@@ -44,6 +45,7 @@ __all__ = [
     "cancel",
     "publish",
     "publish_many",
+    "recurring_message",
     "reschedule",
     "subscriber",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     "cancel": "django_mysqlqueue.service.scheduling",
     "publish": "django_mysqlqueue.service.publishing",
     "publish_many": "django_mysqlqueue.service.publishing",
+    "recurring_message": "django_mysqlqueue.schedules.registry",
     "reschedule": "django_mysqlqueue.service.scheduling",
     "subscriber": "django_mysqlqueue.subscriptions.registry",
 }

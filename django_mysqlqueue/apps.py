@@ -14,6 +14,7 @@ from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
+    from django_mysqlqueue.schedules.registry import Place
     from django_mysqlqueue.service.refs import GroupRef
     from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -28,7 +29,8 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, connect the layers, and register groups after ``migrate``."""
-        from django_mysqlqueue import checks, job_queues  # noqa: F401
+        from django_mysqlqueue import checks, job_queues, schedule_checks  # noqa: F401
+        from django_mysqlqueue.schedules import registry as schedules
         from django_mysqlqueue.service import known_topics, wakeups
         from django_mysqlqueue.sql import sqlite  # noqa: F401  # registers SQL functions on new connections
         from django_mysqlqueue.subscriptions import registry
@@ -39,6 +41,7 @@ class DjangoMysqlqueueConfig(AppConfig):
         if _has_tasks():
             registry.sources.append(_job_handlers)
             job_queues.find = _job_topics
+            schedules.place_of = _place_of_task
 
 
 def _has_tasks() -> bool:
@@ -60,6 +63,12 @@ def _job_topics() -> Collection[str]:
     from django_mysqlqueue.tasks.backend import queue_topics
 
     return queue_topics()
+
+
+def _place_of_task(path: str, given: Place | None) -> Place:
+    from django_mysqlqueue.tasks.places import place_of
+
+    return place_of(path, given)
 
 
 def _deliver_eagerly(using: str) -> None:

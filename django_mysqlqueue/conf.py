@@ -78,6 +78,7 @@ class Settings:
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
+    recurring: Mapping[str, Any] = field(default_factory=dict)
     sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By group, the topics that clients in plain SQL consume."""
     monitoring: Mapping[str, Any] = field(
@@ -263,6 +264,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "results_retention": validators.number(),
     "archive_path": validators.or_none(validators.archive_path),
     "archive_required": validators.boolean,
+    "recurring": validators.mapping,
 }
 HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "window": validators.number(minimum=60.0, maximum=6 * 3600.0),

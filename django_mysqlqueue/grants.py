@@ -104,6 +104,7 @@ ROLES: dict[str, Role] = {
                     models.ArchiveSegment: "S",
                     models.JobResult: "SIUD",
                     models.JobStage: "SIUD",
+                    models.Schedule: "SIU",
                 }
             ),
             Grant("SELECT", MIGRATIONS),
@@ -128,8 +129,9 @@ ROLES: dict[str, Role] = {
                     models.PartitionLease: "UD",
                     models.ConsumerOffset: "UD",
                     models.DebouncedMessage: "D",
-                    models.JobResult: "U",
+                    models.JobResult: "IU",
                     models.JobStage: "U",
+                    models.Schedule: "UD",
                     models.SubscriberHeartbeat: "D",
                     models.DeliveryEvent: "I",
                     models.Operation: "IU",

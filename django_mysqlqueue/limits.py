@@ -40,6 +40,10 @@ MOST_STAGE_JOBS = 10_000
 """Maximum number of jobs of a stage, which one transaction publishes."""
 STAGE_LENGTH = 50
 """Maximum length of the id of a stage of a chain of jobs."""
+RUN_PREFIX = "recurring:"
+"""What the ids of the messages of schedules begin with. Name and time follow, see ``run_id``."""
+SCHEDULE_NAME_LENGTH = 150
+"""Maximum length of the name of a schedule, in characters: its ids have at most ``KEY_LENGTH``."""
 KEY_LENGTH = 190
 """Maximum length of a partition key, message id or subscriber name, in characters.
 
@@ -366,6 +370,28 @@ def new_message_id() -> str:
     value = (milliseconds & 0xFFFFFFFFFFFF) << 80 | 0x7 << 76 | random >> 62 << 64 | 0b10 << 62 | random & (1 << 62) - 1
     text = f"{value:032x}"  # twice as fast as uuid.UUID, which matters for bulk publishing
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def run_id(schedule: str, tick: int, suffix: str = "") -> str:
+    """Return the id of the message of a schedule. In the order of their ids, messages are in that of their times.
+
+    Args:
+        schedule: the name of the schedule.
+        tick: the time, in epoch milliseconds.
+        suffix: what distinguishes it from that of the tick, if somebody has asked for it.
+    """
+    return f"{RUN_PREFIX}{schedule}:{tick:013d}{suffix}"
+
+
+def run_ids(schedule: str) -> tuple[str, str]:
+    """Return the texts between which the ids of the messages of a schedule are."""
+    return f"{RUN_PREFIX}{schedule}:", f"{RUN_PREFIX}{schedule};"
+
+
+def tick_of(message_id: str) -> int:
+    """Return the time in the id of a message of a schedule, in epoch milliseconds; 0 for other ids."""
+    found = re.fullmatch(rf"{RUN_PREFIX}[A-Za-z0-9._-]+:([0-9]{{1,15}})(?:-[0-9a-f]+)?", message_id)
+    return int(found[1]) if found else 0
 
 
 def check_json_column(value: Any, depth: int = 1) -> None:

@@ -13,15 +13,18 @@ import itertools
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
+from django_mysqlqueue.humanize import listed
 from django_mysqlqueue.limits import AT_ONCE, RELAY_MARK, priority_of, relay_target, relayed_from
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
-from django_mysqlqueue.service import expiry, scheduling, sequencing
+from django_mysqlqueue.runtime.registering import declared_schedules
+from django_mysqlqueue.service import expiry, schedules, scheduling, sequencing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
@@ -35,12 +38,12 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 
-__all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
+__all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,30 @@ def _published(row: QueueMessage | OutboxMessage) -> Published:
         last_error=row.last_error,
         expires_at=None if expires is None else datetime.datetime.fromtimestamp(expires / 1000, datetime.UTC),
     )
+
+
+def run_recurring(name: str) -> str:
+    """Publish the message or enqueue the job of a recurring schedule now, as a subscriber does when it is due.
+
+    The schedule is the one that the code or the settings declare; nothing is registered. ``deliver_all`` then handles
+    the message or runs the job.
+
+    Args:
+        name: the name of the schedule.
+
+    Returns:
+        The id of the message, which is that of the job's result.
+
+    Raises:
+        SubscriberError: there is no such schedule, or a schedule breaks a rule.
+    """
+    declared = declared_schedules()
+    for alias, found in declared.items():
+        if name in found:
+            publish = partial(schedules.publish_by_hand, name=name, definition=found[name])
+            return run(alias, publish)
+    known = sorted(one for found in declared.values() for one in found)
+    raise SubscriberError(f"There is no schedule {name!r}. Schedules: {listed(known)}.")
 
 
 def delivery(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
@@ -40,6 +40,13 @@ def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e
         return float(value)
 
     return parse
+
+
+def mapping(value: Any) -> Mapping[Any, Any]:
+    """Require a dict. Those who need it check its content."""
+    if not isinstance(value, Mapping):
+        raise Invalid("must be a dict")
+    return value
 
 
 def topics(value: Any) -> tuple[str, ...]:

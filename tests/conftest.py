@@ -40,6 +40,7 @@ QUEUE_MODELS = (
     models.RelayWatermark,
     models.JobResult,
     models.JobStage,
+    models.Schedule,
     models.ArchiveSegment,
 )
 

@@ -14,7 +14,15 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.delivery_limits import parse_rate
-from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, JobResult, JobStage, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import (
+    ArchiveSegment,
+    CollectedTopic,
+    JobResult,
+    JobStage,
+    OutboxMessage,
+    QueueMessage,
+    Schedule,
+)
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.relaying import relay
@@ -95,6 +103,7 @@ def test_migrations_go_back_and_forth(db):
         assert relay(USING, USING).messages == 1
         JobResult.objects.create(id="j", backend="default", queue_name="q", task_path="t", arguments="{}")
         JobStage.objects.create(id="s", remaining=1, kept=1, size=1)
+        Schedule.objects.create(name="s", definition="{}")
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.problems import find_problems
     from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
+    from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
     from django_mysqlqueue.subscriptions.effective import GroupOption
@@ -80,6 +81,8 @@ __all__ = [
     "RecordedDelivery",
     "RefusedMessage",
     "RelayBacklog",
+    "ScheduleRun",
+    "ScheduleStatus",
     "ScheduledListing",
     "ScheduledMessage",
     "StallTimes",
@@ -97,6 +100,7 @@ __all__ = [
     "list_messages",
     "list_options",
     "list_scheduled",
+    "list_schedules",
 ]
 
 _HOMES = {
@@ -114,6 +118,7 @@ _HOMES = {
     "problems": ("find_problems",),
     "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
+    "schedules": ("ScheduleRun", "ScheduleStatus", "list_schedules"),
     "subscribers": ("SubscriberStatus",),
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}

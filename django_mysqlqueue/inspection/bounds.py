@@ -76,6 +76,8 @@ class StallTimes:
     """For a message that is due in the outbox, which subscribers poll every ``MAX_POLL_INTERVAL`` or more often."""
     still: float = 600.0
     """For a group with a backlog and live subscribers, if no delivery ends."""
+    tick: float = 60.0
+    """For a tick of a recurring schedule that is due."""
     transaction: float = 300.0
     """For an open transaction, which delays the server's purge."""
 

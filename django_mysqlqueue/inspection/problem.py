@@ -28,6 +28,7 @@ Kind = Literal[
     "relay",
     "moves",
     "route",
+    "recurring",
 ]
 
 
@@ -58,6 +59,7 @@ class Problem:
     - ``dead_letters``: a group has dead letters.
     - ``long_transaction``: a transaction has been open for long.
     - ``groupless``: a topic has messages and no consumer group.
+    - ``recurring``: a recurring schedule has not run when it was due.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
     """
     text: str

@@ -14,12 +14,13 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.humanize import duration, partition_text
+from django_mysqlqueue.humanize import duration, moment, partition_text
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
+from django_mysqlqueue.inspection.schedules import list_schedules
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
@@ -98,6 +99,7 @@ def find_problems(
         found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
     found += [*_silent(session, overview), *_relays(overview, stall_times), *_routes(overview)]
     if overview.topics is not None:
+        found += _recurring(overview, stall_times)
         found += groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
 
@@ -437,3 +439,27 @@ def _routes(overview: QueueOverview) -> Iterator[Problem]:
         )
         values = {"topic": topic, "target": repr(leads), "configured": repr(configured)}
         yield Problem(0, "route", text % values, topic=topic)
+
+
+def _recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield recurring schedules whose ticks are overdue."""
+    for one in list_schedules(using=overview.using, runs=0):
+        values = {"name": one.name, "age": duration(one.overdue), "error": one.error}
+        if one.error and one.declared and not one.paused_at:
+            text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
+            yield Problem(1, "recurring", text % values, topic=one.topic or None)
+        if one.overdue < times.tick:
+            continue
+        if one.last_run:
+            text = _("The recurring schedule %(name)s has not run since %(since)s. It has been due for %(age)s.")
+            values["since"] = moment(one.last_run)
+        else:
+            text = _("The recurring schedule %(name)s has never run. It has been due for %(age)s.")
+        if one.declared:
+            yield Problem(0, "recurring", text % values, topic=one.topic)
+        elif overview.live:
+            text += " " + _("No running process declares it. If it is no longer needed, delete it with queuerecurring.")
+            yield Problem(2, "recurring", text % values, topic=one.topic)
+        else:
+            text += " " + _("No subscriber is running.")
+            yield Problem(0, "recurring", text % values, topic=one.topic)

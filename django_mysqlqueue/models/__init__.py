@@ -22,7 +22,7 @@ from django_mysqlqueue.models.history import (
     Operation,
     Rollup,
 )
-from django_mysqlqueue.models.jobs import JobResult, JobStage
+from django_mysqlqueue.models.jobs import JobResult, JobStage, Schedule
 from django_mysqlqueue.models.log import (
     CoalesceKey,
     CollectedTopic,
@@ -55,6 +55,7 @@ MODELS = (
     ArchiveSegment,
     JobResult,
     JobStage,
+    Schedule,
 )
 """The models of the tables that the protocol uses."""
 
@@ -78,6 +79,7 @@ __all__ = [
     "RelayPosition",
     "RelayWatermark",
     "Rollup",
+    "Schedule",
     "Sequencer",
     "Slots",
     "SubscriberHeartbeat",

@@ -1,4 +1,4 @@
-"""The results of jobs, the tasks of ``django.tasks`` that the queue runs."""
+"""The results of jobs, the tasks of ``django.tasks`` that the queue runs, and recurring schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import JOB_PATH_LENGTH, KEY_LENGTH, NAME_LENGTH, PROGRESS_LENGTH, STAGE_LENGTH
+from django_mysqlqueue.limits import (
+    JOB_PATH_LENGTH,
+    KEY_LENGTH,
+    NAME_LENGTH,
+    PROGRESS_LENGTH,
+    SCHEDULE_NAME_LENGTH,
+    STAGE_LENGTH,
+)
 from django_mysqlqueue.managers import QueueManager
 
 
@@ -104,3 +111,36 @@ class JobStage(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class Schedule(models.Model):
+    """A recurring schedule: what it publishes, and up to which time its ticks were decided."""
+
+    name = BytewiseCharField(primary_key=True, max_length=SCHEDULE_NAME_LENGTH)
+    definition = BytewiseTextField(_("definition"), help_text=_("JSON with all that a tick needs"))
+    last_tick = models.BigIntegerField(
+        _("last tick"),
+        db_default=NowMilliseconds(),
+        help_text=_("ticks up to this time were decided; never moves back"),
+    )
+    last_run = models.BigIntegerField(_("last run"), db_default=0, help_text=_("last tick that was published; 0: none"))
+    skipped = models.BigIntegerField(
+        _("skipped"), db_default=0, help_text=_("ticks while an earlier job had not ended")
+    )
+    paused_at = models.BigIntegerField(_("paused at"), db_default=0, help_text=_("0: not paused"))
+    registered_at = models.BigIntegerField(
+        _("registered at"), db_default=NowMilliseconds(), help_text=_("when its definition last changed")
+    )
+    seen_at = models.BigIntegerField(
+        _("seen at"), db_default=NowMilliseconds(), help_text=_("when a process that declares it was last seen")
+    )
+
+    objects = QueueManager["Schedule"]()
+
+    class Meta:
+        db_table = "queue_schedules"
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+
+    def __str__(self) -> str:
+        return self.name

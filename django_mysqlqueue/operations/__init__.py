@@ -10,6 +10,12 @@ from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resu
 from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
 from django_mysqlqueue.operations.group_settings import settings
+from django_mysqlqueue.operations.recurring import (
+    delete_recurring,
+    pause_recurring,
+    resume_recurring,
+    run_recurring,
+)
 from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
@@ -24,18 +30,22 @@ __all__ = [
     "cancel",
     "cancel_move",
     "dead_letter",
+    "delete_recurring",
     "discard",
     "drop_group",
     "edit",
     "forget",
     "move_topic",
     "pause",
+    "pause_recurring",
     "prepare_move",
     "redrive",
     "release",
     "reschedule",
     "resume",
+    "resume_recurring",
     "retry",
+    "run_recurring",
     "seek",
     "set_group_mode",
     "settings",

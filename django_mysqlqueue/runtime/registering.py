@@ -1,4 +1,4 @@
-"""Register the consumer groups of handlers, after ``migrate`` and when a subscriber starts."""
+"""Register groups and schedules: when a subscriber starts, and groups after ``migrate`` as well."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.threads import about
-from django_mysqlqueue.service import groups, routing
+from django_mysqlqueue.schedules import registry
+from django_mysqlqueue.schedules.definitions import Definition
+from django_mysqlqueue.service import groups, routing, schedules
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 from django_mysqlqueue.subscriptions.options import registrable
-from django_mysqlqueue.subscriptions.registry import subscriptions
+from django_mysqlqueue.subscriptions.registry import discover, subscriptions
 from django_mysqlqueue.subscriptions.users import user_refusal
 
 
@@ -32,6 +34,30 @@ def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
         registered = _register(using, handler, registrable(handler))
         if registered is not None and registered.mode != handler.mode:
             raise SubscriberError(mode_text(handler, registered.mode))
+
+
+def declared_schedules() -> dict[str, dict[str, Definition]]:
+    """Return the recurring schedules that this project declares, by the alias of their database and by name.
+
+    Raises:
+        SubscriberError: one of them breaks a rule.
+    """
+    discover()
+    found: dict[str, dict[str, Definition]] = {}
+    for name, definition in registry.definitions().items():
+        try:
+            found.setdefault(schedules.home_of(definition), {})[name] = definition
+        except InvalidMessage as error:
+            raise SubscriberError(f"Schedule {name!r}: {error}") from None
+    return found
+
+
+def register_schedules(using: str, wanted: Mapping[str, Definition]) -> None:
+    """Register the recurring schedules of a database, without a statement if there are none."""
+    if not wanted:
+        return
+    for name, is_new in schedules.register(using, wanted).items():
+        event(logging.INFO, "recurring.registered", schedule=name, times=wanted[name].timetable, new=is_new)
 
 
 def _register(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import Rate
@@ -345,6 +345,8 @@ _discovery = threading.local()
 def discover() -> None:
     """Import ``subscribers.py`` of every installed app, as the admin does with ``admin.py``.
 
+    If ``TASKS`` has queues of jobs, ``tasks.py`` too, which may declare recurring schedules.
+
     During one of these imports it does nothing: a module that publishes while it is imported must not start the import
     of the others. It uses no lock: Python has one for each module, and detects when two threads would wait for each
     other.
@@ -354,6 +356,8 @@ def discover() -> None:
     _discovery.is_running = True
     try:
         autodiscover_modules("subscribers")
+        if job_queues.find is not None and job_queues.find():
+            autodiscover_modules("tasks")
         for source in sources:
             for ref in source():
                 known_topics.declare(ref.topic)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from django_mysqlqueue.schedules.registry import recurring
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.tasks.attempts import JobContext
 from django_mysqlqueue.tasks.backend import MySQLQueueBackend
@@ -27,5 +28,6 @@ __all__ = [
     "enqueue_many",
     "job",
     "progress_of",
+    "recurring",
     "wait",
 ]

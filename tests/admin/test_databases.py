@@ -504,6 +504,7 @@ def test_no_operation_reaches_other_topics_of_a_database(grant, secrets, name):
     values = {"group": "hidden.group", "topic": "hidden.orders", "database": QUEUE, "reason": "x", "option": "prefetch"}
     values |= {"value": "5", "time": LATER, "row": '"queue.a"', "subscriber": "queue.hidden.orders:1"}
     values["offset"] = str(offset(QUEUE, "hidden.orders_dlq"))
+    values["schedule"] = f"{QUEUE}.hidden.orders.s"
     if name in ("cancel", "deliver-now", "move"):
         values["row"] = str(OutboxMessage.objects.using(QUEUE).get(topic="hidden.orders").outbox_id)
     for send in (client.get, client.post):

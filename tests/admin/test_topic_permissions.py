@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from tests.support import schedule_worlds
 from tests.support.dashboard import ROOT, hidden
 from tests.support.harness import Sub, handler, sequence
 from tests.support.topic_permissions import OnTopics
@@ -41,6 +42,7 @@ def queue(db):
     for topic in TOPICS:
         publish_many(topic, (Message(f"secret {topic} {n}", key="k") for n in range(3)))
         publish(topic, f"secret {topic} later", id=f"later {topic}", delay=600)
+        schedule_worlds.registered(schedule_worlds.of_topic(topic), name=f"{topic}.s")
     sequence()
     sub = Sub(*(handler(topic, function=_handle) for topic in TOPICS)).step()
     sub.work(4)
@@ -61,6 +63,8 @@ def parameters(name, topic):
     given = {"group": "g", "topic": topic}
     if name in ("cancel", "deliver-now", "move"):
         return {"row": str(OutboxMessage.objects.get(topic=topic).outbox_id), "time": "2100-01-01T00:00:00"}
+    if name.endswith("-recurring"):
+        return {"schedule": f"{topic}.s"}
     if name == "edit":
         return {"offset": str(QueueMessage.objects.get(topic=f"{topic}_dlq").offset)}
     if name in ("redrive", "redrive-selected", "discard", "discard-selected"):
@@ -110,6 +114,7 @@ def test_what_is_of_no_topic_needs_the_permission_on_all(make, queue):
     assert client.get(f"{ROOT}do/forget/", {"subscriber": queue.name}).status_code == 403
     assert client.get(f"{ROOT}do/cancel/", {"row": "999999"}).status_code == 403
     assert client.get(f"{ROOT}do/edit/", {"offset": "999999"}).status_code == 403
+    assert client.get(f"{ROOT}do/run-recurring/", {"schedule": "nothing"}).status_code == 403
     assert client.get(f"{ROOT}do/pause/").status_code == 403
 
 
@@ -167,6 +172,7 @@ def hidden_queue(db):
     for topic, key, group in (("t", "k", "g"), ("hidden.topic", "hidden.key", "hidden.group")):
         publish_many(topic, (Message(f"{topic} {n}", key=key) for n in range(3)))
         publish(topic, "later", id=f"{topic}.later", key=key, delay=600)
+        schedule_worlds.registered(schedule_worlds.of_topic(topic), age=200, name=f"{topic}.s")
         sequence()
         sub = Sub(handler(topic, group, function=_handle), name=f"{group}.subscriber").step()
         sub.work(2)
@@ -202,6 +208,8 @@ OF_THE_TOPIC = (
     ("deadletters/", {"topic": "t_dlq", "group": "g"}),
     ("deadletters/", {}),
     ("scheduled/", {"topic": "t"}),
+    ("recurring/", {}),
+    ("recurring/", {"topic": "t"}),
     ("inflight/", {}),
     ("inflight/", {"group": "g", "topic": "t"}),
     ("leases/", {"group": "g", "topic": "t"}),
@@ -267,6 +275,7 @@ def _problems(text):
         ("scheduled/", {}),
         ("scheduled/", {"topic": "hidden.topic"}),
         ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),
+        ("recurring/", {"topic": "hidden.topic"}),
         ("inflight/", {"group": "hidden.group", "topic": "hidden.topic"}),
         ("leases/", {}),
         ("leases/", {"group": "g"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,23 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.limits import run_id
+from django_mysqlqueue.models import (
+    DeliveryState,
+    JobResult,
+    OutboxMessage,
+    QueueMessage,
+    Schedule,
+    SubscriberHeartbeat,
+)
 from django_mysqlqueue.operations import dropping, pausing
+from django_mysqlqueue.schedules.timetables import timetable
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.pages import card, tab_to
 from tests.browser.site import Site
-from tests.support import job_worlds
+from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.job_pages import NOW, ended, errors, job
 
@@ -62,7 +72,35 @@ def queue(db: None, settings: Any) -> Sub:
     ended("failed", "FAILED", errors=errors("no", "y" * 300, "no"), task_path=long, worker_ids="host-7\n" * 3)
     operations.settings(LONG, "orders", {"filter": {LONG: values}}, actor="ada")
     pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
+    recur()
     return sub
+
+
+def recur() -> None:
+    """Schedules in all states, with runs that ended in all ways."""
+    registered, daily = schedule_worlds.registered, schedule_worlds.daily
+    nightly = dataclasses.replace(daily(), timetable=timetable("0 3 * * *", None, "Europe/Berlin", "UTC"))
+    last = registered(nightly, name="nightly-report")
+    registered(schedule_worlds.of_topic("orders"), name=LONG, age=3600)
+    registered(schedule_worlds.of_task(), name="prices", age=30)
+    registered(daily(), name="cleanup")
+    Schedule.objects.filter(name="prices").update(paused_at=last)
+    Schedule.objects.filter(name="cleanup").update(seen_at=5)
+    for days, (status, error) in enumerate(
+        (("RUNNING", ""), ("FAILED", "shop.errors.MailServerDown"), ("SUCCESSFUL", ""))
+    ):
+        tick = last - days * 86_400_000
+        JobResult.objects.create(
+            id=run_id("nightly-report", tick),
+            backend="default",
+            queue_name="default",
+            task_path="tests.app.jobs.add",
+            arguments="{}",
+            status=status,
+            started_at=tick,
+            finished_at=0 if status == "RUNNING" else tick + 92_000,
+            errors=f'{{"exception_class_path": "{error}", "traceback": ""}}\n' if error else "",
+        )
 
 
 def queries(sub: Sub) -> list[str]:
@@ -91,6 +129,8 @@ def queries(sub: Sub) -> list[str]:
     found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
+    names = ("run", "pause", "delete")
+    found += [f"do/{name}-recurring/?schedule=cleanup" for name in names] + ["do/resume-recurring/?schedule=prices"]
     return [*found, f"do/edit/?offset={dead}", f"do/forget/?subscriber={sub.name}"]
 
 

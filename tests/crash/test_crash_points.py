@@ -18,8 +18,8 @@ import pytest
 from django.db import OperationalError, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.models import Operation, QueueMessage
-from django_mysqlqueue.operations import seeking, steps
+from django_mysqlqueue.models import Operation, QueueMessage, Schedule
+from django_mysqlqueue.operations import recurring, seeking, steps
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -33,7 +33,7 @@ from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
 from tests.crash.worlds import OTHER, G, World
-from tests.support import draining, invariants, job_worlds
+from tests.support import draining, invariants, job_worlds, schedule_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, matches
 from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
@@ -443,6 +443,17 @@ def test_every_function_that_writes_has_a_case(db, crasher):
             change.make(ALIAS, held)
             job_worlds.enqueue(ALIAS)
             job_worlds.enqueue_chain(ALIAS)
+    # tests/schedules/test_crashes.py ends these at every statement.
+    for made in schedule_worlds.CHANGES.values():
+        empty()
+        made.setup()
+        with watched(seen, [connections[ALIAS]]):
+            made.make(ALIAS)
+    with watched(seen, [connections[ALIAS]]):
+        schedule_worlds.publish_now(ALIAS)
+        for call in (recurring.pause_recurring, recurring.resume_recurring, recurring.delete_recurring):
+            Schedule.objects.update(seen_at=0)
+            call(schedule_worlds.NAME, actor="test", using=ALIAS)
     # An operation that another one has stopped.
     groups.register(USING, G, mode="ordered", start="earliest")
     operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))

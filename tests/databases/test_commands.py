@@ -9,7 +9,9 @@ import pytest
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, QueueMessage
 from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.schedules.definitions import Definition
+from django_mysqlqueue.schedules.timetables import Timetable
+from django_mysqlqueue.service import groups, schedules
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.queue_alias import command, on_queue
 from tests.support.routers import QueueElsewhere
@@ -49,6 +51,10 @@ OPERATIONS = [
     ("queuecancel t later --noinput", "Scheduled messages cancelled: 1."),
     ("queuescheduled", "No messages are scheduled"),
     ("queuetail t", '"topic":"t"'),
+    ("queuerecurring --run-now s --noinput", "A message is published: recurring:s:"),
+    ("queuerecurring --pause s --noinput", "The schedule s is paused."),
+    ("queuerecurring --resume s --noinput", "The schedule s is resumed."),
+    ("queuerecurring", "every 1 d"),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""
@@ -66,6 +72,7 @@ def test_every_command_works_where_the_queue_is(named):
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is now shared" in command("queuegroupmode", "g", "t", "shared", "--noinput", *named)
     assert groups.find(QUEUE, GroupRef("g", "t")).mode == "shared"
+    schedules.register(QUEUE, {"s": Definition(Timetable(every_ms=86_400_000), "t", 1)})
     PartitionLease.objects.using(QUEUE).create(consumer_group="g", topic="t", partition_key="k", leased_by="s:1")
     for line, said in OPERATIONS:
         assert said in command(*line.split(), *named), line

@@ -54,7 +54,7 @@ def test_every_column_is_in_the_reference(model):
 def test_every_check_is_in_the_reference():
     page = (DOCS / "reference" / "checks.md").read_text()
     package = ROOT / "django_mysqlqueue"
-    modules = ("checks.py", "conf.py", "tasks/backend.py")
+    modules = ("checks.py", "conf.py", "schedule_checks.py", "tasks/backend.py")
     source = "".join((package / module).read_text() for module in modules)
     raised = set(re.findall(r"\b([EW]\d{3})\"", source))
     assert set(re.findall(r"`django_mysqlqueue\.([EW]\d{3})`", page)) == raised

@@ -23,7 +23,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.operations import dropping, seeking
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, settling, watermarks
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, schedules, settling, watermarks
 from django_mysqlqueue.service.claims import ClaimRequest
 from django_mysqlqueue.service.sequencing import Mutex
 from django_mysqlqueue.sql.session import Session
@@ -302,6 +302,15 @@ def _drained_before_the_lock() -> AbstractContextManager[object]:
     )()
 
 
+def _registered_blindly(session: Session, *, name: str, definition: Any) -> None:
+    """Writes the row as it was when it was read before."""
+    row = schedules.read(session, [name])[name]
+    session.execute(
+        f"UPDATE {schedules.SCHEDULES} SET definition = %s, last_tick = %s WHERE name = %s",
+        (definition.as_json(), row.last_tick, name),
+    )
+
+
 def _mine_from_the_last(using: str, ref: Any, subscriber: str, keys: Any) -> set[str]:
     def check(session: Session) -> set[str]:
         owners = {key: leasing.lock(session, ref, [key]).get(key) for key in sorted(keys, reverse=True)}
@@ -574,6 +583,31 @@ MUTATIONS = (
         "Whoever cancels or moves a scheduled message decides by the row as it is under its lock.",
         "busy: cancel scheduled x deliver scheduled now",
         locking("service.scheduling.remove", SKIP, ""),
+    ),
+    Mutation(
+        "a tick without the lock of its schedule",
+        "A tick is decided by whoever has locked the schedule's row.",
+        "scheduled_free: tick x tick",
+        locking("service.schedules._tick", SKIP, ""),
+    ),
+    Mutation(
+        "a tick that is waited for",
+        "A process leaves a tick to the one that has locked the schedule's row.",
+        "scheduled_free: tick x tick",
+        locking("service.schedules._tick", SKIP, LOCK),
+        by=WAIT,
+    ),
+    Mutation(
+        "a registration that does not look under its lock",
+        "A schedule whose times have changed begins with its next tick, and never goes back.",
+        "scheduled_free: tick x register the schedule with other arguments",
+        instead_of("service.schedules._register", _registered_blindly),
+    ),
+    Mutation(
+        "a schedule deleted without its lock",
+        "A schedule is deleted by whoever has locked it and found that no process declares it.",
+        "scheduled: register the schedule with other times x delete the schedule",
+        locking("operations.recurring._do", LOCK, ""),
     ),
 )
 

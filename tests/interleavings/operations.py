@@ -18,6 +18,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations import (
     dead_lettering,
@@ -26,6 +27,7 @@ from django_mysqlqueue.operations import (
     moving,
     overriding,
     pausing,
+    recurring,
     redriving,
     rescheduling,
     retrying,
@@ -48,6 +50,7 @@ from django_mysqlqueue.service import (
     releasing,
     retention,
     rollups,
+    schedules,
     scheduling,
     sequencing,
     settling,
@@ -56,7 +59,7 @@ from django_mysqlqueue.service import (
 )
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Returned, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, JobEnd, Returned, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -64,7 +67,7 @@ from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
-from tests.support import job_worlds
+from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler
 
@@ -371,6 +374,61 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     with override_settings(MYSQLQUEUE={"RESULTS_RETENTION": 0}):
         return job_results.collect(ALIAS)
+
+
+# -- recurring schedules --------------------------------------------------------------
+
+
+def changes_schedule(name: str, call: Callable[..., Any]) -> None:
+    @operation(name)
+    def _(a: Actor) -> object:
+        with job_worlds.configured():
+            return call(schedule_worlds.NAME, actor=a.name, using=ALIAS).changed
+
+
+@operation("tick")
+def _(a: Actor) -> object:
+    done = schedule_worlds.tick(ALIAS)
+    return {
+        one
+        for one, is_so in {
+            "locked": done.row is None,
+            "due": bool(done.ticks),
+            "published": bool(done.published),
+            "skipped": done.skipped,
+        }.items()
+        if is_so
+    }
+
+
+@operation("register the schedule with other arguments")
+def _(a: Actor) -> object:
+    return schedules.register(ALIAS, {schedule_worlds.NAME: schedule_worlds.daily(args=[2])})
+
+
+@operation("register the schedule with other times")
+def _(a: Actor) -> object:
+    return schedules.register(ALIAS, {schedule_worlds.NAME: schedule_worlds.daily(days=2)})
+
+
+@operation("end the schedule's last job")
+def _(a: Actor) -> object:
+    job = run_id(schedule_worlds.NAME, 1000)
+    end = Settlement(a.start.held[job], Action.ACK, job=JobEnd(job, 5, 5, "2"))
+    with job_worlds.configured():
+        flushed = settling.flush(ALIAS, job_worlds.JOBS, [end], max_attempts=None, shared=True)
+    return len(flushed.stale), len(flushed.locked)
+
+
+@operation("note that the schedule is seen")
+def _(a: Actor) -> object:
+    return schedules.note_seen(ALIAS, [schedule_worlds.NAME])
+
+
+changes_schedule("run the schedule now", recurring.run_recurring)
+changes_schedule("pause the schedule", recurring.pause_recurring)
+changes_schedule("resume the schedule", recurring.resume_recurring)
+changes_schedule("delete the schedule", recurring.delete_recurring)
 
 
 @operation("sequence, later")

@@ -202,6 +202,26 @@ def jobs() -> Iterable[Pair]:
     yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage", "skip unique jobs"))
 
 
+def recurring() -> Iterable[Pair]:
+    """Ticks of a schedule, while its row is changed, and while the job ends because of which ticks are skipped."""
+    changes = (
+        "tick",
+        "register the schedule with other arguments",
+        "register the schedule with other times",
+        "run the schedule now",
+        "pause the schedule",
+        "resume the schedule",
+        "delete the schedule",
+        "note that the schedule is seen",
+        "end the schedule's last job",
+    )
+    yield from all_of("scheduled", changes)
+    yield from each("scheduled", ("tick",), ("sequence", "collect", "collect results"))
+    yield from each("scheduled_free", ("tick",), (*changes[:-1], "sequence", "collect"))
+    yield Pair("scheduled", (OPERATIONS["tick"], both("tick", "sequence", "tick")))
+    yield Pair("scheduled", (OPERATIONS["tick"], both("pause the schedule", "resume the schedule")))
+
+
 def debouncing() -> Iterable[Pair]:
     """Passes of the sequencer over debounced messages, while these are published, cancelled and rescheduled."""
     changes = (
@@ -510,6 +530,7 @@ def pairs() -> dict[str, Pair]:
         *debouncing(),
         *relaying(),
         *jobs(),
+        *recurring(),
         *sql_clients(),
         *special(),
         *situations(),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django_mysqlqueue.limits import RUN_PREFIX, tick_of
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Acquired
@@ -163,6 +164,34 @@ def picture(tables: Tables, names: Names, tokens: Mapping[int, str]) -> Picture:
         "operations": sorted([row.action, row.ref.group, row.changed, bool(row.ended_at)] for row in tables.operations),
         "rollups": sorted([grain, row.acked, row.failed] for (grain, _, _), row in tables.rollups.items()),
         "collected": {topic: names.at(offset) for topic, offset in tables.collected.items()},
+        **_recurring(tables),
+    }
+
+
+def _recurring(tables: Tables) -> Picture:
+    """Schedules and their jobs, if there are any."""
+    if not tables.schedules and not any(one.startswith(RUN_PREFIX) for one in tables.results):
+        return {}
+    day = tables.now - 43_200_000
+    return {
+        "schedules": [
+            [
+                name,
+                json.loads(row.definition)["payload"],
+                json.loads(row.definition)["every_ms"],
+                "decided" if row.last_tick > day else "due",
+                "run" if row.last_run > day else "",
+                row.skipped,
+                bool(row.paused_at),
+                bool(row.seen_at),
+            ]
+            for name, row in tables.schedules.items()
+        ],
+        "runs": sorted(
+            ["by hand" if "-" in one.rsplit(":", 1)[1] else "earlier" if tick_of(one) < day else "tick", status]
+            for one, status in tables.results.items()
+            if one.startswith(RUN_PREFIX)
+        ),
     }
 
 

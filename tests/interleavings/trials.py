@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -371,7 +372,7 @@ def drain(tables: Tables) -> tuple[list[tuple[str, str]], Tables]:
     done: list[tuple[str, str]] = []
 
     def note(delivery: Any) -> None:
-        done.append((delivery.group, delivery.payload))
+        done.append((delivery.group, _name(delivery.payload)))
 
     clock = Clock()
     clock.advance(HANDLERS_WAIT)
@@ -397,3 +398,8 @@ def _by_ones() -> Iterator[None]:
     finally:
         for (limits, name), value in zip(STEPS, before, strict=True):
             object.__setattr__(limits, name, value)
+
+
+def _name(payload: Any) -> str:
+    """As ``pictures.message_name`` has it."""
+    return payload if isinstance(payload, str) else json.dumps(payload, separators=(",", ":"))

@@ -9,7 +9,7 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import COALESCE
+from django_mysqlqueue.limits import COALESCE, run_id
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -21,6 +21,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     Rollup,
+    Schedule,
     Sequencer,
     Slots,
     SubscriberHeartbeat,
@@ -38,7 +39,7 @@ from django_mysqlqueue.sql.session import Session, run
 from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
-from tests.support import job_worlds
+from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, EXPIRED, REGIONS, US
 from tests.support.harness import USING, sequence
 
@@ -257,6 +258,24 @@ def with_unique_job() -> Start:
     return start
 
 
+def scheduled() -> Start:
+    """A schedule of a task that is due once a day, beside everything else: its last job runs, and it is due now."""
+    start = busy()
+    tick = 1000
+    start.held |= job_worlds.claimed(run_id(schedule_worlds.NAME, tick))
+    schedule_worlds.registered(schedule_worlds.daily(), age=86_410)
+    Schedule.objects.update(seen_at=0)
+    return start
+
+
+def scheduled_free() -> Start:
+    """As ``scheduled``, and no job of the schedule runs."""
+    start = busy()
+    schedule_worlds.registered(schedule_worlds.daily(), age=86_410)
+    Schedule.objects.update(seen_at=0)
+    return start
+
+
 def debounced() -> Start:
     """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
     start = busy()
@@ -431,6 +450,8 @@ _ALL = (
     with_chain,
     with_jobs,
     with_unique_job,
+    scheduled,
+    scheduled_free,
     forsaken,
     forsaken_shared,
     paused,

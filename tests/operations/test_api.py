@@ -21,12 +21,14 @@ from django_mysqlqueue.models import (
     Operation,
     OutboxMessage,
     QueueMessage,
+    Schedule,
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from tests.support import schedule_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.tables import Tables
 
@@ -96,6 +98,20 @@ def prepared() -> None:
     Operation.objects.all().delete()
 
 
+def recurring() -> None:
+    schedule_worlds.registered(schedule_worlds.of_topic())
+
+
+def paused_schedule() -> None:
+    recurring()
+    Schedule.objects.update(paused_at=5)
+
+
+def abandoned() -> None:
+    recurring()
+    Schedule.objects.update(seen_at=5)
+
+
 def move(**how: Any) -> Result:
     with override_settings(MYSQLQUEUE={"TOPICS": {"t": {"DATABASE": "queue", "VIA": USING}}}):
         return operations.move_topic("t", "queue", **how)
@@ -123,6 +139,10 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "prepare_move": (registered, lambda **how: operations.prepare_move("t", "queue", **how)),
     "move_topic": (prepared, move),
     "cancel_move": (prepared, lambda **how: operations.cancel_move("t", "queue", **how)),
+    "run_recurring": (recurring, lambda **how: operations.run_recurring("s", **how)),
+    "pause_recurring": (recurring, lambda **how: operations.pause_recurring("s", **how)),
+    "resume_recurring": (paused_schedule, lambda **how: operations.resume_recurring("s", **how)),
+    "delete_recurring": (abandoned, lambda **how: operations.delete_recurring("s", **how)),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""
@@ -182,7 +202,7 @@ def test_an_unknown_name_is_refused(db, name):
     if name == "forget":
         call = lambda **how: operations.forget("nobody", **how)  # noqa: E731
     for how in ({}, {"dry_run": True}):
-        with pytest.raises(OperationRefused, match=r"There is no (group|topic|subscriber) '"):
+        with pytest.raises(OperationRefused, match=r"There is no (group|topic|subscriber|schedule) '"):
             call(actor="ada", reason="a test", **how)
     assert not Operation.objects.exists()
 
@@ -220,7 +240,16 @@ def test_it_commits_where_autocommit_is_off(db, is_open):
     assert Operation.objects.get().actor == "ada"
 
 
-STATES = ("pause", "resume", "set_group_mode", "settings", "settings unset", "release")
+STATES = (
+    "pause",
+    "resume",
+    "set_group_mode",
+    "settings",
+    "settings unset",
+    "release",
+    "pause_recurring",
+    "resume_recurring",
+)
 
 
 @pytest.mark.parametrize("name", [*STATES, "retry", "retry with an error", "retry at a time", "redrive", "discard"])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.limits import JOB_PREFIX, tick_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.filtering import coalesced, is_for, unmatched
@@ -117,6 +118,7 @@ def at_any_moment(
         *_nothing_lost(tables, unmatched(tables) if passed is None else passed),
         *_leases(tables),
         *_log(tables),
+        *_ticks(tables),
         *_in_one_place(tables, began_at or {}),
     ]
 
@@ -201,6 +203,19 @@ def _leases(tables: Tables) -> Iterator[str]:
     for (ref, key), owner in tables.leases.items():
         if owner and ref in tables.groups and tables.groups[ref].mode != "ordered":
             yield f"{owner} holds the lease of {key!r} in {ref}, which is shared"
+
+
+def _ticks(tables: Tables) -> Iterator[str]:
+    """A schedule has decided each tick that it has published, and its jobs have results from the beginning."""
+    for one in messages(tables):
+        if not tick_of(one.id) or one.failed_group:
+            continue
+        name, time = one.id.split(":")[1:]
+        row = tables.schedules.get(name)
+        if row is not None and time.isdigit() and int(time) > row.last_tick:
+            yield f"{one.id} is published, and its schedule is at {row.last_tick}"
+        if isinstance(one, Waiting) and one.topic.startswith(JOB_PREFIX) and one.id not in tables.results:
+            yield f"{one.id} is a job without a result"
 
 
 def _log(tables: Tables) -> Iterator[str]:

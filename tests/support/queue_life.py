@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 from django.test import override_settings
 
 from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
@@ -24,6 +25,7 @@ from django_mysqlqueue.inspection import (
     list_jobs,
     list_messages,
     list_scheduled,
+    list_schedules,
     log_entries,
     message_history,
     partitions,
@@ -41,6 +43,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     RelayWatermark,
+    Schedule,
     Sequencer,
     Slots,
 )
@@ -64,6 +67,7 @@ from django_mysqlqueue.service import (
     retention,
     rollups,
     routing,
+    schedules,
     scheduling,
     settling,
     slots,
@@ -76,7 +80,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tails import reading
-from tests.support import job_worlds
+from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
@@ -130,6 +134,7 @@ def live() -> None:
     _tail()
     _relay()
     _jobs()
+    _recur()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -317,6 +322,25 @@ def _read_jobs() -> None:
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)
+
+
+@job_worlds.configured()
+def _recur() -> None:
+    """Schedules that tick, are skipped, changed, paused, run by hand and deleted."""
+    schedule_worlds.registered(schedule_worlds.of_task(overlap="skip"), age=70)
+    for _ in range(2):
+        schedule_worlds.tick(USING)
+        Schedule.objects.update(last_tick=F("last_tick") - 60_000)
+    schedule_worlds.registered(schedule_worlds.of_topic(), age=70, name="of a topic")
+    assert schedules.tick(USING, "of a topic").published
+    schedules.register(USING, {schedule_worlds.NAME: schedule_worlds.at_night(schedule_worlds.of_task())})
+    schedules.note_seen(USING, [schedule_worlds.NAME])
+    operations.run_recurring(schedule_worlds.NAME, actor="test")
+    operations.pause_recurring(schedule_worlds.NAME, actor="test")
+    operations.resume_recurring(schedule_worlds.NAME, actor="test")
+    assert [len(one.runs) for one in list_schedules(runs=2)] == [0, 2]
+    Schedule.objects.update(seen_at=0)
+    operations.delete_recurring(schedule_worlds.NAME, actor="test")
 
 
 def _debounce() -> None:

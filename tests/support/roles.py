@@ -88,7 +88,7 @@ def _roles() -> set[str]:
         frame = frame.f_back
     if "operations" in rooms:
         return {"operator"}
-    if rooms & {"inspection", "tails", "management"}:
+    if rooms & {"inspection", "tails", "management"} or "schedules.read_all" in functions:
         return {"reader", "operator"}
     if "runtime" in rooms:
         return {"subscriber"}

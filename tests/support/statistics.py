@@ -42,6 +42,7 @@ MANY = {
     "queue_archive_segments": 1000,
     "queue_job_results": 1_000_000,
     "queue_job_stages": 1_000_000,
+    "queue_schedules": 200,
 }
 DISTINCT = {"consumer_group": 50, "topic": 20, "acked": 2, "grain": 2, "partition_key": 10_000, "leased_by": 50}
 """How many values a column has where a table is large; others have one for each row."""

@@ -149,6 +149,17 @@ class Rollup(NamedTuple):
     dead_lettered: int
 
 
+class Schedule(NamedTuple):
+    """A row of a recurring schedule."""
+
+    definition: str
+    last_tick: int
+    last_run: int
+    skipped: int
+    paused_at: int
+    seen_at: int
+
+
 class Effect(NamedTuple):
     """What a handler wrote into the application's own table."""
 
@@ -179,6 +190,9 @@ class Tables:
     """By grain, beginning and group."""
     collected: dict[str, int] = field(default_factory=dict)
     """By topic: the highest offset that GC has deleted."""
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
+    """The status of each job, by id."""
     effects: list[Effect] = field(default_factory=list)
     """Empty in projects without the table."""
     now: int = 0
@@ -271,6 +285,14 @@ def _collected(rows: list[tuple[Any, ...]]) -> dict[str, int]:
     return {topic: int(offset) for topic, offset in rows}
 
 
+def _schedules(rows: list[tuple[Any, ...]]) -> dict[str, Schedule]:
+    return {name: Schedule._make(more) for name, *more in rows}
+
+
+def _results(rows: list[tuple[Any, ...]]) -> dict[str, str]:
+    return dict(rows)
+
+
 def _effects(rows: list[tuple[Any, ...]]) -> list[Effect]:
     return [Effect._make(row) for row in rows]
 
@@ -345,6 +367,8 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
             _rollups,
         ),
         ("collected", "queue_collected", "topic, collected_offset", "topic", _collected),
+        ("schedules", "queue_schedules", f"name, {', '.join(Schedule._fields)}", "name", _schedules),
+        ("results", "queue_job_results", "id, status", "id", _results),
         ("effects", "tests_app_effect", "id, name, value", "id", _effects),
     )
 }

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_rows, sequencing
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    QueueMessage,
+    Schedule,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.service import job_rows, schedules, sequencing
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session
 from tests.conftest import QUEUE_MODELS
+from tests.support import schedule_worlds
 from tests.support.harness import Sub, handler
 
 DEFAULT, QUEUE = "default", "queue"
@@ -30,7 +38,7 @@ def _handle(delivery):
 
 
 def fill(alias, *, topic="orders", group="g"):
-    """A dead letter, a failed, an in-flight and a scheduled message, and a subscriber that was lost.
+    """A dead letter, a failed, an in-flight and a scheduled message, a subscriber that was lost, and a schedule.
 
     Whatever a page shows of it contains the alias and a dot: keys, ids and the subscriber's name.
     """
@@ -49,6 +57,7 @@ def fill(alias, *, topic="orders", group="g"):
     sub.poller.write_rollups()
     sequence(alias)
     SubscriberHeartbeat.objects.using(alias).filter(consumer_group=group, topic=topic).update(heartbeat_at=1)
+    schedules.register(alias, {f"{alias}.{topic}.s": schedule_worlds.of_topic(topic)})
     return sub
 
 
@@ -67,6 +76,10 @@ def prepare(alias, name):
         groups.update(paused=True)
     if name == "restore":
         groups.update(overrides={"prefetch": {"value": 7, "at": 1000, "by": "bob"}})
+    if name.endswith("-recurring"):
+        one = Schedule.objects.using(alias).filter(name=f"{alias}.orders.s")
+        one.update(paused_at=int(name.startswith("resume")), seen_at=0)
+        return {"schedule": f"{alias}.orders.s"}
     scheduled = OutboxMessage.objects.using(alias).get(topic="orders", message_id=f"{alias}.later")
     dead = str(offset(alias, "orders_dlq"))
     failed = str(offset(alias))

@@ -48,6 +48,7 @@ DEFAULTS = {
     "HEALTH": HealthSettings(window=600, max_recent_dead_letters=10, max_failure_ratio=0.5, min_attempts=10),
     "TOPICS": {},
     "GROUPS": {},
+    "RECURRING": {},
 }
 
 
@@ -155,6 +156,7 @@ WRONG = [
     *(("REDACT", value) for value in ("", "redact", "shop.", ".redact", "shop privacy.redact", "shop:redact", 1, {})),
     *(("ARCHIVE_PATH", value) for value in ("", 5, b"archive")),
     *(("ARCHIVE_REQUIRED", value) for value in (None, 1, "yes")),
+    *(("RECURRING", value) for value in (None, [], "nightly")),
     *(("METRICS_TOKEN", value) for value in ("short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
     *(("HEALTH", value) for value in (None, 5, [], "", {"WINDOW": 59}, {"WINDOW": 21_601}, {"WINDOWS": 60})),
     *(("HEALTH", {"MAX_FAILURE_RATIO": value}) for value in (-0.1, 1.1, True, "0.5", float("nan"))),

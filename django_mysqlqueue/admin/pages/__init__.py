@@ -10,6 +10,7 @@ from django_mysqlqueue.admin.pages.job import JobPage
 from django_mysqlqueue.admin.pages.jobs import JobsPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
+from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.subscribers import InFlightPage, LeasesPage, SubscribersPage
 
@@ -22,6 +23,7 @@ PAGES: tuple[type[Page], ...] = (
     ScheduledPage,
     JobsPage,
     JobPage,
+    RecurringPage,
     SubscribersPage,
     LeasesPage,
     MessagesPage,

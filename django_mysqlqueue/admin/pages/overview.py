@@ -195,6 +195,8 @@ class OverviewPage(Page):
                 return Linked(problem, self._to("deadletters", **named), _("Open dead letters"))
             case "outbox" | "outbox_behind":
                 return Linked(problem, self._to("subscribers"), _("Open subscribers"))
+            case "recurring":
+                return Linked(problem, self._to("recurring"), _("Open schedules"))
             case "groupless" | "route":
                 return Linked(problem, self._to("messages", topic=problem.topic), _("Open messages"))
             case "relay" if problem.offset is not None:

@@ -32,8 +32,9 @@ from django_mysqlqueue.runtime.process import memory, reload
 from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
-from django_mysqlqueue.runtime.process.subscriber import Subscriber, register_all, require_handlers
+from django_mysqlqueue.runtime.process.subscriber import Schedules, Subscriber, register_all, require_handlers
 from django_mysqlqueue.runtime.process.supervisor import Supervisor
+from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
@@ -177,6 +178,13 @@ class Command(LimitedCommand):
         for problem in server_problems(using):
             raise CommandError(problem)
 
+    def _schedules(self, options: dict[str, Any]) -> Schedules:
+        """Return the recurring schedules to run: all, even if the options select handlers; none if it drains.
+
+        With ``EAGER``, their messages would be handled in the poller's thread.
+        """
+        return {} if options["drain"] or get_settings().eager else declared_schedules()
+
     # -- one process ----------------------------------------------------------
 
     def _subscribe(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any]) -> None:
@@ -189,6 +197,7 @@ class Command(LimitedCommand):
             name=options["name"],
             threads=self._threads(chosen, options),
             claim_size=options["claim_size"],
+            schedules=self._schedules(options),
             drain=options["drain"],
             subset=Subset.parse(options["partition"] or (), options["shard"]),
             max_messages=options["max_messages"],
@@ -251,7 +260,7 @@ class Command(LimitedCommand):
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
-        register_all(chosen, self._prepare)
+        register_all(chosen, self._prepare, self._schedules(options))
         metrics = MetricsPorts.of(options)
         if metrics is not None:
             metrics.require()

@@ -11,6 +11,7 @@ from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.runtime.polling.relays import Relays
+from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
@@ -183,6 +184,8 @@ class Context:
     progress: Progress = field(default_factory=Progress)
     relays: Relays = field(default_factory=lambda: Relays(""))
     """Those from this database to others."""
+    ticker: Ticker = field(default_factory=lambda: Ticker(""))
+    """The recurring schedules of this database."""
     prefetch: Prefetch = field(init=False)
     stealing: Stealing = field(init=False)
 

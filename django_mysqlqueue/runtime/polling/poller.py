@@ -137,6 +137,7 @@ class Poller:
         self.context.stealing.suspend()
         for group in self.groups:
             group.reset()
+        self.context.ticker.reset()
         self.maintenance.reset()
 
     def keep_alive(self) -> None:
@@ -146,7 +147,7 @@ class Poller:
             self._spoke_at = time.monotonic()
 
     def step(self) -> None:
-        """Run one turn: verify leases, tick, poll, write and claim, maintain; each only if it is due."""
+        """Run one turn: verify leases, tick, run schedules, poll, write, claim, maintain; each only if it is due."""
         if sessions.renew():
             self.reset()
             self.context.stealing.suspend_from_last_beat()
@@ -157,6 +158,7 @@ class Poller:
         if now >= self._next_tick:
             self._tick()
             self._next_tick = time.monotonic() + self.context.settings.lease_renewal_interval
+        self.context.ticker.turn()
         if self.next_deliver_at is not None and self.context.clock.now() >= self.next_deliver_at:
             self.next_deliver_at = None  # The poll sets the next one.
             self.poll_soon()
@@ -227,6 +229,7 @@ class Poller:
         """Sleep until something is due, or until something happens in this process."""
         now = time.monotonic()
         until = min(self._next_poll, self._next_tick, self.maintenance.next_at, now + self._silence)
+        until = min(until, self.context.ticker.next_at)
         until = min([until, *(max(group.wake_at(), group.rests_until) for group in self.groups)])
         until = min([until, *(group.rests_until for group in self.groups if group.rests_until > now)])
         clock = self.context.clock.now()

@@ -24,8 +24,9 @@ from django_mysqlqueue.runtime.process import memory
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
-from django_mysqlqueue.runtime.process.worker import EXIT_UNCLEAN, UNAVAILABLE, Plan, Worker, start_once
+from django_mysqlqueue.runtime.process.worker import EXIT_UNCLEAN, NO_SCHEDULES, UNAVAILABLE, Plan, Worker, start_once
 from django_mysqlqueue.runtime.threads import about, worker_thread
+from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -71,14 +72,25 @@ def require_handlers(handlers: Mapping[str, Mapping[GroupRef, Handler]]) -> None
         )
 
 
-def register_all(handlers: Mapping[str, Mapping[GroupRef, Handler]], prepare: Callable[[str], None]) -> None:
-    """Prepare the databases and register their groups, before a supervisor starts processes that would all fail.
+Schedules = Mapping[str, Mapping[str, Definition]]
+"""The recurring schedules of each database, by alias and name."""
+
+
+def register_all(
+    handlers: Mapping[str, Mapping[GroupRef, Handler]],
+    prepare: Callable[[str], None],
+    schedules: Schedules | None = None,
+) -> None:
+    """Prepare the databases, and register their groups and schedules, before a supervisor starts processes.
+
+    Otherwise, all of them would fail.
 
     One of several databases that does not answer is not waited for long: the processes try again.
 
     Args:
         handlers: the handlers by alias.
         prepare: as for ``Subscriber``.
+        schedules: as for ``Subscriber``.
 
     Raises:
         SubscriberError: a group is registered with a mode other than its handler's.
@@ -88,7 +100,7 @@ def register_all(handlers: Mapping[str, Mapping[GroupRef, Handler]], prepare: Ca
 
     def attempt(using: str) -> None:
         try:
-            start_once(using, handlers[using], prepare)
+            start_once(using, handlers[using], prepare, (schedules or {}).get(using, NO_SCHEDULES))
         except Exception as error:  # noqa: BLE001  # It is raised below.
             errors[using] = error
         finally:
@@ -115,6 +127,7 @@ class Subscriber:
         name: a name for people, to which the process id and a random part are added (default: the host's name).
         threads: number of handler threads by alias (default: THREADS for each).
         claim_size: maximum number of messages per claim (default: CLAIM_SIZE).
+        schedules: the recurring schedules to run (default: none).
         drain: if True, stop when the backlog is handled.
         subset: the partitions to work on.
         max_messages: number of deliveries to start before stopping.
@@ -134,6 +147,7 @@ class Subscriber:
         name: str | None = None,
         threads: Mapping[str, int] | None = None,
         claim_size: int | None = None,
+        schedules: Schedules | None = None,
         drain: bool = False,
         subset: Subset = EVERYTHING,
         max_messages: int | None = None,
@@ -177,6 +191,7 @@ class Subscriber:
                 self._plan,
                 threads=self.threads[using],
                 targets=[other for other in aliases if other != using] if using in aliases else [],
+                schedules=(schedules or {}).get(using, NO_SCHEDULES),
                 is_alone=len(handlers) == 1,
                 drained=self._check_drained,
             )

@@ -26,9 +26,11 @@ from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
 from django_mysqlqueue.runtime.polling.relays import Relays
+from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.runtime.registering import register
+from django_mysqlqueue.runtime.registering import register, register_schedules
 from django_mysqlqueue.runtime.threads import worker_thread
+from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
@@ -52,12 +54,18 @@ RETRY = Backoff(initial=0.25, maximum=5.0, jitter=1 / 3)
 """The pause after a start that failed because the database does not answer."""
 
 
+NO_SCHEDULES: Mapping[str, Definition] = {}
 UNAVAILABLE = (Error, CommitOutcomeUnknown)
 """Errors after which a start is tried again, if there are other databases to work on."""
 
 
-def start_once(using: str, handlers: Mapping[GroupRef, Handler], prepare: Callable[[str], None]) -> None:
-    """Prepare a database and register the groups of handlers, on a connection of this thread with time limits.
+def start_once(
+    using: str,
+    handlers: Mapping[GroupRef, Handler],
+    prepare: Callable[[str], None],
+    schedules: Mapping[str, Definition] = NO_SCHEDULES,
+) -> None:
+    """Prepare a database and register groups and schedules, on a connection of this thread with time limits.
 
     Raises:
         SubscriberError: a group is registered with a mode other than its handler's.
@@ -66,6 +74,7 @@ def start_once(using: str, handlers: Mapping[GroupRef, Handler], prepare: Callab
     sessions.adopt(using, sessions.Timeouts(idle=60, lock_wait=10, network=10, read=START_READ))
     prepare(using)
     register(using, handlers)
+    register_schedules(using, schedules)
 
 
 @dataclass(slots=True)
@@ -117,6 +126,7 @@ class Worker:
         plan: what the workers of the process have in common.
         threads: number of handler threads.
         targets: aliases of the other databases, to which messages may be relayed.
+        schedules: the recurring schedules of the database that this process declares, by name.
         is_alone: whether the process has no other worker. If so, an error of the database at the start ends it;
             otherwise the worker tries again until the database answers.
         drained: called when the worker has nothing left to do, if ``drain`` is on.
@@ -130,12 +140,14 @@ class Worker:
         *,
         threads: int,
         targets: Collection[str] = (),
+        schedules: Mapping[str, Definition] = NO_SCHEDULES,
         is_alone: bool = True,
         drained: Callable[[], None] = lambda: None,
     ) -> None:
         self.using = using
         self.handlers = dict(handlers)
         self.plan = plan
+        self._schedules = schedules
         self._is_alone = is_alone
         self._drained = drained
         settings = plan.settings
@@ -179,6 +191,7 @@ class Worker:
             threads=self.threads,
             progress=self.progress,
             relays=self.relays,
+            ticker=Ticker(using, schedules),
         )
         self.poller = Poller(context, self.handlers)
         patient = sessions.Timeouts(
@@ -248,7 +261,7 @@ class Worker:
         while not self.plan.stop.event.is_set():
             self.progress.made()
             try:
-                start_once(self.using, self.handlers, self.plan.prepare)
+                start_once(self.using, self.handlers, self.plan.prepare, self._schedules)
                 if self.plan.predecessor is not None:
                     done = self._release(self.plan.predecessor)
                     event(

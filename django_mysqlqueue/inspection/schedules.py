@@ -1,0 +1,183 @@
+"""The recurring schedules: when they are due, and their last runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_mysqlqueue.limits import run_ids, tick_of
+from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.schedules.definitions import Definition, parse
+from django_mysqlqueue.service import job_rows, schedules
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.schedules import Row
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+
+RESULTS = JobResult._meta.db_table
+MOST = 1000
+"""Maximum number of schedules that are read."""
+LAST_ERROR = 8192
+"""Number of characters of the errors of a job, from their end, in which the last one is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """A job of a schedule. Times are in epoch milliseconds of the database's clock; 0: not yet."""
+
+    id: str
+    tick: int
+    """The tick, or when somebody has asked for it."""
+    by_hand: bool
+    """True if an operator has asked for it."""
+    status: str
+    """``"READY"``, ``"RUNNING"``, ``"FAILED"`` or ``"SUCCESSFUL"``."""
+    enqueued_at: int
+    started_at: int
+    finished_at: int
+    error: str
+    """The class of the last exception; empty if there was none."""
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its first attempt to its end; None if it has not ended, or there was no attempt."""
+        return (self.finished_at - self.started_at) / 1000 if self.finished_at and self.started_at else None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """A recurring schedule. Times are in epoch milliseconds of the database's clock; 0: never."""
+
+    name: str
+    task: str
+    """The path of its task; empty: it publishes a message."""
+    topic: str
+    """The topic of its messages, for a task that of its queue."""
+    times: str
+    """Its cron line, or its interval."""
+    timezone: str
+    """The time zone of the cron line; empty: it has an interval."""
+    now: int
+    """When it was read."""
+    next_tick: int | None
+    """When it is due next, or since when it is overdue; None if it is paused, or never."""
+    last_tick: int
+    """Up to which time its ticks were decided: published, skipped or dropped."""
+    last_run: int
+    """The last tick that was published."""
+    skipped: int
+    """How many ticks were skipped, because an earlier job had not ended."""
+    paused_at: int
+    """When it was paused; 0: it is not."""
+    registered_at: int
+    """When its definition was last changed."""
+    seen_at: int
+    """When a process that declares it was last seen."""
+    declared: bool
+    """True if a running process declares it."""
+    catch_up: str
+    overlap: str
+    runs: tuple[ScheduleRun, ...]
+    """Its last jobs, newest first; none for messages."""
+    error: str = ""
+    """Why this release cannot run it; empty if it can."""
+
+    @property
+    def overdue(self) -> float:
+        """Seconds for which a tick has been due; 0 if none is."""
+        return 0.0 if self.next_tick is None else max(0.0, (self.now - self.next_tick) / 1000)
+
+
+def list_schedules(*, topic: str | None = None, using: str | None = None, runs: int = 1) -> tuple[ScheduleStatus, ...]:
+    """Return the recurring schedules of a database, at most the first 1,000 by name.
+
+    Args:
+        topic: only schedules that publish to this topic.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+        runs: number of last jobs of each.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    rows = schedules.read_all(session, MOST)
+    found = {row.name: _parsed(row) for row in rows}
+    if topic is not None:
+        rows = [row for row in rows if getattr(found[row.name], "topic", "") == topic]
+    of_tasks = [row.name for row in rows if getattr(found[row.name], "task", "")]
+    last = _runs(session, of_tasks, runs) if runs else {}
+    return tuple(_status(row, found[row.name], tuple(last.get(row.name, ()))) for row in rows)
+
+
+def _parsed(row: Row) -> Definition | str:
+    try:
+        return parse(row.definition)
+    except ValueError as error:
+        return str(error)
+
+
+def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...]) -> ScheduleStatus:
+    known = definition if isinstance(definition, Definition) else None
+    next_tick, error = None, "" if isinstance(definition, Definition) else definition
+    if known is not None and not row.paused_at:
+        try:
+            next_tick = known.timetable.following(row.last_tick)
+        except ValueError as problem:  # This host has other time zones.
+            error = str(problem)
+    return ScheduleStatus(
+        name=row.name,
+        task=known.task if known else "",
+        topic=known.topic if known else "",
+        times=str(known.timetable) if known else "",
+        timezone=known.timetable.timezone if known else "",
+        now=row.now,
+        next_tick=next_tick,
+        last_tick=row.last_tick,
+        last_run=row.last_run,
+        skipped=row.skipped,
+        paused_at=row.paused_at,
+        registered_at=row.registered_at,
+        seen_at=row.seen_at,
+        declared=row.is_declared,
+        catch_up=known.catch_up if known else "",
+        overlap=known.overlap if known else "",
+        runs=runs,
+        error=error,
+    )
+
+
+def _runs(session: Session, names: Sequence[str], most: int) -> dict[str, list[ScheduleRun]]:
+    """Return the last jobs of schedules, newest first, along the primary key."""
+    found: dict[str, list[ScheduleRun]] = {}
+    errors = session.dialect.ending("errors", LAST_ERROR)
+    select = (
+        f"SELECT id, status, enqueued_at, started_at, finished_at, {errors} FROM {RESULTS}"
+        f"{session.dialect.force_index('PRIMARY')} WHERE id >= %s AND id < %s ORDER BY id DESC LIMIT %s"
+    )
+    for start in range(0, len(names), UNION_TERMS):
+        part = names[start : start + UNION_TERMS]
+        rows = session.rows(session.dialect.union(select, len(part)), flat((*run_ids(name), most) for name in part))
+        for row in sorted(rows, reverse=True):
+            found.setdefault(str(row[0]).rsplit(":", 1)[0].split(":", 1)[1], []).append(_run(*row))
+    return found
+
+
+def _run(message_id: str, status: str, enqueued_at: int, started_at: int, finished_at: int, errors: str) -> ScheduleRun:
+    by_hand = "-" in message_id.rsplit(":", 1)[1]
+    return ScheduleRun(
+        message_id, tick_of(message_id), by_hand, status, enqueued_at, started_at, finished_at, _last_error(errors)
+    )
+
+
+def _last_error(errors: str) -> str:
+    lines = job_rows.lines(errors)
+    if not lines:
+        return ""
+    try:
+        last: Any = json.loads(lines[-1])
+        return str(last["exception_class_path"])
+    except (ValueError, KeyError, TypeError):
+        return ""  # Its line is longer than what was read.

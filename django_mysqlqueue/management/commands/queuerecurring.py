@@ -1,0 +1,117 @@
+"""``manage.py queuerecurring``: list recurring schedules, and run, pause, resume or delete one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue import operations
+from django_mysqlqueue.humanize import duration, moment
+from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
+from django_mysqlqueue.management.base import ReadingCommand
+from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.service.databases import queue_aliases
+
+CHANGES = {
+    "run_now": operations.run_recurring,
+    "pause": operations.pause_recurring,
+    "resume": operations.resume_recurring,
+    "delete": operations.delete_recurring,
+}
+
+
+class Command(OperationCommand, ReadingCommand):
+    """List recurring schedules, or change one."""
+
+    json_indent: ClassVar[int | None] = 2
+    help = "List the recurring schedules, with their next and last runs. With an option, run or change one."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        change = parser.add_mutually_exclusive_group()
+        change.add_argument("--run-now", metavar="NAME", help="run this schedule now; its next tick stays as it is")
+        change.add_argument("--pause", metavar="NAME", help="pause this schedule: its ticks are dropped")
+        change.add_argument("--resume", metavar="NAME", help="resume this schedule; it begins with its next tick")
+        change.add_argument("--delete", metavar="NAME", help="delete this schedule, which no running process declares")
+
+    def databases(self, options: Any) -> Sequence[str]:
+        if _change(options) is None or options.get("database") is not None:
+            return super().databases(options)
+        # The operation finds the one that has the schedule.
+        return queue_aliases()[:1]
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        if _change(options) is not None:
+            super().run_on(using, options)
+        elif options["dry_run"] or options["reason"]:
+            raise CommandError("--dry-run and --reason require --run-now, --pause, --resume or --delete.")
+        else:
+            ReadingCommand.run_on(self, using, options)
+
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        change = _change(options)
+        assert change is not None  # noqa: S101  # ``run_on`` has checked it.
+        if options["database"] is None:
+            how["using"] = None
+        return CHANGES[change](options[change], **how)
+
+    def read(self, using: str, options: dict[str, Any]) -> tuple[ScheduleStatus, ...]:
+        return list_schedules(using=using)
+
+    def show(self, using: str, found: Sequence[ScheduleStatus]) -> None:
+        if not found:
+            self.stdout.write("There are no recurring schedules.")
+            return
+        write_table(
+            self.stdout,
+            ("name", "times", "time zone", "runs", "next run", "last run", "outcome", "took", "state"),
+            [
+                (
+                    one.name,
+                    one.times,
+                    one.timezone or "-",
+                    one.task or f"topic {one.topic}",
+                    moment(one.next_tick) or "-",
+                    moment(one.last_run) or "-",
+                    _outcome(one),
+                    _took(one),
+                    _state(one),
+                )
+                for one in found
+            ],
+        )
+
+    def as_json(self, using: str, found: Sequence[ScheduleStatus]) -> dict[str, Any]:
+        return {"database": using, "schedules": [dataclasses.asdict(one) for one in found]}
+
+
+def _change(options: Any) -> str | None:
+    return next((name for name in CHANGES if options.get(name) is not None), None)
+
+
+def _outcome(one: ScheduleStatus) -> str:
+    if not one.runs:
+        return "-"
+    last = one.runs[0]
+    return f"{last.status.lower()}{f' ({last.error})' if last.error else ''}"
+
+
+def _took(one: ScheduleStatus) -> str:
+    seconds = one.runs[0].duration if one.runs else None
+    return "-" if seconds is None else duration(seconds)
+
+
+def _state(one: ScheduleStatus) -> str:
+    """Return what keeps a schedule from running, if anything does."""
+    if one.paused_at:
+        return "paused"
+    if not one.declared:
+        return "not in the code of any running process"
+    if one.error:
+        return one.error
+    return f"skipped {one.skipped:,}" if one.skipped else "-"

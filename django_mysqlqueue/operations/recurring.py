@@ -1,0 +1,251 @@
+"""Operations on recurring schedules: run now, pause, resume, delete. Each is one transaction under the row's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import duration, moment
+from django_mysqlqueue.limits import KEY_LENGTH
+from django_mysqlqueue.operations.arguments import alias_for, text
+from django_mysqlqueue.operations.lookups import named_or_meant
+from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.schedules.definitions import Definition, parse
+from django_mysqlqueue.service import audit, schedules
+from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.schedules import SCHEDULES, Row
+from django_mysqlqueue.sql.session import Session, run
+
+MOST_NAMES = 1000
+"""Maximum number of schedules whose names an error is chosen from."""
+
+
+def run_recurring(
+    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Publish the message or the job of a recurring schedule now. Its next tick stays as it is.
+
+    Args:
+        name: the name of the schedule.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: the one that has the schedule).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such schedule, or this release does not know its definition.
+        InvalidMessage: the message cannot be published.
+    """
+    ids: list[str] = []
+
+    def change(session: Session, row: Row) -> bool:
+        ids.append(schedules.publish_by_hand(session, row.name, _definition(row)))
+        return True
+
+    with _found(using, name, actor, reason) as (alias, row):
+        definition = _definition(row)
+        number = _do("run recurring", alias, row, definition, change, actor=actor, reason=reason, dry_run=dry_run)
+        if dry_run:
+            said = _("A job will be enqueued now.") if definition.task else _("A message will be published now.")
+        elif not number:
+            said = _("The schedule was deleted.")
+        else:
+            said = _("A job is enqueued: %(id)s.") if definition.task else _("A message is published: %(id)s.")
+            said %= {"id": ids[-1]}
+        return result_of(Result, "run recurring", number, said, dry_run=dry_run, warnings=_unseen(row))
+
+
+def pause_recurring(
+    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Pause a recurring schedule: its ticks are dropped until it is resumed.
+
+    Args:
+        name: the name of the schedule.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: the one that has the schedule).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such schedule.
+    """
+
+    def change(session: Session, row: Row) -> bool:
+        if not row.paused_at:
+            session.execute(f"UPDATE {SCHEDULES} SET paused_at = %s WHERE name = %s", (row.now, name))
+        return not row.paused_at
+
+    with _found(using, name, actor, reason) as (alias, row):
+        number = _do("pause recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+        if not number:
+            said = _("The schedule %(name)s is already paused.")
+        elif dry_run:
+            said = _("The schedule %(name)s will be paused. Jobs and messages that it has published are not affected.")
+        else:
+            said = _("The schedule %(name)s is paused.")
+        return result_of(Result, "pause recurring", number, said % {"name": name}, dry_run=dry_run)
+
+
+def resume_recurring(
+    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Resume a recurring schedule. It begins with its next tick: those of the pause do not run.
+
+    Args:
+        name: the name of the schedule.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: the one that has the schedule).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such schedule, or this release does not know its definition.
+    """
+
+    def change(session: Session, row: Row) -> bool:
+        if row.paused_at:
+            session.execute(
+                f"UPDATE {SCHEDULES} SET paused_at = 0, last_tick = %s WHERE name = %s", (_passed(row), name)
+            )
+        return bool(row.paused_at)
+
+    with _found(using, name, actor, reason) as (alias, row):
+        try:
+            next_tick = _definition(row).timetable.following(_passed(row))
+        except ValueError as error:
+            raise OperationRefused(f"Schedule {name!r}: {error}") from None
+        number = _do("resume recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+        if not number:
+            said = _("The schedule %(name)s is not paused.")
+        elif dry_run:
+            said = _("The schedule %(name)s will be resumed. Its next run will be at %(time)s.")
+        else:
+            said = _("The schedule %(name)s is resumed. Its next run is at %(time)s.")
+        values = {"name": name, "time": moment(next_tick)}
+        return result_of(Result, "resume recurring", number, said % values, dry_run=dry_run)
+
+
+def delete_recurring(
+    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Delete a recurring schedule that no running process declares. Jobs and messages that it has published stay.
+
+    Args:
+        name: the name of the schedule.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: the one that has the schedule).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such schedule, or a running process declares it.
+    """
+
+    def change(session: Session, row: Row) -> bool:
+        _refuse_declared(row)
+        session.execute(f"DELETE FROM {SCHEDULES} WHERE name = %s", (name,))
+        return True
+
+    with _found(using, name, actor, reason) as (alias, row):
+        _refuse_declared(row)
+        number = _do("delete recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+        if dry_run:
+            said = _("The schedule %(name)s will be deleted.")
+        elif number:
+            said = _("The schedule %(name)s is deleted.")
+        else:
+            said = _("The schedule %(name)s was already deleted.")
+        return result_of(Result, "delete recurring", number, said % {"name": name}, dry_run=dry_run)
+
+
+def topic_of(using: str, name: str) -> str:
+    """Return the topic to which a schedule publishes; empty if it does not exist, or this release cannot read it.
+
+    Args:
+        using: alias of the database.
+        name: the name of the schedule.
+    """
+    row = schedules.read(Session(using), [name]).get(name)
+    try:
+        return "" if row is None else parse(row.definition).topic
+    except ValueError:
+        return ""
+
+
+@contextmanager
+def _found(using: str | None, name: str, actor: str, reason: str) -> Iterator[tuple[str, Row]]:
+    """Yield the alias of the database that has a schedule, and its row.
+
+    Raises:
+        OperationRefused: an argument is invalid, or there is no such schedule.
+    """
+    text("name", name, most=KEY_LENGTH)
+    aliases = queue_aliases() if using is None else [using]
+    known: list[str] = []
+    for alias in aliases:
+        with alias_for(alias, actor, reason) as there:
+            session = Session(there)
+            row = schedules.read(session, [name]).get(name)
+            if row is not None:
+                yield there, row
+                return
+            known += [one.name for one in schedules.read_all(session, MOST_NAMES)]
+    raise OperationRefused(f"There is no schedule {name!r}. Schedules: {named_or_meant(name, sorted(known))}")
+
+
+def _do(
+    action: str,
+    alias: str,
+    row: Row,
+    definition: Definition | None,
+    change: Callable[[Session, Row], bool],
+    *,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+) -> int:
+    """Change a row under its lock and record it, or find out what the change would be; return 1 or 0."""
+    topic = "" if definition is None else definition.topic
+
+    def write(session: Session) -> int:
+        locked = schedules.lock(session, row.name)
+        if locked is None or not change(session, locked):
+            return 0
+        audit.once(session, action, 1, actor=actor, reason=reason, topic=topic, detail=row.name)
+        return 1
+
+    if dry_run:
+        is_paused = bool(row.paused_at)
+        return int({"pause recurring": not is_paused, "resume recurring": is_paused}.get(action, True))
+    return run(alias, write)
+
+
+def _definition(row: Row) -> Definition:
+    try:
+        return parse(row.definition)
+    except ValueError as error:
+        raise OperationRefused(f"Schedule {row.name!r}: {error}") from None
+
+
+def _passed(row: Row) -> int:
+    """Return the last tick up to now: what comes after it is due after the pause."""
+    ticks = _definition(row).timetable.latest(row.last_tick, row.now, 1)
+    return ticks[0] if ticks else row.last_tick
+
+
+def _refuse_declared(row: Row) -> None:
+    if row.is_declared:
+        raise OperationRefused(
+            f"A process that ran in the last {duration(schedules.DECLARED_MS / 1000)} declares the schedule "
+            f"{row.name!r}: remove it from the code first, or pause it."
+        )
+
+
+def _unseen(row: Row) -> tuple[str, ...]:
+    if row.is_declared:
+        return ()
+    return (_("No running process declares this schedule: its task may not exist any more."),)

@@ -1,0 +1,413 @@
+"""The schedules that a project declares: with ``@recurring``, ``recurring_message`` and ``RECURRING``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.serializers.json import DjangoJSONEncoder
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
+from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
+from django_mysqlqueue.limits import JOB_PREFIX, SCHEDULE_NAME_LENGTH
+from django_mysqlqueue.naming import check_key, check_topic
+from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
+from django_mysqlqueue.schedules.timetables import Timetable, timetable
+
+T = TypeVar("T")
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{SCHEDULE_NAME_LENGTH}}}")
+
+
+class Place(NamedTuple):
+    """Where the jobs of a task go."""
+
+    backend: str
+    """The alias in ``TASKS``."""
+    queue_name: str
+    priority: int
+
+
+class OtherBackend(Exception):
+    """The task's backend is not the queue's, so that its jobs cannot be published. The text says so."""
+
+
+place_of: Callable[[str, Place | None], Place] | None = None
+"""Returns where the jobs of the task with a path go; set by the app if there is a framework for tasks.
+
+It takes the place of the task object that was declared, or None, and raises ValueError or ImportError if the task
+cannot run, and OtherBackend if it runs elsewhere.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A schedule as it was declared."""
+
+    name: str
+    where: str
+    """The place of the declaration, for messages."""
+    timetable: Timetable
+    payload: Any
+    catch_up: str
+    overlap: str
+    topic: str = ""
+    """The topic; empty: it runs a task."""
+    key: str | None = None
+    metadata: dict[str, Any] | None = None
+    place: Place | None = None
+    """Where its jobs go, if a task object was declared."""
+
+    @property
+    def task(self) -> str:
+        """The path of the task; empty: it publishes a message."""
+        return "" if self.topic else str(self.payload["task"])
+
+    def is_like(self, other: Declared) -> bool:
+        """Return whether two declarations are the same, apart from their places."""
+        mine, its = (
+            [getattr(one, name) for name in self.__dataclass_fields__ if name != "where"] for one in (self, other)
+        )
+        return mine == its
+
+
+class Found(NamedTuple):
+    """The schedules of a project."""
+
+    definitions: dict[str, Definition]
+    errors: list[str]
+    """The rules that the others break."""
+    elsewhere: list[str]
+    """Which schedules do not run here, because their tasks have other backends, and why."""
+
+
+_declared: dict[str, Declared] = {}
+
+
+def recurring(
+    cron: str | None = None,
+    *,
+    every: Any = None,
+    name: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timezone: str | None = None,
+    catch_up: str = LATEST,
+    overlap: str = QUEUE,
+) -> Callable[[T], T]:
+    """Run a task at the times of a cron line, or after each interval. It may stand above or below ``@task``.
+
+    For a task that exists: ``recurring(every=timedelta(minutes=5))(task)``. Subscribers enqueue its jobs.
+
+    Args:
+        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
+        every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        name: the name of the schedule (default: the path of the task). A task may have several schedules.
+        args: the positional arguments of the task, which must be JSON-serializable.
+        kwargs: its keyword arguments, which must be JSON-serializable.
+        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
+        catch_up: which ticks that were missed in an outage run after it: ``"latest"``: the newest; ``"all"``: each, at
+            most the newest 100.
+        overlap: what becomes of a tick if the job of an earlier one has not ended: ``"queue"``: its job waits;
+            ``"skip"``: the tick is skipped.
+
+    Raises:
+        SubscriberError: a value breaks a rule, or another schedule has the name. The error names the rule or the place.
+    """
+    where = _caller()
+
+    def decorate(decorated: T) -> T:
+        task: Any = decorated
+        function = getattr(task, "func", task)
+        if not callable(function):
+            raise SubscriberError(f"@recurring on {decorated!r} ({where}): it is not a task or a function")
+        path = f"{function.__module__}.{function.__qualname__}"
+        place = None if function is task else Place(task.backend, task.queue_name, task.priority)
+        _remember(
+            _parsed(
+                path if name is None else name,
+                where,
+                cron=cron,
+                every=every,
+                timezone=timezone,
+                catch_up=catch_up,
+                overlap=overlap,
+                task=path,
+                args=args,
+                kwargs=kwargs,
+                place=place,
+            )
+        )
+        return decorated
+
+    return decorate
+
+
+def recurring_message(
+    name: str,
+    cron: str | None = None,
+    *,
+    topic: str,
+    payload: Any,
+    every: Any = None,
+    key: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    timezone: str | None = None,
+    catch_up: str = LATEST,
+) -> None:
+    """Publish a message at the times of a cron line, or after each interval.
+
+    Call it where subscribers import it, such as at the end of a ``subscribers.py``: they publish the messages.
+
+    Args:
+        name: the name of the schedule.
+        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
+        topic: the topic.
+        payload: the payload, a value that ``DjangoJSONEncoder`` can encode.
+        every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        key: the partition key.
+        metadata: a JSON object to store beside the payload.
+        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
+        catch_up: which ticks that were missed in an outage are published after it: ``"latest"``: the newest; ``"all"``:
+            each, at most the newest 100.
+
+    Raises:
+        SubscriberError: a value breaks a rule, or another schedule has the name. The error names the rule or the place.
+    """
+    _remember(
+        _parsed(
+            name,
+            _caller(),
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            catch_up=catch_up,
+            topic=topic,
+            payload=payload,
+            key=key,
+            metadata=metadata,
+        )
+    )
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    return f"{frame.f_globals.get('__name__', '?')}, line {frame.f_lineno}"
+
+
+def _remember(declared: Declared) -> None:
+    known = _declared.get(declared.name)
+    # A module that is imported again replaces its own.
+    if known is not None and known.where != declared.where and not known.is_like(declared):
+        raise SubscriberError(_twice(known, declared))
+    _declared[declared.name] = declared
+
+
+def _twice(one: Declared, other: Declared) -> str:
+    return (
+        f"Two schedules have the name {one.name!r}: {one.where}, and {other.where}. Pass name= to one of them, or give "
+        "both the same definition."
+    )
+
+
+_REQUIRED: Any = object()
+
+
+def _parsed(
+    name: Any,
+    where: str,
+    *,
+    cron: Any = None,
+    every: Any = None,
+    timezone: Any = None,
+    catch_up: Any = LATEST,
+    overlap: Any = QUEUE,
+    task: Any = None,
+    args: Any = (),
+    kwargs: Any = None,
+    place: Place | None = None,
+    topic: Any = None,
+    payload: Any = _REQUIRED,
+    key: Any = None,
+    metadata: Any = None,
+) -> Declared:
+    """Return a checked declaration.
+
+    Raises:
+        SubscriberError: a value breaks a rule. The error names the schedule, its place, the value and the rule.
+    """
+    try:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"name={name!r}: must be 1 to {SCHEDULE_NAME_LENGTH} letters, digits, '.', '_' or '-'; pass another "
+                "name=, if it is the path of a task"
+            )
+        _among("catch_up", catch_up, LATEST, ALL)
+        _among("overlap", overlap, QUEUE, SKIP)
+        if catch_up == ALL and overlap == SKIP:
+            raise ValueError("catch_up='all' with overlap='skip': of the missed ticks, all but the first were skipped")
+        times = timetable(cron, every, timezone, django_settings.TIME_ZONE)
+        if (task is None) == (topic is None):
+            raise ValueError("pass a task or a topic, and not both")
+        if topic is None:
+            content = {"task": _path(task), "args": _arguments(args), "kwargs": _keywords(kwargs)}
+            if payload is not _REQUIRED or key is not None or metadata is not None:
+                raise ValueError("payload, key and metadata are for topics: a task has args and kwargs")
+            return Declared(name, where, times, content, catch_up, overlap, place=place)
+        if overlap != QUEUE:
+            raise ValueError(f"overlap={overlap!r}: it is for tasks: a message has no result that says when it ended")
+        if payload is _REQUIRED:
+            raise ValueError("payload is missing")
+        if args or kwargs:
+            raise ValueError("args and kwargs are for tasks: a topic has a payload")
+        check_topic(topic)
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ValueError(f"metadata={metadata!r}: must be a dict")
+        return Declared(
+            name,
+            where,
+            times,
+            _as_json("payload", payload),
+            catch_up,
+            overlap,
+            topic,
+            None if key is None else check_key(key),
+            None if metadata is None else _as_json("metadata", dict(metadata)),
+        )
+    except (ValueError, InvalidMessage) as error:
+        raise SubscriberError(f"Schedule {name!r} ({where}): {error}") from None
+
+
+def _among(option: str, value: Any, *known: str) -> None:
+    if value not in known:
+        raise ValueError(f"{option}={value!r}: must be {' or '.join(map(repr, known))}")
+
+
+def _path(task: Any) -> str:
+    if not isinstance(task, str) or "." not in task:
+        raise ValueError(f"task={task!r}: must be the dotted path of a task")
+    return task
+
+
+def _arguments(args: Any) -> list[Any]:
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise ValueError(f"args={args!r}: must be a list")
+    return list(_as_json("args", list(args), encoder=None))
+
+
+def _keywords(kwargs: Any) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ValueError(f"kwargs={kwargs!r}: must be a dict of names")
+    return dict(_as_json("kwargs", dict(kwargs), encoder=None))
+
+
+def _as_json(option: str, value: Any, encoder: type[json.JSONEncoder] | None = DjangoJSONEncoder) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, cls=encoder))
+    except (TypeError, ValueError) as error:
+        shown = shortened(repr(value), most=200)
+        raise ValueError(f"{option}={shown}: must be JSON-serializable ({error})") from None
+
+
+OPTIONS = (
+    "CRON",
+    "EVERY",
+    "TIMEZONE",
+    "TASK",
+    "ARGS",
+    "KWARGS",
+    "TOPIC",
+    "PAYLOAD",
+    "KEY",
+    "METADATA",
+    "CATCH_UP",
+    "OVERLAP",
+)
+"""Keys of an entry of ``RECURRING``."""
+
+
+def _from_settings() -> Iterator[Declared | str]:
+    """Yield the schedules of ``RECURRING``; of those that break a rule, the error."""
+    for name, entry in get_settings().recurring.items():
+        where = f"MYSQLQUEUE['RECURRING'][{name!r}]"
+        if not isinstance(entry, Mapping):
+            yield f"{where} must be a dict, not {type(entry).__name__}."
+        elif unknown := [key for key in entry if key not in OPTIONS]:
+            nearest = did_you_mean(close_names(str(unknown[0]), OPTIONS, most=1)) or f"Known: {', '.join(OPTIONS)}."
+            yield f"{where} has the unknown key {unknown[0]!r}. {nearest}"
+        else:
+            try:
+                yield _parsed(name, where, **{key.lower(): value for key, value in entry.items()})
+            except SubscriberError as error:
+                yield str(error)
+
+
+def find() -> Found:
+    """Return the schedules that the imported code and the settings declare."""
+    found = Found({}, [], [])
+    try:
+        configured = list(_from_settings())
+    except ImproperlyConfigured:
+        configured = []  # reported by E001 to E006
+    declared = dict(_declared)
+    for one in configured:
+        if isinstance(one, str):
+            found.errors.append(one)
+        elif one.name in declared and not declared[one.name].is_like(one):
+            found.errors.append(_twice(declared[one.name], one))
+        else:
+            declared[one.name] = one
+    for name in sorted(declared):
+        try:
+            found.definitions[name] = _defined(declared[name])
+        except OtherBackend as error:
+            found.elsewhere.append(f"Schedule {name!r} ({declared[name].where}): {error}")
+        except (ValueError, ImportError) as error:
+            found.errors.append(f"Schedule {name!r} ({declared[name].where}): {error}")
+    return found
+
+
+def definitions() -> dict[str, Definition]:
+    """Return the definitions of all schedules, by name.
+
+    Raises:
+        SubscriberError: one of them breaks a rule.
+    """
+    found = find()
+    if found.errors:
+        raise SubscriberError(found.errors[0])
+    return found.definitions
+
+
+def _defined(one: Declared) -> Definition:
+    """Return the definition of a schedule: that of a task needs its queue.
+
+    Raises:
+        ValueError, ImportError: the task does not exist, or cannot run.
+        OtherBackend: the task has another backend.
+    """
+    if one.topic:
+        return Definition(
+            one.timetable, one.topic, one.payload, one.key, one.metadata, catch_up=one.catch_up, overlap=one.overlap
+        )
+    if place_of is None:
+        raise ValueError(f"task {one.task!r}: tasks need Django 6.0, or the package django-tasks")
+    place = place_of(one.task, one.place)
+    return Definition(
+        one.timetable,
+        f"{JOB_PREFIX}{place.queue_name}",
+        one.payload,
+        priority=place.priority,
+        task=one.task,
+        backend=place.backend,
+        catch_up=one.catch_up,
+        overlap=one.overlap,
+    )

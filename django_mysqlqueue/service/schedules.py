@@ -1,0 +1,327 @@
+"""Recurring schedules: rows that only move forward, in the transactions that publish.
+
+No process is the leader. Each that declares a schedule locks its row when a tick is due, with SKIP LOCKED, decides by
+the row and the database's clock what is due, publishes it, and moves ``last_tick``. So a tick and its message commit
+together, and no other process finds the tick due again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.limits import JOB_PREFIX, new_message_id, run_id, run_ids
+from django_mysqlqueue.models import Schedule
+from django_mysqlqueue.schedules.definitions import ALL, SKIP, Definition, parse
+from django_mysqlqueue.service import job_rows, publishing
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_rows import NewResult
+from django_mysqlqueue.service.messages import Message, encode
+from django_mysqlqueue.sql.session import Session, run
+
+SCHEDULES = Schedule._meta.db_table
+MOST = 100
+"""Maximum number of missed ticks that run after an outage."""
+SEEN_MS = 60_000
+"""Milliseconds after which a process notes again which schedules it declares."""
+DECLARED_MS = 3 * SEEN_MS
+"""Milliseconds without such a note after which no running process declares a schedule."""
+
+
+class Row(NamedTuple):
+    """A row of the table. Times are in epoch milliseconds."""
+
+    name: str
+    definition: str
+    last_tick: int
+    last_run: int
+    skipped: int
+    paused_at: int
+    registered_at: int
+    seen_at: int
+    now: int
+    """The database's time when it was read."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether a running process declares it."""
+        return self.now - self.seen_at < DECLARED_MS
+
+    @property
+    def next_tick(self) -> int | None:
+        """When it is due next; None if it is paused, or never.
+
+        Raises:
+            ValueError: this release does not know its definition.
+        """
+        return None if self.paused_at else parse(self.definition).timetable.following(self.last_tick)
+
+
+COLUMNS = Row._fields[:-1]
+
+
+class Tick(NamedTuple):
+    """The result of ``tick``."""
+
+    row: Row | None
+    """The row as it is now; None if another transaction has locked it, or there is none."""
+    definition: Definition | None = None
+    ticks: tuple[int, ...] = ()
+    """The ticks that were decided, in epoch milliseconds."""
+    published: tuple[str, ...] = ()
+    """The ids of their messages."""
+    skipped: bool = False
+    """Whether they were skipped, because an earlier job has not ended."""
+    missed_since: int | None = None
+    """The first of earlier ticks that were dropped; None if none was."""
+
+
+def home_of(definition: Definition) -> str:
+    """Return the alias of the database that has the row of a schedule: where its messages are stored.
+
+    Raises:
+        InvalidMessage: its messages could not be published. The error names the value and the rule.
+    """
+    encode(definition.topic, _message(definition, "id"))
+    if definition.task:
+        return queue_alias(topic=definition.topic)
+    alias, _ = publishing.stored_at(definition.topic, None, None)
+    return alias
+
+
+def read(session: Session, names: Iterable[str]) -> dict[str, Row]:
+    """Return rows by name, without locks."""
+    found: dict[str, Row] = {}
+    for chunk in session.chunks(sorted(set(names))):
+        for row in session.rows(
+            f"SELECT {_columns(session)} FROM {session.dialect.rows(('n',), len(chunk))} "
+            f"{session.dialect.join_to(SCHEDULES, 's')} ON s.name = v.n",
+            chunk,
+        ):
+            found[row[0]] = Row(*row)
+    return found
+
+
+def read_all(session: Session, most: int, after: str = "") -> list[Row]:
+    """Return rows in the order of their names, without locks.
+
+    Args:
+        session: the session.
+        most: maximum number of rows.
+        after: the name after which they begin.
+    """
+    return [
+        Row(*row)
+        for row in session.rows(
+            f"SELECT {_columns(session)} FROM {SCHEDULES} s{session.dialect.force_index('PRIMARY')} "
+            "WHERE s.name > %s ORDER BY s.name LIMIT %s",
+            (after, most),
+        )
+    ]
+
+
+def lock(session: Session, name: str, how: str | None = None) -> Row | None:
+    """Lock a row and return it, or None if there is none.
+
+    Args:
+        session: the current transaction.
+        name: the name.
+        how: the end of the statement, if it does not wait (default: to wait for other transactions).
+    """
+    end = session.dialect.for_update if how is None else how
+    found = session.row(f"SELECT {_columns(session)} FROM {SCHEDULES} s WHERE s.name = %s{end}", (name,))
+    if found is None:
+        return None
+    # The time of a statement is that of its beginning. It may have waited since.
+    return Row(*found) if how is not None else Row(*found)._replace(now=session.now())
+
+
+def _columns(session: Session) -> str:
+    return f"{', '.join(f's.{column}' for column in COLUMNS)}, {session.dialect.now_ms}"
+
+
+def register(using: str, wanted: Mapping[str, Definition]) -> dict[str, bool]:
+    """Register schedules, each in a transaction of its own; without a write if their definitions are registered.
+
+    A new schedule begins with its next tick, and so does one whose times have changed.
+
+    Args:
+        using: alias of the database.
+        wanted: their definitions by name.
+
+    Returns:
+        Those that are new (True) or have changed (False).
+    """
+    known = read(Session(using), wanted)
+    done: dict[str, bool] = {}
+    for name, definition in sorted(wanted.items()):
+        is_new = name not in known
+        if is_new or known[name].definition != definition.as_json():
+            run(using, partial(_register, name=name, definition=definition))
+            done[name] = is_new
+    note_seen(using, wanted)
+    return done
+
+
+def _register(session: Session, *, name: str, definition: Definition) -> None:
+    text, now = definition.as_json(), session.dialect.now_ms
+    session.execute(
+        f"INSERT INTO {SCHEDULES} (name, definition, last_tick, registered_at, seen_at) "
+        f"VALUES (%s, %s, {now}, {now}, {now}){session.dialect.on_conflict_keep(SCHEDULES, ('name',))}",
+        (name, text),
+    )
+    # The INSERT has locked it, so this does not wait.
+    row = lock(session, name, session.dialect.for_update)
+    assert row is not None  # noqa: S101
+    if row.definition == text:
+        return
+    try:
+        is_same = parse(row.definition).timetable == definition.timetable
+    except ValueError:
+        is_same = False
+    last_tick = row.last_tick if is_same else max(row.last_tick, row.now)
+    session.execute(
+        f"UPDATE {SCHEDULES} SET definition = %s, last_tick = %s, registered_at = %s, seen_at = %s WHERE name = %s",
+        (text, last_tick, row.now, row.now, name),
+    )
+
+
+def note_seen(using: str, names: Collection[str]) -> None:
+    """Note that a running process declares schedules, unless another one has just noted it."""
+
+    def write(session: Session) -> None:
+        for chunk in session.chunks(sorted(names)):
+            session.execute(
+                session.dialect.update_joined(
+                    SCHEDULES,
+                    ("n",),
+                    len(chunk),
+                    "s.name = v.n",
+                    {"seen_at": session.dialect.now_ms},
+                    f"s.seen_at < {session.dialect.now_ms} - {SEEN_MS // 2}",
+                ),
+                chunk,
+            )
+
+    if names:
+        run(using, write)
+
+
+def tick(using: str, name: str) -> Tick:
+    """Publish what is due of a schedule, in one transaction that moves its row forward.
+
+    Raises:
+        ValueError: this release does not know the definition. Nothing was changed.
+        QueueError: a message cannot be published. Nothing was changed.
+    """
+    return run(using, partial(_tick, name=name))
+
+
+def _tick(session: Session, *, name: str) -> Tick:
+    row = lock(session, name, session.dialect.skip_locked)
+    if row is None:
+        return Tick(None)
+    definition = parse(row.definition)
+    times = definition.timetable
+    if row.paused_at or row.last_tick >= row.now:
+        return Tick(row, definition)
+    ticks = times.latest(row.last_tick, row.now, MOST if definition.catch_up == ALL else 1)
+    if not ticks:
+        return Tick(row, definition)
+    first = times.following(row.last_tick)
+    published: Sequence[str] = ()
+    skipped = definition.overlap == SKIP and has_unfinished(session, name)
+    if not skipped:
+        published = publish(session, definition, [run_id(name, at) for at in ticks], row.now)
+    row = row._replace(
+        last_tick=ticks[-1],
+        last_run=ticks[-1] if published else row.last_run,
+        skipped=row.skipped + skipped,
+    )
+    session.execute(
+        f"UPDATE {SCHEDULES} SET last_tick = %s, last_run = %s, skipped = %s WHERE name = %s",
+        (row.last_tick, row.last_run, row.skipped, name),
+    )
+    missed_since = first if first is not None and first < ticks[0] else None
+    return Tick(row, definition, tuple(ticks), tuple(published), skipped, missed_since)
+
+
+def has_unfinished(session: Session, name: str) -> bool:
+    """Return whether a job of a schedule has not ended, be it that of a tick or one that somebody has asked for."""
+    hint = session.dialect.force_index("queue_job_results_status")
+    return any(
+        session.row(
+            f"SELECT id FROM {job_rows.RESULTS}{hint} "
+            "WHERE status = %s AND finished_at = 0 AND id >= %s AND id < %s LIMIT 1",
+            (status, *run_ids(name)),
+        )
+        for status in (job_rows.READY, job_rows.RUNNING)
+    )
+
+
+def publish(session: Session, definition: Definition, ids: Sequence[str], now: int) -> list[str]:
+    """Publish messages of a schedule in the caller's transaction, as ``enqueue`` or ``publish`` do.
+
+    Args:
+        session: the current transaction.
+        definition: the definition.
+        ids: the ids of the messages.
+        now: the database's time in epoch milliseconds.
+
+    Returns:
+        The ids of those that were published: jobs whose ids have results were enqueued before.
+    """
+    if not definition.task:
+        # As ``home_of``: where the row is.
+        is_via = get_settings().topics.of(definition.topic).via is not None
+        publishing.publish_many(
+            definition.topic,
+            [_message(definition, one) for one in ids],
+            using=None if is_via else session.using,
+            via=session.using if is_via else None,
+        )
+        return list(ids)
+    known = job_rows.read(session, ids)
+    new = [one for one in ids if one not in known]
+    payload = definition.payload
+    arguments = job_rows.as_json({"args": payload["args"], "kwargs": payload["kwargs"]})
+    queue = definition.topic.removeprefix(JOB_PREFIX)
+    publishing.publish_many(
+        definition.topic,
+        [_message(definition, one) for one in new],
+        using=session.using,
+    )
+    job_rows.insert(
+        session,
+        [
+            NewResult(
+                one,
+                definition.backend,
+                queue,
+                definition.task,
+                arguments,
+                definition.priority,
+                run_after=0,
+                enqueued_at=now,
+            )
+            for one in new
+        ],
+    )
+    return new
+
+
+def _message(definition: Definition, message_id: str) -> Message:
+    return Message(definition.payload, definition.key, message_id, definition.metadata, priority=definition.priority)
+
+
+def publish_by_hand(session: Session, name: str, definition: Definition) -> str:
+    """Publish the message of a schedule now, in the caller's transaction, and return its id.
+
+    The next tick stays as it is: the id is not that of a tick.
+    """
+    now = session.now()
+    one = run_id(name, now, f"-{new_message_id()[-12:]}")
+    publish(session, definition, [one], now)
+    return one

@@ -1,0 +1,114 @@
+"""The dashboard's page of recurring schedules, and its operations."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_mysqlqueue.models import JobResult, Operation, OutboxMessage, Schedule
+from django_mysqlqueue.operations import run_recurring
+from django_mysqlqueue.testing import deliver_all
+from tests.support import job_worlds, schedule_worlds
+from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from tests.support.harness import USING
+from tests.support.schedule_worlds import NAME, at_night, of_task, of_topic, registered, row, tick
+
+pytestmark = pytest.mark.any_engine
+
+
+@pytest.fixture(autouse=True)
+def _backend(no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+
+
+def shown(client, **query):
+    return client.get(f"{ROOT}recurring/", query).context["rows"]
+
+
+def test_schedules_with_their_next_and_last_runs(client):
+    assert "There are no recurring schedules." in page(client, "recurring")
+    registered(of_task(overlap="skip"), age=130)
+    registered(at_night(of_topic()), name="nightly")
+    tick(USING)
+    deliver_all()
+    run_recurring(NAME, actor="ada")
+    JobResult.objects.filter(status="READY").update(
+        status="FAILED",
+        started_at=1000,
+        finished_at=3500,
+        errors='{"exception_class_path": "shop.Late", "traceback": "secret"}\n',
+    )
+    nightly, job = shown(client)
+    assert (nightly.schedule.name, nightly.runs, nightly.last_at) == ("nightly", [], "")
+    assert nightly.due_in
+    assert [(one.run.status, one.took, one.style, one.run.by_hand) for one in job.runs] == [
+        ("FAILED", "2.5 s", "mq-bad", True),
+        ("SUCCESSFUL", job.runs[1].took, "mq-ok", False),
+    ]
+    text = page(client, "recurring")
+    for part in (
+        "0 3 * * *",
+        "UTC",
+        "every 1 min",
+        "tests.app.jobs.add",
+        "shop.Late",
+        "by hand",
+        "2.5 s",
+    ):
+        assert part in text
+    assert "secret" not in text
+    assert text.count(">active</span>") == 2
+    assert [one.schedule.name for one in shown(client, topic="t")] == ["nightly"]
+
+
+def test_states(client):
+    registered(of_topic(), age=200, name="late")
+    registered(of_topic(), name="paused")
+    registered(of_topic(), name="gone")
+    registered(of_topic(), name="later-release")
+    Schedule.objects.filter(name="paused").update(paused_at=5)
+    Schedule.objects.filter(name="gone").update(seen_at=5, skipped=3)
+    Schedule.objects.filter(name="later-release").update(definition=f'{{"{HOSTILE[:8]}": 1}}')
+    text = page(client, "recurring")
+    for part in ("overdue for 2 min 20 s", ">paused</span>", "not in the code of any running process", "cannot run"):
+        assert part in text
+    assert "3 ticks skipped" in text
+    assert text.count("/do/run-recurring/") == 4
+    assert text.count("/do/delete-recurring/") == 1
+    assert "The recurring schedule late has never run." in page(client)
+    assert f'href="{ROOT}recurring/"' in page(client)
+
+
+def test_a_schedule_is_run_paused_resumed_and_deleted(client):
+    last = registered(of_topic(), age=200)
+    (told,) = confirm(client, "run-recurring", schedule=NAME, reason="now, please")
+    assert told == f"A message is published: {OutboxMessage.objects.get().message_id}."
+    assert row().last_tick == last
+    assert confirm(client, "pause-recurring", schedule=NAME) == [f"The schedule {NAME} is paused."]
+    text = page(client, "do/pause-recurring", schedule=NAME)
+    assert f"The schedule {NAME} is already paused." in text
+    (told,) = confirm(client, "resume-recurring", schedule=NAME)
+    assert told.startswith(f"The schedule {NAME} is resumed. Its next run is at 20")
+    assert "declares the schedule 's': remove it from the code first" in page(
+        client, "do/delete-recurring", schedule=NAME
+    )
+    Schedule.objects.update(seen_at=5)
+    assert confirm(client, "delete-recurring", schedule=NAME) == [f"The schedule {NAME} is deleted."]
+    assert not Schedule.objects.exists()
+    recorded = Operation.objects.values_list("action", "reason", "detail")
+    assert list(recorded) == [
+        ("run recurring", "now, please", NAME),
+        ("pause recurring", "", NAME),
+        ("resume recurring", "", NAME),
+        ("delete recurring", "", NAME),
+    ]
+    assert set(LogEntry.objects.values_list("object_repr", flat=True)) == {NAME}
+    assert "There is no schedule 's'." in page(client, "do/run-recurring", schedule=NAME)
+
+
+def test_those_who_may_only_look_get_no_buttons(make_client):
+    registered(of_topic())
+    client = make_client("view_dashboard")
+    assert "/do/" not in page(client, "recurring")
+    assert client.get(f"{ROOT}do/run-recurring/", {"schedule": NAME}).status_code == 403
+    assert schedule_worlds.ids() == []

@@ -1,0 +1,110 @@
+"""A process or a connection ends at any statement of a tick or a registration: both are whole, or not there."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+from django_mysqlqueue import operations
+from django_mysqlqueue.models import JobResult, Operation, Schedule
+from django_mysqlqueue.sql.connection import drop_connection
+from tests.crash.crashes import ALIAS, LOST, MODES
+from tests.jobs.test_crashes import at_every_statement
+from tests.support import job_worlds, schedule_worlds
+from tests.support.harness import USING
+from tests.support.schedule_worlds import MINUTE, NAME, of_task, registered
+
+pytestmark = [pytest.mark.promise("Recurring schedules")]
+
+
+def state():
+    """What a change of a schedule changes; without times of day."""
+    rows = Schedule.objects.using(USING).values_list("name", "definition", "last_tick", "last_run", "skipped")
+    return list(rows), schedule_worlds.ids(), schedule_worlds.results()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", schedule_worlds.CHANGES)
+def test_a_change_is_made_or_not(db, crasher, settings, name, mode):
+    """Run again, it comes to the same, and nothing is published twice."""
+    settings.TASKS = job_worlds.TASKS
+    change = schedule_worlds.CHANGES[name]
+    seen = []
+
+    def setup():
+        last = change.setup()
+        return last, state()
+
+    def check(world, ended):
+        last, before = world
+        schedule_worlds.is_sound()
+        least, messages = change.after(last)
+        here = state()
+        if not name.startswith("register"):
+            # All of it or nothing: the row has moved if and only if the messages are there.
+            assert (here == before) == (not here[1]) == (Schedule.objects.get().last_tick == last)
+            assert len(here[1]) in (0, messages)
+        seen.append(here != before)
+        change.make(USING)
+        drop_connection(connections[ALIAS])
+        schedule_worlds.is_sound()
+        assert Schedule.objects.get().last_tick >= least
+        assert len(schedule_worlds.ids()) == messages
+        assert JobResult.objects.count() in (0, messages)
+        after = state()
+        change.make(USING)
+        assert state() == after
+
+    def operation(world):
+        change.make(ALIAS)
+
+    assert at_every_statement(crasher, mode, setup, operation, check) > (1 if mode == LOST else 3)
+    # It was met before and after its COMMIT; of this mode, the answer alone is lost.
+    assert seen[0] is (mode == LOST)
+    assert seen[-1] is True
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_by_hand(db, crasher, settings, mode):
+    settings.TASKS = job_worlds.TASKS
+
+    def check(last, ended):
+        assert len(schedule_worlds.ids()) == JobResult.objects.count() <= 1
+        assert Schedule.objects.get().last_tick == last
+
+    at_every_statement(
+        crasher, mode, lambda: registered(of_task()), lambda _: schedule_worlds.publish_now(ALIAS), check
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["run", "pause", "resume", "delete"])
+def test_an_operation_is_recorded_with_what_it_did(db, crasher, settings, name, mode):
+    settings.TASKS = job_worlds.TASKS
+    call = getattr(operations, f"{name}_recurring")
+
+    def setup():
+        last = registered(of_task(), age=10 * 60)
+        Schedule.objects.update(seen_at=0, paused_at=int(name == "resume"))
+        return last
+
+    def check(last, ended):
+        recorded = Operation.objects.filter(ended_at__gt=0).count()
+        assert recorded == Operation.objects.count() <= 1
+        row = Schedule.objects.first()
+        done = {
+            "run": bool(schedule_worlds.ids()),
+            "pause": row is not None and row.paused_at > 0,
+            "resume": row is not None and row.paused_at == 0,
+            "delete": row is None,
+        }[name]
+        assert done == bool(recorded)
+        schedule_worlds.is_sound()
+        if name == "resume" and done:
+            assert (row.last_tick - last) % MINUTE == 0
+            assert row.last_tick >= last + 10 * MINUTE
+        elif row is not None:
+            assert row.last_tick == last
+
+    number = at_every_statement(crasher, mode, setup, lambda _: call(NAME, actor="ada", using=ALIAS), check)
+    assert number > (1 if mode == LOST else 3)

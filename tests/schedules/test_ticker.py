@@ -1,0 +1,251 @@
+"""Who ticks: pollers, as seldom as they can, and whatever happens to one schedule."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.runtime.polling import ticking
+from django_mysqlqueue.runtime.polling.ticking import Ticker
+from django_mysqlqueue.schedules.timetables import timetable
+from django_mysqlqueue.service import schedules
+from django_mysqlqueue.testing import deliver_all
+from tests.support import job_worlds, schedule_worlds
+from tests.support.harness import USING, Sub, handler
+from tests.support.schedule_worlds import NAME, of_task, of_topic, registered, row
+
+pytestmark = [pytest.mark.promise("Recurring schedules")]
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+
+
+class Sent:
+    """The statements about schedules that are sent."""
+
+    def __init__(self):
+        self.texts = []
+
+    def __call__(self, execute, sql, params, many, context):
+        if "queue_schedules" in sql:
+            self.texts.append(sql)
+        return execute(sql, params, many, context)
+
+
+@pytest.fixture
+def sent():
+    found = Sent()
+    with connection.execute_wrapper(found):
+        yield found
+
+
+def with_schedules(*names):
+    sub = Sub(handler("t", "g"))
+    ticker = Ticker(USING, names)
+    object.__setattr__(sub.context, "ticker", ticker)
+    return sub, ticker
+
+
+def later(monkeypatch, clock, seconds):
+    """So much later by both clocks."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + seconds)
+    clock.advance(seconds)
+
+
+def events(caplog):
+    return [one.mysqlqueue for one in caplog.records if getattr(one, "mysqlqueue", {}).get("schedule")]
+
+
+def test_a_process_without_schedules_sends_nothing_for_them(sent):
+    registered(of_topic(), age=70)
+    sent.texts.clear()
+    sub = Sub(handler("t", "g"))
+    sub.step(times=3)
+    assert sent.texts == []
+    assert sub.context.ticker.next_at == float("inf")
+    assert schedule_worlds.ids() == []
+
+
+def test_a_poller_ticks_what_is_due_and_sequences_it():
+    registered(of_topic(), age=70)
+    registered(of_task(), age=70, name="u")
+    sub, _ = with_schedules(NAME, "u")
+    sub.step()
+    sub.step()
+    assert QueueMessage.objects.count() == 2
+    assert JobResult.objects.get().status == "READY"
+
+
+def test_until_a_tick_is_due_it_looks_every_ten_seconds(sent, clock, monkeypatch):
+    registered(of_topic())
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    sent.texts.clear()
+    for _ in range(5):
+        ticker.turn()
+    assert sent.texts == []
+    assert 9 < ticker.next_at - time.monotonic() <= ticking.LOOK
+    later(monkeypatch, clock, 11)
+    ticker.turn()
+    assert len(sent.texts) == 1
+    later(monkeypatch, clock, 50)
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == 1
+
+
+def test_it_sleeps_until_the_tick(clock, monkeypatch):
+    registered(of_topic(times=timetable(None, 3, None, "UTC")))
+    sub, ticker = with_schedules(NAME)
+    sub.step()
+    assert 2 < ticker.next_at - time.monotonic() <= 3
+    began = time.monotonic()
+    sub.poller.run(lambda: OutboxMessage.objects.exists() or time.monotonic() > began + 6)
+    assert 2 < time.monotonic() - began < 4
+
+
+def test_a_minute_later_it_is_seen_again(clock, monkeypatch):
+    registered(of_topic())
+    Schedule.objects.update(seen_at=1)
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    first = row().seen_at
+    assert first > 1
+    later(monkeypatch, clock, 30)
+    ticker.turn()
+    assert row().seen_at == first
+    later(monkeypatch, clock, 31)
+    ticker.turn()
+    assert row().seen_at >= first + 60_000
+
+
+def test_a_pause_and_a_change_are_noticed(clock, monkeypatch):
+    registered(of_topic())
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    Schedule.objects.update(paused_at=5)
+    later(monkeypatch, clock, 70)
+    ticker.turn()
+    assert schedule_worlds.ids() == []
+    Schedule.objects.update(paused_at=0)
+    later(monkeypatch, clock, 11)
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == 1
+    Schedule.objects.all().delete()
+    later(monkeypatch, clock, 70)
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == 1
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_jump_of_the_databases_clock_is_noticed(clock, monkeypatch, seconds):
+    """Within ten seconds; and no tick comes twice."""
+    registered(of_topic())
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    clock.advance(seconds)
+    later(monkeypatch, clock, 11)
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == (1 if seconds > 0 else 0)
+    clock.advance(-seconds)
+    for _ in range(4):
+        later(monkeypatch, clock, 31)
+        ticker.turn()
+    assert len(set(schedule_worlds.ids())) == len(schedule_worlds.ids()) == (1 if seconds > 0 else 2)
+
+
+def test_one_that_fails_does_not_stop_the_others(settings, caplog, clock, monkeypatch):
+    caplog.set_level(logging.INFO)
+    registered(of_topic("nobody_knows"), age=70)
+    registered(of_task(), age=70, name="u")
+    settings.MYSQLQUEUE = {"STRICT_TOPICS": True}
+    _, ticker = with_schedules(NAME, "u")
+    ticker.turn()
+    assert [one.rsplit(":", 1)[0] for one in schedule_worlds.ids()] == ["recurring:u"]
+    assert [one["event"] for one in events(caplog)] == ["recurring.failed", "recurring.tick"]
+    assert "STRICT_TOPICS" in events(caplog)[0]["error"]
+    assert ticker.next_at > time.monotonic() + 0.5
+    settings.MYSQLQUEUE = {}
+    later(monkeypatch, clock, 2)
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == 2
+    assert [one["event"] for one in events(caplog)][2:] == ["recurring.recovered", "recurring.tick"]
+
+
+def test_a_definition_of_a_later_release(caplog):
+    registered(of_topic(), age=70)
+    Schedule.objects.update(definition='{"weather": "dry"}')
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    ticker.turn()
+    (failed,) = events(caplog)
+    assert failed["event"] == "recurring.failed"
+    assert "This release does not know the definition: it has weather" in failed["error"]
+
+
+def test_a_time_zone_that_this_host_lacks(caplog):
+    registered(of_topic(times=timetable("0 3 * * *", None, "Europe/Berlin", "UTC")))
+    Schedule.objects.update(definition=row().definition.replace("Europe/Berlin", "Mars/Olympus"))
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    (failed,) = events(caplog)
+    assert "0 3 * * * in 'Mars/Olympus'" in failed["error"]
+
+
+def test_an_error_of_the_statement_alone_stops_nothing_else(monkeypatch, caplog):
+    registered(of_topic(), age=70)
+
+    def fail(*arguments):
+        raise OperationalError(1205, "Lock wait timeout exceeded")
+
+    monkeypatch.setattr(schedules, "tick", fail)
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    assert [one["event"] for one in events(caplog)] == ["recurring.failed"]
+
+
+def test_a_lost_connection_is_the_pollers(monkeypatch):
+    registered(of_topic(), age=70)
+
+    def fail(*arguments):
+        connection.close()
+        raise OperationalError(2006, "gone")
+
+    _, ticker = with_schedules(NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "tick", fail)
+        with pytest.raises(OperationalError):
+            ticker.turn()
+    ticker.reset()
+    ticker.turn()
+    assert len(schedule_worlds.ids()) == 1
+
+
+def test_what_is_logged(caplog, clock, monkeypatch):
+    caplog.set_level(logging.INFO)
+    registered(of_task(overlap="skip"), age=130)
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    later(monkeypatch, clock, 61)
+    ticker.turn()
+    found = events(caplog)
+    assert [one["event"] for one in found] == ["recurring.missed", "recurring.tick", "recurring.skipped"]
+    assert found[1]["id"] == schedule_worlds.ids()[0]
+    Schedule.objects.update(last_tick=row().last_tick - 120_000, definition=of_task().as_json())
+    ticker.reset()
+    ticker.turn()
+    assert [one["event"] for one in events(caplog)][3:] == ["recurring.missed", "recurring.tick"]
+
+
+def test_deliver_all_and_eager_do_not_tick(settings):
+    registered(of_task(), age=70)
+    deliver_all()
+    settings.MYSQLQUEUE = {"EAGER": True}
+    deliver_all()
+    assert schedule_worlds.ids() == []
