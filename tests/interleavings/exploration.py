@@ -25,6 +25,7 @@ from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
 from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
+from tests.support import job_worlds
 from tests.support.harness import USING
 from tests.support.statistics import Size, pinned
 
@@ -78,6 +79,8 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         stack.callback(connections.settings.__delitem__, ALIAS)
         stack.callback(log.setLevel, level)
         stack.enter_context(override_settings(MYSQLQUEUE=SETTINGS))
+        # Here, so that no operation overrides it in its thread.
+        stack.enter_context(job_worlds.configured())
         stack.enter_context(patch.object(time, "sleep", engines.sleep))
         stack.enter_context(patch.object(time, "monotonic", engines.monotonic))
         stack.enter_context(patch.object(publishing, "CHUNK_ROWS", 1))

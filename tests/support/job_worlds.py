@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -38,11 +39,40 @@ PATH = "tests.app.jobs.add"
 ARGUMENTS = '{"args": [1], "kwargs": {}}'
 
 
+class _Configured:
+    """Settings are of the process: threads that override them in turn would restore each other's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._override: override_settings | None = None
+
+    def begin(self) -> None:
+        with self._lock:
+            self._number += 1
+            if self._override is None:
+                self._override = override_settings(TASKS=TASKS)
+                self._override.enable()
+
+    def end(self) -> None:
+        with self._lock:
+            self._number -= 1
+            if not self._number and self._override is not None:
+                self._override.disable()
+                self._override = None
+
+
+_configured = _Configured()
+
+
 @contextmanager
 def configured() -> Iterator[None]:
-    """The backend of the queue is the default one."""
-    with override_settings(TASKS=TASKS):
+    """The backend of the queue is the default one, until all threads that need it have ended."""
+    _configured.begin()
+    try:
         yield
+    finally:
+        _configured.end()
 
 
 @configured()
