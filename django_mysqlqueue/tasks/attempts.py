@@ -31,7 +31,9 @@ class Attempt:
     published_at: int
     """When its message entered the log, in epoch milliseconds."""
     is_locked: bool = False
-    """Whether another transaction had locked the result when the job was claimed: it cannot start now."""
+    """Whether another transaction had locked the result when the job was claimed."""
+    is_second: bool = False
+    """Whether the claim has another message of the job, which comes first."""
     task: AnyTask | None = None
     options: JobOptions | None = None
     result: AnyResult | None = None
@@ -50,6 +52,11 @@ class Attempt:
     """Whether the task wants to know whether it is to stop."""
     cancelled: bool = False
     """Whether the job was asked to stop, as far as this process knows."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it cannot start now."""
+        return self.is_locked or self.is_second
 
     def now(self) -> int:
         """Return the database's time in epoch milliseconds."""

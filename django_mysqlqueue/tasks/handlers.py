@@ -50,7 +50,8 @@ UNKNOWN_DELAY = 30
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
 LOCKED_DELAY = 1
-"""Seconds after which a job whose result another transaction still has locked is delivered again."""
+"""Seconds after which a job that could not start is delivered again: another transaction still has its result locked, or
+another message of the job came first."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
 
@@ -68,7 +69,7 @@ class JobHandler(Handler):
         Locks are granted in turn, so the job starts although others find all the time that it waits.
         """
         attempt = _attempt_of(deliveries[0])
-        if attempt is None or not attempt.is_locked or attempt.row.is_finished:
+        if attempt is None or not attempt.is_locked or attempt.is_second or attempt.row.is_finished:
             return
         worker = _as_delivery(deliveries[0])._claimed.by
         try:
@@ -83,7 +84,7 @@ class JobHandler(Handler):
     def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the job's task runs in a transaction that also stores its result."""
         attempt = _attempt_of(deliveries[0])
-        if attempt is None or attempt.row.is_finished or attempt.is_locked:
+        if attempt is None or attempt.row.is_finished or attempt.is_blocked:
             return False
         if attempt.task is None:
             try:
@@ -112,9 +113,17 @@ class JobHandler(Handler):
                 run(using, lambda session: job_rows.insert(session, found, keep="id"))
                 rows = rows | job_results.begin(using, worker, [row.id for row in found]).rows
         clock = time.monotonic()
+        # A job has two messages after a redrive and a seek. They must not run it at the same time.
+        first = {job: delivery for delivery, job in reversed(ids.items())}
         return {
             delivery: Attempt(
-                using, rows.get(job) or locked[job], clock, now, bodies[delivery].published_at, is_locked=job in locked
+                using,
+                rows.get(job) or locked[job],
+                clock,
+                now,
+                bodies[delivery].published_at,
+                is_locked=job in locked,
+                is_second=first[job] != delivery,
             )
             for delivery, job in ids.items()
             if job in rows or job in locked
@@ -130,7 +139,7 @@ class JobHandler(Handler):
             )
         if attempt.row.is_finished:
             return  # It was cancelled, or it was settled, and the group was rewound.
-        if attempt.is_locked:
+        if attempt.is_blocked:
             given.snooze(LOCKED_DELAY)
             return
         task = attempt.task
@@ -181,7 +190,7 @@ class JobHandler(Handler):
             return [settlement._replace(action=Action.REJECT, is_final=True)] if error else settlements
         if attempt.row.is_finished:
             return settlements
-        if attempt.is_locked:
+        if attempt.is_blocked:
             return [settlement._replace(job=NOT_BEGUN)]
         if error is not None:
             return [self._failed(settlement, attempt, error)]

@@ -389,6 +389,24 @@ def test_a_job_that_was_done_is_not_done_again():
     assert (result.status, result.finished_at) == (SUCCESSFUL, finished)
 
 
+def test_a_job_with_two_messages_does_not_run_twice_at_once():
+    """It was redriven, and the queue was rewound: the second message waits until the first one was handled."""
+    result = run(jobs.fail_thrice.enqueue())
+    assert result.status == FAILED
+    assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1
+    sequence()
+    operations.seek(*REF, "earliest", actor="ada")
+    jobs.log.clear()
+    worker = sub()
+    worker.step()
+    assert DeliveryState.objects.count() == 2
+    worker.work()
+    worker.flush()
+    result.refresh()
+    assert (jobs.log, result.status) == (["fail_thrice"], READY)
+    assert (len(result.errors), len(result.worker_ids)) == (4, 4)
+
+
 def test_a_task_that_this_process_does_not_have(caplog, monkeypatch):
     result = jobs.add.enqueue(1)
     JobResult.objects.update(task_path="tests.app.jobs.later")
