@@ -419,9 +419,14 @@ def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]
                 yield f"the message {message.outbox_id} of the outbox has changed: {message}, now {now}"
         elif message.id not in deletes and _on_any_route(message) not in known:
             # What GC has deleted meanwhile may have been this one.
-            was_in_log = later.collected.get(message.topic, 0) > end
+            was_in_log = later.collected.get(message.topic, 0) > end or _is_taken(message.topic, later, end)
             if not was_in_log and not _is_replaced(message, later, end):
                 yield f"{message.identity} was lost between outbox and log"
+
+
+def _is_taken(topic: str, later: Tables, end: int) -> bool:
+    """Whether an operator has taken a dead letter of a DLQ that had entered the log after an offset."""
+    return any(one.outcome in TAKES and one.ref.topic == topic and one.offset > end for one in later.events)
 
 
 def _on_any_route(message: Message) -> tuple[str, str, str]:

@@ -422,6 +422,8 @@ def test_what_may_be_done_between_two_moments():
     sound(SOUND, replace(SOUND, offsets={**SOUND.offsets, (G, "a"): Offsets(0, 0)}, state={}), forgets=[G, H])
     taken = Event(1, GroupRef("gone", DLQ), "a", 7, Outcome.DISCARDED)
     sound(LETTER, replace(SOUND, sequencer=7, events=[taken]))
+    letter_waits = Waiting(1, DLQ, "a", "l7", b"1", failed_group="gone")
+    sound(replace(SOUND, outbox=[letter_waits]), replace(SOUND, outbox=[], sequencer=7, events=[taken]))
     # GC has forgotten the partition as well, and what was settled before that is on record.
     forgotten = replace(SOUND, log=logged(SOUND.log[5]), offsets={}, state={}, collected={"t": 6})
     acks = [(G, 2), (G, 4), *((H, n) for n in (1, 2, 3, 4, 6))]
