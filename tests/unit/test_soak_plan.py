@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from soak import checker, plan, records
+from soak import checker, logs, plan, records
 from soak.records import Transaction
 
 from tests.support.paths import ROOT
@@ -65,6 +65,10 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
 
     broken = checker.verdict("skip: first attempts in order", "10 first starts", ["p:7 started too early"])
     lags = {"outbox": 1, "relay": 0, **dict.fromkeys(GROUPS, 5)}
+    waits = [
+        f"RECORD LOCKS space id 1 index PRIMARY of table `mysqlqueue`.`{table}` trx id 2 lock_mode X waiting"
+        for table in ("queue_offsets", "queue_partition_leases")
+    ]
     sound = report.Report(
         command="make soak",
         engine="mariadb",
@@ -83,7 +87,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
         memory={"steady": [40.0, 50.0], "none": []},
         log_events={"poller.failed": 2},
         database_errors={2006: 2},
-        server_deadlocks={"queue_offsets.PRIMARY, queue_partition_leases.PRIMARY": 2},
+        server_deadlocks=logs.server_deadlocks([logs.DETECTED, *waits] * 2),
         verdicts=[checker.verdict("one", "two", [])],
     )
     assert sound.ok

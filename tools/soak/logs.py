@@ -151,7 +151,7 @@ class Findings:
                 yield f"{name}: {count} consecutive failures, but only {explained.in_a_row} are explained"
 
 
-def server_deadlocks(lines: Iterable[str]) -> Counter[str]:
+def server_deadlocks(lines: Iterable[str]) -> dict[str, int]:
     """Count the deadlocks in the log of a server, by the indexes whose locks were waited for.
 
     The clients know of few of them: subscribers and procedures run their transactions again.
@@ -162,7 +162,7 @@ def server_deadlocks(lines: Iterable[str]) -> Counter[str]:
             found.append(set())
         elif found and (awaited := _AWAITED.match(line)):
             found[-1].add(f"{awaited[2]}.{awaited[1]}")
-    return Counter(", ".join(sorted(indexes)) for indexes in found)
+    return dict(Counter(", ".join(sorted(indexes)) for indexes in found))
 
 
 def read_all(logs: Mapping[str, Iterable[str]]) -> Findings:
