@@ -69,6 +69,14 @@ def test_watermarks_that_go_back():
     assert verdict_of((5, 6, 1), (0, 0, 0)).ok
 
 
+def test_a_scheduled_message_that_was_cancelled():
+    for deletes, count in (("1",), 0), ((), 1):
+        seen = moments.Moments()
+        seen.add(dataclasses.replace(DRAINED, outbox=[Waiting(1, plan.TOPIC, "a", "1", b"", deliver_at=9)]))
+        seen.add(DRAINED, deletes)
+        assert seen.verdict().count == count
+
+
 def test_a_row_that_goes_before_its_partition_is_drained():
     """The cursor says up to where the log must hold nothing; what is not settled is above the watermark."""
     assert not verdict_of((10, 20, 11), (0, 0, 15)).ok

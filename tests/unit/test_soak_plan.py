@@ -14,6 +14,7 @@ import pytest
 from soak import checker, logs, plan, records
 from soak.records import Transaction
 
+from tests.support import soak_jobs
 from tests.support.paths import ROOT
 from tests.support.soak_runs import GROUPS, TOTAL
 
@@ -64,7 +65,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
     from soak.monitor import Sample
 
     broken = checker.verdict("skip: first attempts in order", "10 first starts", ["p:7 started too early"])
-    lags = {"outbox": 1, "relay": 0, **dict.fromkeys(GROUPS, 5)}
+    lags = {"outbox": 1, "relay": 0, "jobs": 2, **dict.fromkeys(GROUPS, 5)}
     waits = [
         f"RECORD LOCKS space id 1 index PRIMARY of table `mysqlqueue`.`{table}` trx id 2 lock_mode X waiting"
         for table in ("queue_offsets", "queue_partition_leases")
@@ -82,6 +83,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
         restarts={"steady": 0},
         traffic=report.traffic(evidence),
         groups=report.groups(evidence),
+        jobs=report.jobs(soak_jobs.sound()),
         move=report.moved(evidence),
         samples=[Sample(5.0, 10, lags, held_back=True)],
         memory={"steady": [40.0, 50.0], "none": []},
@@ -96,5 +98,6 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
     assert text.startswith("# Soak: mariadb 10.11, 1.0 minutes: FAILED\n")
     assert "- p:7 started too early\n" in text
     assert "\nDeadlocks in the server's log: 2 (queue_offsets.PRIMARY, queue_partition_leases.PRIMARY).\n" in text
+    assert "| SUCCESSFUL " in text
     assert json.loads(data)["ok"] is False
     assert json.loads(data)["traffic"]["messages committed"] == TOTAL

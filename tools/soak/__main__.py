@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 import django
 import servers
 
-from soak import checker, logs, plan, records
+from soak import checker, job_checker, logs, plan, records
 from soak.fleet import Fleet
+from soak.job_facts import JobEvidence
 
 if TYPE_CHECKING:
     from soak.monitor import Monitor
@@ -38,6 +39,10 @@ ENGINE_OPTIONS = {
 }
 PUBLISHERS, THREADS = 8, 4
 """Publisher processes and threads per process. One of the 32 publishers runs long transactions in its own process."""
+PRODUCERS, PRODUCER_THREADS = 2, 3
+"""Processes that enqueue jobs, and threads per process."""
+JOBS = 0.06
+"""Number of transactions with jobs for each message that is published."""
 LONG = 60.0
 """Seconds that a long transaction stays open."""
 SUBSCRIBERS: dict[str, tuple[str, ...]] = {
@@ -127,13 +132,13 @@ class Soak:
         self.fleet = Fleet(folder, os.environ)
 
     def run(self) -> bool:
-        from soak import evidence
+        from soak import evidence, job_evidence
 
         self.server.execute(f"CREATE DATABASE mysqlqueue_{plan.OTHER} CHARACTER SET utf8mb4")
         for alias in plan.ALIASES:
             self._django("migrate", verbosity=0, database=alias)
         self._django("queueprocedures", verbosity=0)
-        evidence.create_tables()
+        evidence.create_tables(job_evidence.TABLES)
         try:
             return self._run()
         finally:
@@ -142,7 +147,7 @@ class Soak:
     def _run(self) -> bool:
         from django.db import connections
 
-        from soak import evidence, moments, report
+        from soak import evidence, job_evidence, moments, report
         from soak.killer import Killer
         from soak.monitor import Monitor
         from soak.mover import Mover
@@ -181,6 +186,7 @@ class Soak:
             {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
         )
         gathered = evidence.gather(self.folder, monitor.progress, [*killer.troubles, *mover.troubles])
+        jobs = job_evidence.gather(self.folder, [*killer.troubles, *mover.troubles])
         moved = report.moved(gathered)
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
@@ -193,6 +199,8 @@ class Soak:
                 checker.check_retention(gathered.ledger, evidence.collect_garbage(alias), plan.RETENTION * 1000)
                 for alias in plan.ALIASES
             ),
+            *job_checker.check(jobs),
+            monitor.jobs.verdict(),
             checker.check_memory(monitor.memory),
             *findings.verdicts(logs.bounds(killer.troubles, PROCESSES * len(plan.ALIASES))),
             checker.verdict("no process ended unexpectedly", f"{len(self.fleet.slots)} slots", unclean),
@@ -201,7 +209,7 @@ class Soak:
                 f"{moved}",
                 [what for what, count in {**moved, "end of the move": mover.is_done}.items() if not count],
             ),
-            self._coverage(killer.counts, gathered),
+            self._coverage(killer.counts, gathered, jobs),
         ]
         result = report.Report(
             command=f"make soak MINUTES={self.options.minutes:g} ENGINE={self.options.engine} SEED={self.options.seed}",
@@ -216,6 +224,7 @@ class Soak:
             restarts={slot.name: slot.starts - 1 for slot in self.fleet.slots},
             traffic=report.traffic(gathered),
             groups=report.groups(gathered),
+            jobs=report.jobs(jobs),
             move={**mover.report(), **moved},
             samples=monitor.samples,
             memory=monitor.memory,
@@ -249,6 +258,10 @@ class Soak:
             self.fleet.add(f"publisher-{number}", *publisher, *more, publisher=True)
         long = min(LONG, self.options.minutes * 60 / 4)
         self.fleet.add("publisher-long", *publisher, "long", seed, "--long", f"{long:g}", publisher=True, spared=True)
+        for number in range(PRODUCERS):
+            rate = f"{self.options.rate * JOBS / PRODUCERS:.2f}"
+            more = (f"j{number}", seed, "--threads", str(PRODUCER_THREADS), "--rate", rate)
+            self.fleet.add(f"producer-{number}", "-m", "soak.job_producer", *more, publisher=True)
         wait_for(lambda: evidence.committed() > 0)
 
     def _turn_until(self, done: Callable[[], bool], *turns: Callable[[], None]) -> None:
@@ -263,11 +276,13 @@ class Soak:
             return []
         return [kind for kind in plan.ACTIONS if not counts[kind]]
 
-    def _coverage(self, counts: Counter[str], gathered: checker.Evidence) -> checker.Verdict:
+    def _coverage(self, counts: Counter[str], gathered: checker.Evidence, jobs: JobEvidence) -> checker.Verdict:
         """Check that every kind of disturbance occurred: a run without any proves nothing."""
         missing = self._untried(counts)
         if not gathered.ledger:
             missing.append("publishing")
+        if not jobs.ledger:
+            missing.append("enqueueing of jobs")
         asked = self.options.minutes >= COVERAGE_MINUTES
         for group in plan.SQL_GROUPS if asked else ():
             started = [one.process.endswith(records.SQL) for one in gathered.steps[group.name]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import EXACT, get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import retention
-from soak import plan, records
+from soak import job_plan, plan, records
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
 
 TABLES = (
@@ -41,16 +41,21 @@ def rows(sql: str, parameters: Any = (), alias: str = plan.HOME) -> list[tuple[A
         return list(cursor.fetchall())
 
 
-def create_tables() -> None:
+def create_tables(more: Iterable[str] = ()) -> None:
+    """Create the tables of the test.
+
+    Args:
+        more: further statements for the first database.
+    """
     for alias in plan.ALIASES:
         with connections[alias].cursor() as cursor:
-            for statement in TABLES if alias == plan.HOME else ON_BOTH:
+            for statement in (*TABLES, *more) if alias == plan.HOME else ON_BOTH:
                 cursor.execute(statement)
 
 
 def lags() -> dict[str, int]:
     """Return the unsettled messages of each group, those to be relayed, and those in the outboxes."""
-    found = dict.fromkeys(("outbox", "relay", *(group.name for group in plan.GROUPS)), 0)
+    found = dict.fromkeys(("outbox", "relay", job_plan.GROUP, *(group.name for group in plan.GROUPS)), 0)
     for alias in plan.ALIASES:
         queue = get_overview(using=alias, bounds=EXACT, lease_duration=plan.LEASE)
         for one in queue.groups:

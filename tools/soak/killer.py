@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -10,18 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import servers
 from django.db import Error, connections
 
-from django_mysqlqueue import operations
+from django_mysqlqueue import naming, operations
 from django_mysqlqueue.exceptions import QueueError
-from soak import plan, records
+from django_mysqlqueue.models import QueueMessage
+from soak import job_plan, plan, records
 from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
 from soak.plan import Action, Group
 
+T = TypeVar("T")
 AIM_TIMEOUT = 6.0
 """Seconds to wait until a process reaches a trap."""
 MISSES = 5
@@ -110,6 +113,10 @@ class Killer:
                 return self._make_impatient()
             case plan.OVERRIDE:
                 return self._override(action)
+            case plan.REDRIVE:
+                return self._redrive(action)
+            case plan.SEEK:
+                return self._seek(action)
             case plan.RESTART | plan.CRASH:
                 return self._restart(crash=action.kind == plan.CRASH)
             case _:
@@ -259,24 +266,27 @@ class Killer:
         self._undo.append((time.monotonic() + OVERRIDDEN, restore))
         return f"claims of {values['claim_size']} for {OVERRIDDEN:g} s"
 
-    def _operate(self, operation: Callable[[Group], object]) -> None:
-        """Run an operation on each group that stays in a database.
+    def _redrive(self, action: Action) -> str | None:
+        since = records.now()
+        found = 0
+        for topic in job_plan.TOPICS:
+            if _until_it_works(QueueMessage.objects.filter(topic=naming.dlq_topic(topic)).exists):
+                found += _until_it_works(functools.partial(operations.redrive, topic, actor="soak")).changed
+        self._note(action.kind, since)
+        return f"{found} dead letters" if found else None
 
-        Connections are cut, so it may have to be run again.
-        """
+    def _seek(self, action: Action) -> str:
+        """Replay a queue. Its jobs that have ended must not run again."""
+        since = records.now()
+        _until_it_works(lambda: operations.seek(job_plan.GROUP, job_plan.SOUGHT, "earliest", actor="soak"))
+        self._note(action.kind, since)
+        return f"of {job_plan.SOUGHT}"
+
+    def _operate(self, operation: Callable[[Group], object]) -> None:
+        """Run an operation on each group that stays in a database."""
         for group in plan.GROUPS:
-            if group in plan.MOVED_GROUPS:
-                continue
-            until = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    operation(group)
-                    break
-                except (Error, QueueError):
-                    connections.close_all()
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.2)
+            if group not in plan.MOVED_GROUPS:
+                _until_it_works(functools.partial(operation, group))
 
     def _restart(self, *, crash: bool) -> str:
         began = records.now()
@@ -288,6 +298,19 @@ class Killer:
         self._note(plan.CRASH if crash else plan.RESTART, began)
         self.downtimes.append((began - self._began, time.monotonic() - self._began))
         return f"away for {time.monotonic() - began:.1f} s"
+
+
+def _until_it_works(operation: Callable[[], T]) -> T:
+    """Run an operation. Connections are cut, so it may have to be run again."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return operation()
+        except (Error, QueueError):
+            connections.close_all()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _pids(slots: Iterable[Slot]) -> list[int]:

@@ -5,12 +5,13 @@ Import this module after Django is set up. Runs in the main process of the soak 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 
 from django.db import connections
 
 from django_mysqlqueue.service.refs import GroupRef
-from soak import plan
+from soak import job_plan, plan
 from soak.facts import Progress, Verdict, verdict
 from tests.support import invariants
 from tests.support.tables import Tables
@@ -18,11 +19,18 @@ from tests.support.tables import Tables
 
 def snapshot(alias: str) -> Tables:
     """Return all tables of a database at one moment, while other processes write."""
+    with one_moment(alias):
+        return Tables.read(alias)
+
+
+@contextlib.contextmanager
+def one_moment(alias: str) -> Iterator[None]:
+    """Let all statements inside read the tables of a database at one moment."""
     with connections[alias].cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         try:
-            return Tables.read(alias)
+            yield
         finally:
             cursor.execute("COMMIT")
 
@@ -40,8 +48,11 @@ def progress(alias: str, tables: Tables, at: float) -> Progress:
     )
 
 
-MAY_GO = [GroupRef(group.name, group.topic) for group in plan.MOVED_GROUPS]
-"""Groups that are dropped when they have moved."""
+MAY_GO = [
+    *(GroupRef(group.name, group.topic) for group in plan.MOVED_GROUPS),
+    GroupRef(job_plan.GROUP, job_plan.SOUGHT),
+]
+"""Groups that are dropped when they have moved, and the one that is sent back."""
 
 
 class Moments:
@@ -53,11 +64,17 @@ class Moments:
         self._count = 0
         self._violations: list[str] = []
 
-    def add(self, tables: Tables) -> None:
+    def add(self, tables: Tables, deletes: Collection[str] = ()) -> None:
+        """Check a moment.
+
+        Args:
+            tables: the tables.
+            deletes: ids of messages that may have been cancelled by then.
+        """
         self._count += 1
         found = invariants.at_any_moment(tables)
         if self._last is not None:
-            found += invariants.between(self._last, tables, recorded=False, forgets=MAY_GO)
+            found += invariants.between(self._last, tables, recorded=False, forgets=MAY_GO, deletes=deletes)
         self._violations += [f"{one} (moment {self._count})" for one in found]
         self._last = tables
 

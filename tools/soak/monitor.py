@@ -11,7 +11,9 @@ from django.db import Error, connections
 from soak import evidence, moments, plan, records
 from soak.facts import Progress
 from soak.fleet import Fleet, Slot, resident_mb
+from soak.job_evidence import JobMoments
 from soak.publisher import HOLD
+from tests.support.tables import Tables
 
 EVERY = 5.0
 """Seconds between samples."""
@@ -43,6 +45,7 @@ class Monitor:
         """Megabytes of memory of the subscribers that are never killed."""
         self.progress: list[Progress] = []
         self.moments = {alias: moments.Moments(alias) for alias in plan.ALIASES}
+        self.jobs = JobMoments()
 
     def stuck_for(self) -> float:
         """Return the seconds since the lags last decreased."""
@@ -65,7 +68,10 @@ class Monitor:
             sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags(), self._hold.exists())
             tables = {}
             for alias in plan.ALIASES:
-                tables[alias] = (moments.snapshot(alias), records.now())
+                with moments.one_moment(alias):
+                    if alias == plan.HOME:
+                        jobs = JobMoments.read()
+                    tables[alias] = (Tables.read(alias), records.now())
         except Error:
             connections.close_all()
             return
@@ -74,7 +80,8 @@ class Monitor:
         self.samples.append(sample)
         for alias, (there, at) in tables.items():
             self.progress.append(moments.progress(alias, there, at))
-            self.moments[alias].add(there)
+            self.moments[alias].add(there, jobs.cancelled)
+        self.jobs.add(tables[plan.HOME][0], jobs)
         lag = max(sample.lags.values())
         if lag > MOST:
             self._hold.touch()

@@ -190,6 +190,13 @@ FREEZE_ATOMIC = "SIGSTOP inside an atomic handler"
 FREEZE_CLIENT = "SIGSTOP of a client in plain SQL"
 FREEZE_CLIENT_INSIDE = "SIGSTOP inside the transaction of a client in plain SQL"
 FREEZE_RELAY = "SIGSTOP inside a relay's transaction"
+KILL_JOB = "SIGKILL inside an atomic job"
+KILL_BEGIN = "SIGKILL inside the transaction that makes jobs RUNNING"
+KILL_STAGE = "SIGKILL inside the transaction that publishes a stage of jobs"
+FREEZE_JOB = "SIGSTOP inside an atomic job"
+FREEZE_STAGE = "SIGSTOP inside the transaction that publishes a stage of jobs"
+REDRIVE = "redrive of the dead letters of jobs"
+SEEK = "seek of a queue of jobs to its beginning"
 CUT = "KILL of random connections"
 IMPATIENT = "wait_timeout=2 for a while"
 OVERRIDE = "options overridden for a while"
@@ -210,6 +217,11 @@ TRAPS = {
     KILL_RELAY: "relay",
     FREEZE_RELAY: "relay",
     KILL_RELAYED: "relayed",
+    KILL_JOB: "job",
+    FREEZE_JOB: "job",
+    KILL_BEGIN: "begin",
+    KILL_STAGE: "stage",
+    FREEZE_STAGE: "stage",
 }
 """Action → the trap in which a process waits for it."""
 
@@ -221,6 +233,7 @@ DECK = (
     *[KILL_SEQUENCER, KILL_CLAIM, KILL_WATERMARK, KILL_ATOMIC, KILL_CHILD, KILL_SUPERVISOR],
     *[KILL_RELAY, KILL_RELAYED, FREEZE_RELAY],
     *[KILL_CLIENT, KILL_CLIENT, KILL_CLIENT_INSIDE, FREEZE_CLIENT, FREEZE_CLIENT_INSIDE],
+    *[KILL_JOB, KILL_BEGIN, KILL_STAGE, FREEZE_JOB, FREEZE_STAGE, REDRIVE, REDRIVE, SEEK],
     *[IMPATIENT, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))

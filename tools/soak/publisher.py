@@ -10,6 +10,7 @@ committed messages, even if the answer to a COMMIT was lost. A number is never u
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import itertools
 import json
@@ -20,7 +21,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ LEDGER_ROW = "(%s, %s, %s, %s, %s, UNIX_TIMESTAMP(NOW(3)) * 1000)"
 EVENTS = Path(__file__).parents[2] / "example_project" / "data" / "commit_events.jsonl.gz"
 
 
-class _RollBack(Exception):
+class RollBack(Exception):
     """Raised to roll a transaction back."""
 
 
@@ -96,8 +97,8 @@ class Publisher:
             with transaction.atomic():
                 ids = self._publish(range(first, last), seconds)
                 if rolls_back:
-                    raise _RollBack
-        except _RollBack:
+                    raise RollBack
+        except RollBack:
             self._note(records.ROLLED_BACK, first, last)
         except (Error, DatabaseError) as error:
             self._note(records.UNKNOWN, first, last, f"{type(error).__name__}: {error}")
@@ -207,16 +208,25 @@ def main() -> None:
     options = parser.parse_args()
     django.setup()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     events = read_events()
     publishers = [Publisher(f"{options.name}.{n}", options.seed, events, stop) for n in range(options.threads)]
-    threads = [
-        threading.Thread(
-            target=publisher.run_long if options.long else publisher.run,
-            args=(options.long or options.rate / options.threads,),
-        )
-        for publisher in publishers
-    ]
+    publish = (
+        (lambda one: one.run_long(options.long))
+        if options.long
+        else (lambda one: one.run(options.rate / options.threads))
+    )
+    run_all([functools.partial(publish, one) for one in publishers], stop)
+
+
+def run_all(functions: Iterable[Callable[[], None]], stop: threading.Event) -> None:
+    """Run functions in threads until the soak test stops publishing, or this process is asked to end.
+
+    Args:
+        functions: the functions, which return soon after ``stop`` is set.
+        stop: the event.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    threads = [threading.Thread(target=function) for function in functions]
     for thread in threads:
         thread.start()
     stop_file = Path(os.environ["SOAK_FOLDER"]) / "stop-publishing"

@@ -23,6 +23,8 @@ WRONG = "W"
 """The payload was that of another message."""
 SQL = "-sql"
 """The end of the name of a process that is a client in plain SQL."""
+CANCELLED = "X"
+"""The job has ended, because it was cancelled."""
 COMMITTED, ROLLED_BACK, UNKNOWN, REPEATED = "C", "B", "U", "P"
 
 
@@ -115,3 +117,13 @@ def group_file(folder: Path, group: str) -> Path:
 
 def publishers_file(folder: Path) -> Path:
     return folder / "publishers.steps"
+
+
+def producers_file(folder: Path) -> Path:
+    """Return the file with the transactions of the producers of jobs."""
+    return folder / "producers.steps"
+
+
+def cancels_file(folder: Path) -> Path:
+    """Return the file with the jobs that have ended because they were cancelled."""
+    return folder / "cancelled-jobs.steps"

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from soak import job_plan
 from soak.facts import Evidence, Verdict
+from soak.job_facts import JobEvidence
 from soak.monitor import Sample
 from soak.plan import GROUPS, LOG_SIZE, MOVED_GROUPS, RELAYED, topic_of
 from soak.records import COMMITTED, REPEATED, ROLLED_BACK, SQL, STARTED, UNKNOWN
@@ -35,6 +37,7 @@ class Report:
     restarts: Mapping[str, int]
     traffic: Mapping[str, int]
     groups: Sequence[Mapping[str, object]]
+    jobs: Mapping[str, int]
     move: Mapping[str, object]
     samples: Sequence[Sample]
     memory: Mapping[str, Sequence[float]]
@@ -73,6 +76,8 @@ class Report:
             table(("", "count"), self.traffic.items()),
             "## Groups",
             table(tuple(self.groups[0]), (tuple(group.values()) for group in self.groups)),
+            "## Jobs",
+            table(("", "count"), self.jobs.items()),
             "## Move of a topic",
             table(("", ""), self.move.items()),
             "## Lag over time (messages)",
@@ -94,7 +99,7 @@ class Report:
 
     def _lags(self) -> str:
         step = max(1, len(self.samples) // ROWS)
-        names = ("outbox", "relay", *(group.name for group in GROUPS))
+        names = ("outbox", "relay", job_plan.GROUP, *(group.name for group in GROUPS))
         return table(
             ("second", "committed", *names),
             ((f"{one.at:.0f}", one.committed, *(one.lags[name] for name in names)) for one in self.samples[::step]),
@@ -142,6 +147,29 @@ def traffic(evidence: Evidence) -> dict[str, int]:
         "long ones committed": longs[COMMITTED],
         "long ones that met an error": longs[UNKNOWN],
         "ids published once more": verbs[REPEATED],
+    }
+
+
+def jobs(evidence: JobEvidence) -> dict[str, int]:
+    """Return how many jobs of each task were enqueued, and what has become of them."""
+    found = {job: one for one in evidence.ledger for job in [one.job]}
+    kinds = Counter(one.kind for one in found.values())
+    statuses = Counter(one.status for one in evidence.results.values())
+    errors = Counter(path.rpartition(".")[2] for one in evidence.results.values() for path, _ in one.errors)
+    verbs = Counter(one.verb for one in evidence.transactions)
+    return {
+        **{f"of the task {kind}": count for kind, count in sorted(kinds.items())},
+        "of them in chains": sum(bool(one.of) and one.kind != job_plan.UNIQUE for one in found.values()),
+        "chains": len({one.of for one in found.values() if one.of and one.kind != job_plan.UNIQUE}),
+        "calls for unique jobs": sum(one.kind == job_plan.UNIQUE for one in evidence.ledger),
+        "transactions committed": verbs[COMMITTED],
+        "rolled back": verbs[ROLLED_BACK],
+        "that met an error": verbs[UNKNOWN],
+        "redriven": sum(evidence.redriven.values()),
+        "calls of cancel_job": sum(map(len, evidence.cancelled.values())),
+        "starts": sum(step.verb == STARTED for step in evidence.steps),
+        **dict(sorted(statuses.items())),
+        **{f"errors {name}": count for name, count in sorted(errors.items())},
     }
 
 

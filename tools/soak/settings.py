@@ -4,10 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from soak import plan
+import django
+
+from soak import job_plan, plan
 
 SECRET_KEY = "soak"  # noqa: S105
 INSTALLED_APPS = ["django_mysqlqueue", "soak.app"]
+if django.VERSION < (6,):
+    INSTALLED_APPS.append("django_tasks")
 USE_TZ = True
 DATABASES = {
     alias: {
@@ -17,6 +21,13 @@ DATABASES = {
         "OPTIONS": {"unix_socket": os.environ["SOAK_SOCKET"], "charset": "utf8mb4"},
     }
     for alias in plan.ALIASES
+}
+TASKS = {
+    "default": {
+        "BACKEND": "django_mysqlqueue.tasks.MySQLQueueBackend",
+        "QUEUES": list(job_plan.QUEUES),
+        "OPTIONS": {"MAX_ATTEMPTS": job_plan.MAX_ATTEMPTS, "BACKOFF": {"initial": 0.1, "maximum": 1}},
+    }
 }
 SILENCED_SYSTEM_CHECKS: list[str] = []
 # Shorter than the defaults, so that a run of minutes covers what would take hours.

@@ -1,0 +1,147 @@
+"""The tasks. The token of a job decides what its task does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from django.db import connection
+
+from django_mysqlqueue.tasks import JobCancelled, JobContext, job
+from soak import job_plan, plan, records
+from soak.app import traps
+from soak.app.subscribers import FOLDER
+from soak.job_facts import EARLIER, LOST
+
+if TYPE_CHECKING:
+    # The frameworks' declarations refuse a task whose context is a ``JobContext``.
+    def task(**options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+else:
+    try:
+        from django.tasks import task
+    except ImportError:
+        from django_tasks import task
+
+INSERT_EFFECT = "INSERT INTO soak_job_effects (job, token) VALUES (%s, %s)"
+STEP = 0.1
+"""Seconds between two looks of a patient job at the request to stop."""
+
+
+class Planned(Exception):
+    """A planned failure, which is retried."""
+
+
+class Refused(Exception):
+    """A planned failure, which is not retried."""
+
+
+@contextlib.contextmanager
+def called(context: JobContext, token: str) -> Iterator[None]:
+    """Record that the task starts, and how it ends."""
+    note(records.STARTED, context, token)
+    try:
+        yield
+    except BaseException:
+        note(records.FAILED, context, token)
+        raise
+    note(records.DONE, context, token)
+
+
+def note(verb: str, context: JobContext, token: str) -> None:
+    step = records.Step(verb, context.task_result.id, token, 0, context.attempt, records.now(), records.me())
+    records.write(records.group_file(FOLDER, job_plan.GROUP), [step])
+
+
+def act(context: JobContext, kind: str, token: str) -> None:
+    """Raise what the plan says."""
+    failures = [one for one in context.task_result.errors if one.exception_class_path not in (LOST, EARLIER)]
+    match job_plan.fate(kind, token):
+        case job_plan.POISON:
+            raise Planned("always")
+        case job_plan.REFUSED:
+            raise Refused("as planned")
+        case job_plan.MENDED if len(failures) < job_plan.MAX_ATTEMPTS:
+            raise Planned("until it is redriven")
+        case job_plan.FLAKY if not any(one.exception_class_path.endswith("Planned") for one in failures):
+            raise Planned("once")
+
+
+def write(context: JobContext, token: str) -> None:
+    """Leave the effect of an atomic job: a row. No constraint prevents a second one."""
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT_EFFECT, [context.task_result.id, token])
+    traps.come_by("job")
+
+
+def look_back(context: JobContext, token: str) -> None:
+    """Check that the jobs of the stage before have succeeded, and that their results are here."""
+    chain, _, place = token.partition("/")
+    stage = int(place.partition(".")[0]) if place else 0
+    before = context.previous_results()
+    sound = bool(before) == (stage > 0) and all(
+        one.status == "SUCCESSFUL" and str((one.return_value or {}).get("token")).startswith(f"{chain}/{stage - 1}.")
+        for one in before
+    )
+    if not sound:
+        note(records.WRONG, context, token)
+
+
+@task(takes_context=True)
+@job(reject_on=Refused)
+def atomic(context: JobContext, token: str) -> dict[str, Any]:
+    with called(context, token):
+        write(context, token)
+        look_back(context, token)
+        if job_plan.is_slow(token):
+            time.sleep(plan.SLOW)
+        act(context, job_plan.ATOMIC, token)
+    return {"token": token}
+
+
+@task(takes_context=True, queue_name="bulk")
+@job(atomic=False, reject_on=Refused)
+def plain(context: JobContext, token: str) -> dict[str, Any]:
+    with called(context, token):
+        if job_plan.is_slow(token):
+            time.sleep(plan.SLOW)
+        act(context, job_plan.PLAIN, token)
+    return {"token": token}
+
+
+@task(takes_context=True, queue_name="bulk")
+@job(reject_on=Refused, timeout=30)
+async def asynchronous(context: JobContext, token: str) -> dict[str, Any]:
+    with called(context, token):
+        await asyncio.sleep(plan.SLOW if job_plan.is_slow(token) else 0)
+        act(context, job_plan.ASYNC, token)
+    return {"token": token}
+
+
+@task(takes_context=True)
+@job(reject_on=Refused)
+def patient(context: JobContext, token: str) -> dict[str, Any]:
+    with called(context, token):
+        write(context, token)
+        for number in range(round(job_plan.PATIENCE / STEP)):
+            context.progress(number, job_plan.PATIENCE / STEP)
+            if context.cancelled:
+                raise JobCancelled
+            time.sleep(STEP)
+        act(context, job_plan.PATIENT, token)
+    return {"token": token}
+
+
+@task(takes_context=True)
+@job(unique=True)
+def unique(context: JobContext, of: str) -> dict[str, Any]:
+    """Return the tokens of the calls of ``enqueue()`` that it sees."""
+    with called(context, of):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT token FROM soak_jobs WHERE belongs_to = %s", [of])
+            tokens = [str(row[0]) for row in cursor.fetchall()]
+        write(context, of)
+        act(context, job_plan.UNIQUE, of)
+    return {"token": of, "saw": tokens}

@@ -1,0 +1,161 @@
+"""Read the data of the checks of jobs from the database. Runs in the main process of the soak test."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage
+from django_mysqlqueue.service.job_rows import lines
+from django_mysqlqueue.service.refs import GroupRef
+from soak import job_plan, records
+from soak.evidence import rows
+from soak.facts import Trouble, Verdict, verdict
+from soak.job_facts import Enqueued, JobEvidence, Result, Stage
+from tests.support import invariants
+from tests.support.tables import Tables, Waiting
+
+TABLES = (
+    """
+    CREATE TABLE soak_jobs (
+        token VARCHAR(100) CHARACTER SET ascii PRIMARY KEY, job VARCHAR(100) CHARACTER SET ascii NOT NULL,
+        kind VARCHAR(20) NOT NULL, belongs_to VARCHAR(100) CHARACTER SET ascii NOT NULL, stage INT NOT NULL,
+        INDEX (belongs_to)
+    )
+    """,
+    """
+    CREATE TABLE soak_job_effects (
+        id BIGINT AUTO_INCREMENT PRIMARY KEY, job VARCHAR(100) CHARACTER SET ascii NOT NULL,
+        token VARCHAR(100) CHARACTER SET ascii NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE soak_job_cancels (
+        id BIGINT AUTO_INCREMENT PRIMARY KEY, job VARCHAR(100) CHARACTER SET ascii NOT NULL, found VARCHAR(20) NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE soak_published (
+        id BIGINT AUTO_INCREMENT PRIMARY KEY, message_id VARCHAR(255) NOT NULL, original_id VARCHAR(255) NOT NULL
+    )
+    """,
+    # The log drops duplicates, so only the outbox tells what was published twice.
+    f"""
+    CREATE TRIGGER soak_published AFTER INSERT ON {OutboxMessage._meta.db_table} FOR EACH ROW
+        INSERT INTO soak_published (message_id, original_id)
+        SELECT NEW.id, NEW.original_id FROM DUAL WHERE NEW.topic LIKE 'jobs.%'
+    """,
+)
+
+
+def gather(folder: Path, troubles: Sequence[Trouble]) -> JobEvidence:
+    cancelled: dict[str, list[str]] = defaultdict(list)
+    for job, found in rows("SELECT job, found FROM soak_job_cancels ORDER BY id"):
+        cancelled[job].append(found)
+    effects = rows("SELECT job, COUNT(*) FROM soak_job_effects GROUP BY job")
+    published = rows("SELECT message_id, original_id FROM soak_published")
+    return JobEvidence(
+        ledger=[
+            Enqueued(token, job, kind, of, int(stage))
+            for token, job, kind, of, stage in rows("SELECT token, job, kind, belongs_to, stage FROM soak_jobs")
+        ],
+        results={row.id: _result(row) for row in JobResult.objects.all()},
+        stages={row.id: Stage(row.id, row.remaining, row.kept, json.loads(row.jobs)) for row in JobStage.objects.all()},
+        effects={job: int(count) for job, count in effects},
+        published=Counter(message for message, original in published if not original),
+        redriven=Counter(original for _, original in published if original),
+        cancelled=cancelled,
+        cancelled_at={step.message_id: step.at for step in records.steps(records.cancels_file(folder))},
+        steps=records.steps(records.group_file(folder, job_plan.GROUP)),
+        transactions=records.transactions(records.producers_file(folder)),
+        troubles=troubles,
+    )
+
+
+def _result(row: JobResult) -> Result:
+    errors = [json.loads(line) for line in lines(row.errors)]
+    return Result(
+        job=row.id,
+        kind=row.task_path.rpartition(".")[2],
+        status=row.status,
+        errors=[(one["exception_class_path"], one["traceback"]) for one in errors],
+        workers=lines(row.worker_ids),
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        value=json.loads(row.return_value) if row.return_value else None,
+        stage=row.stage,
+    )
+
+
+# -- during the run -----------------------------------------------------------
+
+
+class JobRows(NamedTuple):
+    """The rows of jobs at one moment."""
+
+    results: Sequence[JobResult]
+    """The results that have not ended."""
+    stages: Sequence[JobStage]
+    """The stages before theirs."""
+    cancelled: Collection[str] = ()
+    """The ids of the jobs that ``cancel_job()`` has ended, whose scheduled messages were deleted."""
+
+
+class JobMoments:
+    """Check at each moment that no result contradicts its message."""
+
+    def __init__(self) -> None:
+        self._count = self._jobs = 0
+        self._violations: list[str] = []
+
+    @staticmethod
+    def read() -> JobRows:
+        """Read the rows in the open transaction."""
+        fields = ("id", "queue_name", "status", "stage")
+        found = list(JobResult.objects.filter(status__in=("READY", "RUNNING")).only(*fields))
+        stages = JobStage.objects.filter(id__in={_before(row.stage) for row in found if row.stage})
+        cancelled = rows("SELECT job FROM soak_job_cancels WHERE found = %s", [records.CANCELLED])
+        return JobRows(found, list(stages), {job for (job,) in cancelled})
+
+    def add(self, tables: Tables, found: JobRows) -> None:
+        self._count += 1
+        self._jobs += len(found.results)
+        self._violations += [f"{one} (moment {self._count})" for one in violations(tables, found)]
+
+    def verdict(self) -> Verdict:
+        """Return whether every job that had not ended was to be delivered, or waited for an earlier stage."""
+        told = f"{self._count} moments, {self._jobs} results that had not ended"
+        return verdict("jobs: no result contradicts its message", told, self._violations)
+
+
+def _before(stage: str) -> str:
+    """Return the id of the stage before one."""
+    chain, _, place = stage.rpartition(":")
+    return f"{chain}:{int(place) - 1:04}"
+
+
+def violations(tables: Tables, found: JobRows) -> Iterator[str]:
+    """Yield the jobs that have not ended, but whose messages will not be delivered.
+
+    Args:
+        tables: the queue's tables.
+        found: the rows of jobs at the same moment.
+    """
+    live = set()
+    for message in invariants.messages(tables):
+        ref = GroupRef(job_plan.GROUP, message.topic)
+        if ref not in tables.groups or message.failed_group:
+            continue
+        if isinstance(message, Waiting) or not invariants.is_settled(tables, ref, message):
+            live.add((message.topic, message.original_id or message.id))
+    remaining = {row.id: row.remaining for row in found.stages}
+    for row in found.results:
+        is_live = (f"jobs.{row.queue_name}", row.id) in live
+        waits = bool(row.stage) and remaining.get(_before(row.stage), 0) > 0
+        if waits and (is_live or row.status != JobResult.Status.READY):
+            yield f"{row.id} of the stage {row.stage} is {row.status}, but the stage before it has not ended"
+        if not waits and not is_live:
+            yield f"{row.id} is {row.status}, but its message will not be delivered"

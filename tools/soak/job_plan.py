@@ -1,0 +1,59 @@
+"""The plan of the jobs: their queues, and which of them fail.
+
+Recurring jobs have no producer: a schedule enqueues them. Their tasks belong into ``WITHOUT_PRODUCER``, so that the
+checks do not look for them in the ledger.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from soak import plan
+
+QUEUES = ("default", "bulk")
+BULK_TOPIC = "jobs.bulk"
+TOPICS = tuple(f"jobs.{name}" for name in QUEUES)
+GROUP = "jobs"
+SOUGHT = BULK_TOPIC
+"""The topic on which the group is sent back to the beginning of the log."""
+MAX_ATTEMPTS = 4
+"""Number of failed attempts after which a job has failed. After errors of the database it is ``plan.MAX_ATTEMPTS``."""
+
+ATOMIC, PATIENT, UNIQUE = "atomic", "patient", "unique"
+PLAIN, ASYNC = "plain", "asynchronous"
+KINDS = (*[ATOMIC] * 5, *[PLAIN] * 4, *[ASYNC] * 2, PATIENT)
+"""The names of the tasks, as often as they are enqueued. Unique jobs are enqueued in addition."""
+IN_CHAINS = (*[ATOMIC] * 4, *[PLAIN] * 2)
+IN_SOUGHT = frozenset({PLAIN, ASYNC})
+"""The tasks on that topic. Their jobs may have two messages, if they were redriven."""
+ATOMIC_KINDS = frozenset({ATOMIC, PATIENT, UNIQUE})
+"""The tasks whose writes commit with their results."""
+WITHOUT_PRODUCER: frozenset[str] = frozenset()
+"""Names of tasks whose jobs no producer enqueues."""
+
+POISON, REFUSED, MENDED, FLAKY, FINE = "poison", "refused", "mended", "flaky", plan.FINE
+_SHARES = ((0.02, POISON), (0.04, REFUSED), (0.08, MENDED), (0.18, FLAKY))
+PATIENCE = 2.0
+"""Seconds that a patient job lasts, if it is not asked to stop."""
+WINDOW = 2.0
+"""Seconds for which all producers enqueue the same unique jobs."""
+
+
+def fate(kind: str, token: str) -> str:
+    """Return what a task does. It depends on the token, so that the checker knows it.
+
+    ``POISON`` always raises, ``REFUSED`` raises what is not retried, ``MENDED`` raises until its attempts are used up,
+    and returns after its dead letter was redriven, and ``FLAKY`` raises once. Unique jobs are flaky or fine.
+
+    Args:
+        kind: the name of the task.
+        token: the token of the job; of a unique one, its argument.
+    """
+    place = zlib.crc32(f"{kind}:{token}".encode()) / 2**32
+    found = next((name for share, name in _SHARES if place < share), FINE)
+    return FLAKY if kind == UNIQUE and found != FINE else found
+
+
+def is_slow(token: str) -> bool:
+    """Return whether a task takes long, so that others can interfere."""
+    return plan.is_slow("jobs", token)
