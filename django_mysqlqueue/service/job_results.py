@@ -154,6 +154,9 @@ def release(session: Session, deliveries: Iterable[Claimed]) -> None:
     """
     by = {delivery.offset: delivery.by for delivery in deliveries}
     ids = {job: by[offset] for offset, job in _ids(session, by).items()}
+    # Without a lock: what was passed over by the claim may be locked for long, and is READY.
+    statuses = job_rows.statuses(session, ids)
+    ids = {job: worker for job, worker in ids.items() if statuses.get(job) == RUNNING}
     rows = [
         (row.id, row.worker_ids.removesuffix(f"{ids[row.id]}\n"))
         for row in read(session, ids, session.dialect.for_update).values()

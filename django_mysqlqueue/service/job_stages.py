@@ -23,6 +23,8 @@ from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNIN
 from django_mysqlqueue.sql.session import Session, flat
 
 STAGES = JobStage._meta.db_table
+FIRST = ":0000"
+"""The end of the id of the first stage of each chain."""
 
 
 class Stage(NamedTuple):

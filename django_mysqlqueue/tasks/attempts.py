@@ -11,7 +11,7 @@ from django_mysqlqueue.service import job_progress, job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import JobRow, StartedJob
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext
+from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext, TaskResultDoesNotExist
 from django_mysqlqueue.tasks.options import JobOptions
 from django_mysqlqueue.tasks.results import as_result
 
@@ -142,15 +142,21 @@ class JobContext(TaskContext):
         """Return the results of the stage before the one of this job in its chain, in order; outside a chain, none.
 
         Raises:
+            TaskResultDoesNotExist: one of them was deleted after ``RESULTS_RETENTION``.
             ImportError: this process does not have one of their tasks.
         """
         stage = self._attempt.row.stage
-        session = Session(self._attempt.using)
-        before = job_stages.before(session, stage) if stage else None
-        if before is None:
+        if not stage or stage.endswith(job_stages.FIRST):
             return []
+        session = Session(self._attempt.using)
+        before = job_stages.before(session, stage)
+        if before is None:
+            raise TaskResultDoesNotExist(f"the stage before {stage}")
         rows = job_rows.read(session, before.job_ids)
-        return [as_result(rows[job]) for job in before.job_ids if job in rows]
+        for job in before.job_ids:
+            if job not in rows:
+                raise TaskResultDoesNotExist(job)
+        return [as_result(rows[job]) for job in before.job_ids]
 
 
 def _is_in_event_loop() -> bool:

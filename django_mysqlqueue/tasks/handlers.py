@@ -50,8 +50,8 @@ UNKNOWN_DELAY = 30
 UNKNOWN_GRACE = 3600
 """Seconds for which that costs no attempt: a rollout may last so long."""
 LOCKED_DELAY = 1
-"""Seconds after which a job that could not start is delivered again: another transaction still has its result locked, or
-another message of the job came first."""
+"""Seconds after which a job that could not start is delivered again, because its result is still locked, or another
+message of it came first."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
 

@@ -1,4 +1,4 @@
-"""Jobs: a summary of each repository, and then a ranking of them."""
+"""Jobs: a summary of each repository, and then a ranking of them; and one that recurs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 from django.db.models import Count, Sum
 
-from django_mysqlqueue.tasks import JobCancelled, call, enqueue_chain, job
+from django_mysqlqueue.tasks import JobCancelled, call, enqueue_chain, job, recurring
 from example_project.commits.compat import task
-from example_project.commits.models import Commit, RepositorySummary
+from example_project.commits.models import Commit, RepositorySummary, ReviewTask
 
+COUNT_EVERY = 5
+"""Seconds between two counts of the reviews."""
 LONGEST = 10
 """Number of repositories in the ranking."""
 
@@ -42,6 +44,13 @@ def recount(context: Any) -> int:
         summarize.call(repository)
     context.progress(len(repositories), max(1, len(repositories)))
     return len(repositories)
+
+
+@recurring(every=COUNT_EVERY)
+@task
+def count_reviews() -> int:
+    """Count the reviews that are to be done, again and again."""
+    return ReviewTask.objects.count()
 
 
 def enqueue_ranking(repositories: list[str]) -> Any:

@@ -14,7 +14,7 @@ from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMe
 from django_mysqlqueue.service import job_results, job_stages
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import backend, call, cancel_job, enqueue_chain, enqueue_many, exceptions
-from django_mysqlqueue.tasks.framework import InvalidTask, TaskResultStatus, task_enqueued
+from django_mysqlqueue.tasks.framework import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
@@ -265,10 +265,15 @@ def test_ids_of_stages():
     assert job_stages.job_id("c:0003", 5) == "c:0003:0005"
 
 
-def test_an_earlier_stage_whose_rows_are_gone():
-    stages = enqueue_chain(call(jobs.add, 1), call(jobs.gather))
+@pytest.mark.parametrize("model", [JobStage, JobResult])
+def test_results_of_an_earlier_stage_that_are_gone(model):
+    """A part of them could be taken for all."""
+    stages = enqueue_chain([call(jobs.add, 1), call(jobs.add, 2)], call(jobs.gather))
     turn()
-    JobStage.objects.filter(following__gt="").delete()
-    deliver_all()
+    rows = (
+        JobStage.objects.filter(following__gt="") if model is JobStage else JobResult.objects.filter(id=stages[0][1].id)
+    )
+    rows.delete()
+    deliver_all(raise_exceptions=False)
     stages[1][0].refresh()
-    assert stages[1][0].return_value == []
+    assert stages[1][0].errors[-1].exception_class is TaskResultDoesNotExist

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage
 from django_mysqlqueue.service.job_rows import lines
+from django_mysqlqueue.service.job_stages import job_id
 from django_mysqlqueue.service.refs import GroupRef
 from soak import job_plan, records
 from soak.evidence import rows
@@ -63,7 +64,10 @@ def gather(folder: Path, troubles: Sequence[Trouble]) -> JobEvidence:
             for token, job, kind, of, stage in rows("SELECT token, job, kind, belongs_to, stage FROM soak_jobs")
         ],
         results={row.id: _result(row) for row in JobResult.objects.all()},
-        stages={row.id: Stage(row.id, row.remaining, row.kept, json.loads(row.jobs)) for row in JobStage.objects.all()},
+        stages={
+            row.id: Stage(row.id, row.remaining, row.kept, [job_id(row.id, number) for number in range(row.size)])
+            for row in JobStage.objects.all()
+        },
         effects={job: int(count) for job, count in effects},
         published=Counter(message for message, original in published if not original),
         redriven=Counter(original for _, original in published if original),

@@ -19,6 +19,7 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
     Rollup,
+    Schedule,
     Slots,
     SubscriberHeartbeat,
 )
@@ -92,7 +93,7 @@ def empty() -> int:
     Never do this to a queue in use: garbage collection deletes its messages.
     """
     with transaction.atomic():
-        rows = sum(model._default_manager.all().delete()[0] for model in (*OWN_TABLES, JobResult, JobStage))
+        rows = sum(model._default_manager.all().delete()[0] for model in (*OWN_TABLES, JobResult, JobStage, Schedule))
         return rows + sum(model._default_manager.filter(topic__in=TOPICS).delete()[0] for model in QUEUE_TABLES)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from example_project.commits.demo.cleaning import queue_status
 from example_project.commits.demo.run import GROUPS, LIVE_RATE, Run
 from example_project.commits.demo.samples import GroupSamples
-from example_project.commits.demo.verification import Expected, duplicates, filtered, job_times
+from example_project.commits.demo.verification import Expected, counts, duplicates, filtered, job_times
 from example_project.commits.models import OrderViolation
+from example_project.commits.tasks import COUNT_EVERY
 
 NAME_WIDTH = 24
 WIDTH = 14
@@ -69,6 +70,7 @@ def rates(run: Run, expected: Expected) -> list[str]:
         f"burst published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} events/s",
         f"burst handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} deliveries/s",
         f"jobs             {jobs:9,} jobs       in {(last_job - first_job) / 1000:6.1f} s  summaries, then a ranking",
+        f"recurring        {counts().count():9,} counts of the reviews, one every {COUNT_EVERY} s",
         "",
         f"live:    the first {times.live_events:,} events, published at {LIVE_RATE} per second",
         "burst:   the other events, published as fast as possible, so that latency is mostly time in the queue",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from django.db.models import Count, Max, Min, Sum
+from django.db.models import Count, Max, Min, QuerySet, Sum
 
 from django_mysqlqueue.models import JobResult, QueueMessage, Rollup
 from example_project.commits.demo.cleaning import DLQ, queue_status
@@ -23,7 +23,7 @@ from example_project.commits.models import (
     ReviewTask,
 )
 from example_project.commits.subscribers import REVIEW_ATTEMPTS, TOO_LARGE, WORTH_A_REVIEW
-from example_project.commits.tasks import LONGEST
+from example_project.commits.tasks import LONGEST, count_reviews
 
 SHOWN = 5
 """Maximum number of differences of one kind that are listed. The others are only counted."""
@@ -150,11 +150,23 @@ def _jobs(expected: Expected, ranking: Any) -> Iterator[str]:
     wanted = sorted(expected.commits.items(), key=lambda item: (-item[1], item[0]))[:LONGEST]
     if ranking.return_value != [list(row) for row in wanted]:
         yield f"the ranking is {ranking.return_value}, expected {wanted}"
+    unfinished = counts().exclude(status="SUCCESSFUL").count()
+    if unfinished:
+        yield f"{unfinished} of the recurring counts are not SUCCESSFUL"
+
+
+def counts() -> QuerySet[JobResult]:
+    """Return the results of the recurring job."""
+    return JobResult.objects.filter(task_path=count_reviews.module_path)
 
 
 def job_times() -> tuple[int, int, int]:
-    """Return the number of jobs, when the first one started and when the last one ended, in epoch milliseconds."""
-    found = JobResult.objects.aggregate(jobs=Count("pk"), start=Min("started_at"), end=Max("finished_at"))
+    """Return the number of jobs of the chain, when the first one started and when the last one ended.
+
+    The times are in epoch milliseconds.
+    """
+    of_chain = JobResult.objects.exclude(stage="")
+    found = of_chain.aggregate(jobs=Count("pk"), start=Min("started_at"), end=Max("finished_at"))
     return found["jobs"], found["start"] or 0, found["end"] or 0
 
 
