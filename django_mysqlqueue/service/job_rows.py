@@ -254,6 +254,8 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
 
 def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     """Store the ends of attempts, each with the job's status, except for jobs that have ended; return how many."""
+    if len(ends) == 1:  # An atomic job. For a join, MariaDB fills a temporary table, which takes eight times as long.
+        return _end_one(session, *ends[0])
     ordered, changed = sorted(ends, key=lambda one: one[0].id), 0
     is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"
     for chunk in session.chunks(ordered, weight=lambda one: len(one[0].return_value) + len(one[0].errors or "")):
@@ -292,6 +294,21 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
             ),
         )
     return changed
+
+
+def _end_one(session: Session, one: JobEnd, status: str) -> int:
+    """Store the end of an attempt as ``end`` does, in an UPDATE by primary key of the columns that it changes."""
+    values: dict[str, object] = {"status": status, "return_value": one.return_value}
+    values |= {"started_at": one.started_at} if one.started_at else {}
+    values |= {"last_attempted_at": one.attempted_at} if one.attempted_at else {}
+    values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
+    sets = ", ".join(f"{name} = %s" for name in values)
+    finished = session.dialect.now_ms if status in (FAILED, SUCCESSFUL) else "0"
+    return session.execute(
+        f"UPDATE {RESULTS} AS s{session.dialect.force_index('PRIMARY')} SET {sets}, finished_at = {finished}, "
+        f"unique_key = NULL WHERE s.id = %s AND {UNFINISHED}",
+        (*values.values(), one.id),
+    )
 
 
 def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:

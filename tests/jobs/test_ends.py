@@ -60,6 +60,39 @@ def test_what_has_ended_is_not_changed():
         assert (row(name).status, row(name).finished_at, row(name).worker_ids) == ("FAILED", 5, "w\n")
 
 
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (JobEnd("", 7, 8, "2"), "SUCCESSFUL"),
+        (JobEnd("", 0, 8, "2", progress='{"done": 2}'), "SUCCESSFUL"),
+        (JobEnd("", 7, 8, "", "two\n", ""), "FAILED"),
+        (JobEnd("", 7, 8, "", "two\n"), "READY"),
+        (JobEnd(""), "READY"),
+    ],
+)
+@pytest.mark.parametrize(("before", "expected"), [("READY", 1), ("RUNNING", 1), ("FAILED", 0), ("SUCCESSFUL", 0)])
+def test_one_end_is_stored_as_several_are(end, status, before, expected):
+    """One end has a statement of its own, because it is much faster."""
+    names = ("alone", "with", "others")
+    new = [NewResult(name, "default", "default", "p", "{}", 0, 0, 1, unique_key=name) for name in names]
+    run(USING, lambda session: job_rows.insert(session, new))
+    times = {"started_at": 3, "last_attempted_at": 4, "finished_at": 5}
+    JobResult.objects.update(status=before, return_value="1", errors="one\n", progress='{"done": 1}', **times)
+    alone, *others = [(end._replace(id=name), status) for name in names]
+    assert run(USING, lambda session: job_rows.end(session, [alone])) == expected
+    assert run(USING, lambda session: job_rows.end(session, others)) == 2 * expected
+    rows = list(JobResult.objects.order_by("id").values())
+    finished = [values.pop("finished_at") for values in rows]
+    assert [values["unique_key"] for values in rows] == ([None] * 3 if expected else [values["id"] for values in rows])
+    same = [{**values, "id": "", "unique_key": ""} for values in rows]
+    assert same[0] == same[1] == same[2]
+    assert {values["status"] for values in rows} == {status if expected else before}
+    if expected and status != "READY":
+        assert max(finished) - min(finished) < 60_000 < min(finished)
+    else:
+        assert set(finished) == {0 if expected else 5}
+
+
 def test_a_stale_outcome_changes_no_result():
     held = job_worlds.claimed("acked")
     DeliveryState.objects.update(delivery_token=5)
