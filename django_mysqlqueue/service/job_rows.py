@@ -232,23 +232,38 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
     """Store that jobs are RUNNING, and that they are attempted now.
 
     They no longer wait, so their unique keys are free, and have made no progress.
+
+    Args:
+        session: the current transaction, which has locked the rows.
+        rows: the rows as they are to be, except for ``last_attempted_at``.
+        now: the time in epoch milliseconds.
     """
-    changing = ("started_at", "last_attempted_at", "errors", "worker_ids")
-    for chunk in session.chunks(rows, weight=lambda row: len(row.errors) + len(row.worker_ids)):
+    columns = ("started_at", "last_attempted_at", "errors", "worker_ids")
+    alike: dict[tuple[int, int, str, str], list[str]] = {}
+    for row in rows:
+        attempted_at = now if row.last_attempted_at else row.started_at
+        alike.setdefault((row.started_at, attempted_at, row.errors, row.worker_ids), []).append(row.id)
+    # Most have not been claimed before, so that their values are the same. A join takes up to four times as long.
+    values, most = max(alike.items(), key=lambda one: len(one[1]), default=((0, 0, "", ""), []))
+    common = {"status": f"'{RUNNING}'", "unique_key": "NULL", "progress": "''"}
+    for ids in session.chunks(most):
+        sets = ", ".join([f"{name} = {value}" for name, value in common.items()] + [f"{name} = %s" for name in columns])
+        session.execute(
+            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET {sets} "
+            f"WHERE id IN ({session.dialect.placeholders(len(ids), '%s')})",
+            (*values, *ids),
+        )
+    others = [(job, *key) for key, found in alike.items() if key != values for job in found]
+    for chunk in session.chunks(others, weight=lambda row: len(row[3]) + len(row[4])):
         session.execute(
             session.dialect.update_joined(
                 RESULTS,
-                ("id", *changing),
+                ("id", *columns),
                 len(chunk),
                 "s.id = v.id",
-                {"status": f"'{RUNNING}'"}
-                | {name: f"v.{name}" for name in changing}
-                | {"unique_key": "NULL", "progress": "''"},
+                common | {name: f"v.{name}" for name in columns},
             ),
-            flat(
-                (row.id, row.started_at, now if row.last_attempted_at else row.started_at, row.errors, row.worker_ids)
-                for row in chunk
-            ),
+            flat(chunk),
         )
 
 

@@ -14,7 +14,7 @@ from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbe
 from django_mysqlqueue.service import job_results, job_rows, known_topics, settling
 from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
 from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import run
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
 from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
@@ -173,6 +173,28 @@ def test_the_last_worker_is_the_lost_one():
         job_results.begin(USING, name, ["a"])
     assert ["'first' was lost" in line for line in job_rows.lines(row("a").errors)] == [True, False]
     assert row("a").worker_ids == "first\nsecond\nthird\n"
+
+
+def test_jobs_with_different_pasts_begin_together():
+    job_worlds.enqueued("new", "newer", "released", "lost", "retried", "ended")
+    JobResult.objects.update(progress='{"done": 1}')
+    JobResult.objects.filter(id="released").update(started_at=3)
+    JobResult.objects.filter(id="lost").update(status="RUNNING", started_at=4, worker_ids="gone\n")
+    JobResult.objects.filter(id="retried").update(started_at=5, worker_ids="w\n", errors="one\n")
+    JobResult.objects.filter(id="ended").update(status="FAILED", started_at=6)
+    before = dict(JobResult.objects.values_list("id", "started_at"))
+    begun = job_results.begin(USING, "w", list(before))
+    assert begun.rows == job_rows.read(Session(USING), before)
+    assert {name: found.started_at for name, found in begun.rows.items()} == {
+        name: started_at or begun.now for name, started_at in before.items()
+    }
+    ended = begun.rows.pop("ended")
+    assert (ended.status, ended.worker_ids, ended.progress) == ("FAILED", "", '{"done": 1}')
+    assert {(found.status, found.progress) for found in begun.rows.values()} == {("RUNNING", "")}
+    workers = {name: found.worker_ids for name, found in begun.rows.items()}
+    assert workers == {"new": "w\n", "newer": "w\n", "released": "w\n", "lost": "gone\nw\n", "retried": "w\nw\n"}
+    assert begun.rows["retried"].errors == "one\n"
+    assert "'gone' was lost" in begun.rows["lost"].errors
 
 
 def test_only_what_has_ended_is_collected(settings):
