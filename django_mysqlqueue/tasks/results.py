@@ -89,9 +89,15 @@ def in_queue(task: AnyTask, queue_name: str) -> AnyTask:
 
 
 def _as_enqueued(task: AnyTask, row: JobRow) -> AnyTask:
-    return _with(
-        task, priority=row.priority, queue_name=row.queue_name, backend=row.backend, run_after=moment(row.run_after)
-    )
+    enqueued = {
+        "priority": row.priority,
+        "queue_name": row.queue_name,
+        "backend": row.backend,
+        "run_after": moment(row.run_after),
+    }
+    if all(getattr(task, name) == value for name, value in enqueued.items()):
+        return task  # It is frozen.
+    return _with(task, **enqueued)
 
 
 def _with(task: AnyTask, **values: Any) -> AnyTask:
