@@ -20,4 +20,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"stderr": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
+    # The level of the root logger is not enough: Django sets that of its own loggers to INFO.
+    "loggers": {"django": {"level": "WARNING"}},
 }
