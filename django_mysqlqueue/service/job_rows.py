@@ -238,14 +238,13 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
         rows: the rows as they are to be, except for ``last_attempted_at``.
         now: the time in epoch milliseconds.
     """
-    columns = ("started_at", "last_attempted_at", "errors", "worker_ids")
-    alike: dict[tuple[int, int, str, str], list[str]] = {}
+    columns = ("started_at", "errors", "worker_ids")
+    alike: dict[tuple[int, str, str], list[str]] = {}
     for row in rows:
-        attempted_at = now if row.last_attempted_at else row.started_at
-        alike.setdefault((row.started_at, attempted_at, row.errors, row.worker_ids), []).append(row.id)
+        alike.setdefault((row.started_at, row.errors, row.worker_ids), []).append(row.id)
     # Most have not been claimed before, so that their values are the same. A join takes up to four times as long.
-    values, most = max(alike.items(), key=lambda one: len(one[1]), default=((0, 0, "", ""), []))
-    common = {"status": f"'{RUNNING}'", "unique_key": "NULL", "progress": "''"}
+    values, most = max(alike.items(), key=lambda one: len(one[1]), default=((0, "", ""), []))
+    common = {"status": f"'{RUNNING}'", "last_attempted_at": str(now), "unique_key": "NULL", "progress": "''"}
     for ids in session.chunks(most):
         sets = ", ".join([f"{name} = {value}" for name, value in common.items()] + [f"{name} = %s" for name in columns])
         session.execute(
@@ -254,7 +253,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
             (*values, *ids),
         )
     others = [(job, *key) for key, found in alike.items() if key != values for job in found]
-    for chunk in session.chunks(others, weight=lambda row: len(row[3]) + len(row[4])):
+    for chunk in session.chunks(others, weight=lambda row: len(row[2]) + len(row[3])):
         session.execute(
             session.dialect.update_joined(
                 RESULTS,

@@ -180,11 +180,16 @@ def test_jobs_with_different_pasts_begin_together():
     JobResult.objects.update(progress='{"done": 1}')
     JobResult.objects.filter(id="released").update(started_at=3)
     JobResult.objects.filter(id="lost").update(status="RUNNING", started_at=4, worker_ids="gone\n")
-    JobResult.objects.filter(id="retried").update(started_at=5, worker_ids="w\n", errors="one\n")
+    JobResult.objects.filter(id="retried").update(started_at=5, last_attempted_at=5, worker_ids="w\n", errors="one\n")
     JobResult.objects.filter(id="ended").update(status="FAILED", started_at=6)
     before = dict(JobResult.objects.values_list("id", "started_at"))
     begun = job_results.begin(USING, "w", list(before))
-    assert begun.rows == job_rows.read(Session(USING), before)
+    stored = job_rows.read(Session(USING), before)
+    assert begun.rows == {
+        name: row._replace(last_attempted_at=begun.rows[name].last_attempted_at) for name, row in stored.items()
+    }
+    attempted = {name: row.last_attempted_at for name, row in stored.items()}
+    assert attempted == dict.fromkeys(stored, begun.now) | {"ended": 0}
     assert {name: found.started_at for name, found in begun.rows.items()} == {
         name: started_at or begun.now for name, started_at in before.items()
     }
