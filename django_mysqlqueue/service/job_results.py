@@ -116,11 +116,16 @@ def follow(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
 
     Args:
         session: the current transaction, which has locked or settled the deliveries.
-        ends: the ends of attempts, each with the job's status.
+        ends: the ends of attempts, each with the job's status. Of several of one job, those after its end do not count.
 
     Returns:
         The number of results that were changed.
     """
+    by_job: dict[str, tuple[JobEnd, str]] = {}
+    for one in ends:
+        if one[0].id not in by_job or by_job[one[0].id][1] not in (SUCCESSFUL, FAILED):
+            by_job[one[0].id] = one
+    ends = list(by_job.values())
     if not any(end.stage for end, _ in ends):
         return job_rows.end(session, ends)
     rows = read(session, [end.id for end, _ in ends], session.dialect.for_update)

@@ -12,13 +12,15 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import job_results, job_stages
+from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.sql.session import run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import backend, call, cancel_job, enqueue_chain, enqueue_many, exceptions
 from django_mysqlqueue.tasks.framework import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
-from tests.support.harness import Sub, sequence
+from tests.support.harness import USING, Sub, sequence
 
 READY, FAILED, SUCCESSFUL = TaskResultStatus.READY, TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
 
@@ -277,3 +279,15 @@ def test_results_of_an_earlier_stage_that_are_gone(model):
     deliver_all(raise_exceptions=False)
     stages[1][0].refresh()
     assert stages[1][0].errors[-1].exception_class is TaskResultDoesNotExist
+
+
+def test_two_ends_of_a_job_in_one_flush():
+    """Of a job with two messages: it counts once, and what comes after its end changes nothing."""
+    one, _ = enqueue_chain([call(jobs.add, 1), call(jobs.add, 2)], call(jobs.add, 3))
+    first, second = (JobResult.objects.get(id=result.id) for result in one)
+    ends = [JobEnd(first.id, stage=first.stage)] * 2
+    run(USING, lambda session: job_results.follow(session, [(end, "SUCCESSFUL") for end in ends]))
+    assert JobStage.objects.get(id=first.stage).remaining == 1
+    ends = [(JobEnd(second.id, stage=second.stage), status) for status in ("FAILED", "READY")]
+    run(USING, lambda session: job_results.follow(session, ends))
+    assert sorted(JobResult.objects.values_list("status", flat=True)) == ["FAILED", "FAILED", "SUCCESSFUL"]
