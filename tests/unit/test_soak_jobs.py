@@ -12,6 +12,7 @@ from soak.records import Step, Transaction
 
 from django_mysqlqueue.models import JobResult, JobStage
 from django_mysqlqueue.service.refs import GroupRef
+from tests.support import job_invariants
 from tests.support.soak_jobs import CANCELLED_TEXT, WORKER, a_job, sound, violations, with_result
 from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
 
@@ -233,7 +234,7 @@ def contradictions(*, outbox=(), log=(), acked=0, status="READY", stage="", rema
     )
     stages = [] if remaining is None else [JobStage(id="c:0000", remaining=remaining)]
     result = JobResult(id="job", queue_name="default", status=status, stage=stage)
-    return list(job_evidence.violations(tables, job_evidence.JobRows([result], stages)))
+    return list(job_invariants.contradictions(tables, [result], stages))
 
 
 def test_a_result_that_waits_for_its_message():

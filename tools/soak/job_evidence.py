@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage
 from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.service.job_stages import job_id
-from django_mysqlqueue.service.refs import GroupRef
 from soak import job_plan, records
 from soak.evidence import rows
 from soak.facts import Trouble, Verdict, verdict
 from soak.job_facts import Enqueued, JobEvidence, Result, Stage
-from tests.support import invariants
-from tests.support.tables import Tables, Waiting
+from tests.support.job_invariants import contradictions, stage_before
+from tests.support.tables import Tables
 
 TABLES = (
     """
@@ -120,46 +119,17 @@ class JobMoments:
         """Read the rows in the open transaction."""
         fields = ("id", "queue_name", "status", "stage")
         found = list(JobResult.objects.filter(status__in=("READY", "RUNNING")).only(*fields))
-        stages = JobStage.objects.filter(id__in={_before(row.stage) for row in found if row.stage})
+        stages = JobStage.objects.filter(id__in={stage_before(row.stage) for row in found if row.stage})
         cancelled = rows("SELECT job FROM soak_job_cancels WHERE found = %s", [records.CANCELLED])
         return JobRows(found, list(stages), {job for (job,) in cancelled})
 
     def add(self, tables: Tables, found: JobRows) -> None:
         self._count += 1
         self._jobs += len(found.results)
-        self._violations += [f"{one} (moment {self._count})" for one in violations(tables, found)]
+        broken = contradictions(tables, found.results, found.stages)
+        self._violations += [f"{one} (moment {self._count})" for one in broken]
 
     def verdict(self) -> Verdict:
         """Return whether every job that had not ended was to be delivered, or waited for an earlier stage."""
         told = f"{self._count} moments, {self._jobs} results that had not ended"
         return verdict("jobs: no result contradicts its message", told, self._violations)
-
-
-def _before(stage: str) -> str:
-    """Return the id of the stage before one."""
-    chain, _, place = stage.rpartition(":")
-    return f"{chain}:{int(place) - 1:04}"
-
-
-def violations(tables: Tables, found: JobRows) -> Iterator[str]:
-    """Yield the jobs that have not ended, but whose messages will not be delivered.
-
-    Args:
-        tables: the queue's tables.
-        found: the rows of jobs at the same moment.
-    """
-    live = set()
-    for message in invariants.messages(tables):
-        ref = GroupRef(job_plan.GROUP, message.topic)
-        if ref not in tables.groups or message.failed_group:
-            continue
-        if isinstance(message, Waiting) or not invariants.is_settled(tables, ref, message):
-            live.add((message.topic, message.original_id or message.id))
-    remaining = {row.id: row.remaining for row in found.stages}
-    for row in found.results:
-        is_live = (f"jobs.{row.queue_name}", row.id) in live
-        waits = bool(row.stage) and remaining.get(_before(row.stage), 0) > 0
-        if waits and (is_live or row.status != JobResult.Status.READY):
-            yield f"{row.id} of the stage {row.stage} is {row.status}, but the stage before it has not ended"
-        if not waits and not is_live:
-            yield f"{row.id} is {row.status}, but its message will not be delivered"
