@@ -149,3 +149,16 @@ def alone_by_parity(number, **more):
 def gather(context):
     """Returns the values of the stage before."""
     return [result.return_value for result in context.previous_results()]
+
+
+@task(takes_context=True)
+@job(max_attempts=5, backoff={"initial": 60, "jitter": 0})
+def stop_slowly(context):
+    assert context.cancelled
+    raise KeyError("no")
+
+
+@task
+@job(unique=True)
+def alone_too(number):
+    """Another task with the same arguments."""

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import job_results, job_stages
+from django_mysqlqueue.service import job_results, job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.sql.session import run
 from django_mysqlqueue.subscriptions import registry
@@ -291,3 +291,68 @@ def test_two_ends_of_a_job_in_one_flush():
     ends = [(JobEnd(second.id, stage=second.stage), status) for status in ("FAILED", "READY")]
     run(USING, lambda session: job_results.follow(session, ends))
     assert sorted(JobResult.objects.values_list("status", flat=True)) == ["FAILED", "FAILED", "SUCCESSFUL"]
+
+
+# -- exactly when -------------------------------------------------------------
+
+
+def follow(*ends):
+    """Stores the ends of jobs in one transaction, as a flush does."""
+    rows = JobResult.objects.in_bulk([result.id for result, _ in ends])
+    made = [(JobEnd(result.id, stage=rows[result.id].stage), status) for result, status in ends]
+    run(USING, lambda session: job_results.follow(session, made))
+
+
+def published(*results):
+    """Which jobs have messages."""
+    ids = set(OutboxMessage.objects.values_list("message_id", flat=True))
+    return [result.id in ids for result in results]
+
+
+def test_a_stage_is_published_with_the_last_end_of_the_one_before():
+    one, [later] = enqueue_chain([call(jobs.add, number) for number in range(3)], call(jobs.add, 3))
+    follow((one[0], "SUCCESSFUL"))
+    follow((one[1], "SUCCESSFUL"))
+    assert published(later) == [False]
+    follow((one[1], "SUCCESSFUL"))
+    assert published(later) == [False], "it had ended"
+    follow((one[2], "SUCCESSFUL"))
+    assert published(later) == [True]
+
+
+def test_a_success_and_a_failure_in_one_flush():
+    one, [later] = enqueue_chain([call(jobs.add, 1), call(jobs.add, 2)], call(jobs.add, 3))
+    follow((one[0], "SUCCESSFUL"), (one[1], "FAILED"))
+    assert (statuses([[later]]), published(later)) == ([["FAILED"]], [False])
+
+
+def test_jobs_of_a_later_stage_that_have_ended_stay_as_they_are():
+    """They were cancelled."""
+    [first], later, [last] = enqueue_chain(call(jobs.add, 1), [call(jobs.add, 2), call(jobs.add, 3)], call(jobs.add, 4))
+    cancel_job(later[0])
+    follow((first, "SUCCESSFUL"))
+    assert published(*later, last) == [False, True, False]
+    assert statuses([later, [last]]) == [["FAILED", "READY"], ["FAILED"]]
+
+
+def test_cancelled_jobs_are_not_revived():
+    [first], later, [last] = enqueue_chain(call(jobs.add, 1), [call(jobs.add, 2), call(jobs.add, 3)], call(jobs.add, 4))
+    cancel_job(later[0])
+    follow((first, "FAILED"))
+    assert len(JobResult.objects.get(id=later[0].id).errors.splitlines()) == 1, "it had ended"
+    JobResult.objects.filter(id=first.id).update(cancel_requested_at=5, progress='{"done": 1}')
+
+    def restart(session):
+        job_rows.restart(session, [first.id])
+        job_stages.revive(session, [JobResult.objects.get(id=first.id).stage])
+
+    run(USING, restart)
+    assert statuses([[first], later, [last]]) == [["READY"], ["FAILED", "READY"], ["FAILED"]]
+    row = JobResult.objects.get(id=first.id)
+    assert (row.cancel_requested_at, row.progress, row.finished_at) == (0, "", 0)
+
+
+def test_the_queues_of_a_chain_are_in_one_database(monkeypatch):
+    monkeypatch.setattr(backend, "queue_alias", lambda topic: topic)
+    with pytest.raises(InvalidTask, match=r"in several databases: jobs.default, jobs.mail"):
+        enqueue_chain(call(jobs.add, 1), call(jobs.add.using(queue_name="mail"), 2))

@@ -23,6 +23,7 @@ from django_mysqlqueue.tasks import (
     acancel_job,
     async_wait,
     cancel_job,
+    control,
     exceptions,
     monitor,
     progress_of,
@@ -351,3 +352,23 @@ def test_waiting_while_another_thread_runs_the_job(in_thread, kind):
     else:
         async_to_sync(async_wait)(result, timeout=20)
     assert result.return_value == 2
+
+
+def test_a_pause_is_not_longer_than_what_is_left(monkeypatch):
+    monkeypatch.setattr(control, "SHORTEST_PAUSE", 5)
+    result = jobs.add.enqueue(1)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        wait(result, timeout=0.1)
+    assert time.monotonic() - began < 4
+
+
+def test_a_job_that_knows_that_it_was_asked_to_stop_has_failed_at_once():
+    """Whatever it raises: there are no further attempts."""
+    result = jobs.stop_slowly.enqueue()
+    worker = claimed(result)
+    cancel_job(result)
+    worker.work()
+    worker.flush()
+    result.refresh()
+    assert (result.status, [error.exception_class for error in result.errors]) == ("FAILED", [KeyError])
