@@ -71,12 +71,7 @@ def _values(column: str) -> dict[str, Any]:
 
 def message_name(row: Any) -> str:
     """A message's payload; ``!`` marks a dead letter, ``'`` one that is for a single group."""
-    return payload_name(row.payload.decode()) + ("!" if row.failed_group else "") + ("'" if row.target_group else "")
-
-
-def payload_name(payload: str) -> str:
-    """A payload as it is shown."""
-    return payload.strip('"')
+    return row.payload.decode().strip('"') + ("!" if row.failed_group else "") + ("'" if row.target_group else "")
 
 
 class Names:

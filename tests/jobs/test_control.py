@@ -222,7 +222,7 @@ def test_the_monitor(in_thread, django_assert_num_queries, monkeypatch):
     monkeypatch.setattr(monitor, "_monitored", {USING})
     result = jobs.count_to.enqueue(600)
     worker = claimed(result)
-    assert result.last_attempted_at is None
+    assert result.last_attempted_at == result.started_at
     one = JobMonitor(USING)
     thread = in_thread(worker.work)
     deadline = time.monotonic() + 10
