@@ -288,11 +288,6 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
     payload = definition.payload
     arguments = job_rows.as_json({"args": payload["args"], "kwargs": payload["kwargs"]})
     queue = definition.topic.removeprefix(JOB_PREFIX)
-    publishing.publish_many(
-        definition.topic,
-        [_message(definition, one) for one in new],
-        using=session.using,
-    )
     job_rows.insert(
         session,
         [
@@ -308,6 +303,11 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
             )
             for one in new
         ],
+    )
+    publishing.publish_many(
+        definition.topic,
+        [_message(definition, one) for one in new],
+        using=session.using,
     )
     return new
 
