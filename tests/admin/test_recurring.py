@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import pytest
 from django.contrib.admin.models import LogEntry
 
@@ -46,6 +49,8 @@ def test_schedules_with_their_next_and_last_runs(client):
         ("SUCCESSFUL", job.runs[1].took, "mq-ok", False),
     ]
     text = page(client, "recurring")
+    links = re.findall(r'href="([^"]+/job/[^"]+)"', text)
+    assert [client.get(html.unescape(link)).context["job"].id for link in links] == [one.run.id for one in job.runs]
     for part in (
         "0 3 * * *",
         "UTC",
