@@ -188,13 +188,20 @@ def _owners(session: Session, column: str, values: Sequence[str | None], how: st
     return found
 
 
-def free_unique_keys(session: Session, queue_name: str) -> int:
-    """Let the jobs of a queue that wait no longer count as such for unique jobs; return how many there were."""
-    return session.execute(
-        f"UPDATE {RESULTS}{session.dialect.force_index('queue_job_results_unique')} SET unique_key = NULL "
+def free_unique_keys(session: Session, queue_name: str) -> None:
+    """Let the jobs of a queue that wait no longer count as such for unique jobs."""
+    # Not in one statement: MySQL copies the rows of an UPDATE that changes the index by which it reads.
+    ids = session.rows(
+        f"SELECT id FROM {RESULTS}{session.dialect.force_index('queue_job_results_unique')} "
         "WHERE unique_key > '' AND queue_name = %s",
         (queue_name,),
     )
+    for chunk in session.chunks(sorted(job for (job,) in ids)):
+        session.execute(
+            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET unique_key = NULL "
+            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            chunk,
+        )
 
 
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
@@ -352,11 +359,12 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
 
 
 def _locked(session: Session, ids: Iterable[str]) -> Iterator[str]:
-    """Lock those rows that no other transaction has locked, and yield their ids."""
+    """Lock those rows that no other transaction has locked, and yield their ids. It waits for none, in any order."""
     for chunk in session.chunks(sorted(set(ids))):
-        for (job,) in session.rows(
-            f"SELECT id FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY id{session.dialect.skip_locked}",
+        # With ids alone, MySQL would read the whole index of a small table.
+        for job, _ in session.rows(
+            f"SELECT id, status FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}){session.dialect.skip_locked}",
             chunk,
         ):
             yield job

@@ -79,7 +79,7 @@ def test_the_admin_shows_the_queue_and_no_replica(queue_db, settings, using):
     offset = QueueMessage.objects.using(using).get(topic="shown").offset
     for page in PAGES:
         address = dashboard if page.name == "changelist" else f"{dashboard}{page.name}/"
-        assert client.get(address, {"group": "g", "topic": "shown", "offset": offset}).status_code == 200
+        assert client.get(address, {"group": "g", "topic": "shown", "offset": offset, "id": "x"}).status_code == 200
     (row,) = client.get(dashboard).context["rows"]
     assert (row.group.ref, client.get(dashboard).context["overview"].outbox.waiting.value) == (("g", "shown"), 1)
     pausing.pause(using, GroupRef("g", "shown"), actor="admin")

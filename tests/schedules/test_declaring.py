@@ -20,12 +20,16 @@ from django_mysqlqueue.schedules.timetables import Timetable
 from django_mysqlqueue.tasks import recurring
 from django_mysqlqueue.testing import deliver_all, run_recurring
 from tests.app import jobs
-from tests.app import recurring as declared
 from tests.support import job_worlds
 from tests.support.harness import USING
 
 pytestmark = pytest.mark.any_engine
 FIVE = datetime.timedelta(minutes=5)
+
+
+def declared():
+    """The module with schedules, imported again: not before, because other tests have none."""
+    return importlib.reload(importlib.import_module("tests.app.recurring"))
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,7 @@ def run_checks():
 
 
 def test_decorators_above_and_below_the_task():
-    module = importlib.reload(declared)
+    module = declared()
     found = declared_schedules()[USING]
     assert set(found) == {"tests.app.recurring.above", "below", "each-second", "ping"}
     above = found["tests.app.recurring.above"]
@@ -129,7 +133,7 @@ assert sorted(declared_schedules()["default"]) == ["ping", "pong"]
 
 def test_the_row_has_all_of_it():
     """What is parsed from the row is what was declared, and equal definitions have equal texts."""
-    importlib.reload(declared)
+    declared()
     for definition in declared_schedules()[USING].values():
         assert definitions.parse(definition.as_json()) == definition
         assert definitions.parse(definition.as_json()).as_json() == definition.as_json()
@@ -148,8 +152,8 @@ def test_two_definitions_with_one_name_are_refused_with_both_places():
 
 
 def test_the_same_definition_twice_is_one_schedule():
-    importlib.reload(declared)
-    importlib.reload(declared)
+    declared()
+    declared()
     for _ in range(2):
         recurring(every=FIVE, name="twice")(jobs.add)
     recurring(every=FIVE, name="twice")(jobs.add)
@@ -279,7 +283,7 @@ def test_a_task_of_another_backend_is_left_out(settings):
 
 def test_declaring_touches_no_database():
     """No fixture gives access to one."""
-    importlib.reload(declared)
+    declared()
     assert registry.find().errors == []
 
 
@@ -300,7 +304,7 @@ def test_subscribers_import_the_tasks_of_the_apps(settings, monkeypatch):
 
 
 def test_a_test_runs_a_schedule(db, no_handlers):
-    importlib.reload(declared)
+    declared()
     job = run_recurring("tests.app.recurring.above")
     assert JobResult.objects.get(id=job).status == "READY"
     deliver_all()
