@@ -66,7 +66,7 @@ def _place(sql: str) -> str | None:
         return "relay"  # the messages have been inserted, the position has not been stored
     if sql.startswith(f"INSERT INTO {RelayWatermark._meta.db_table} "):
         return "relayed"  # the messages and the position are committed, but the source does not know
-    if f"SET s.status = '{JobResult.Status.RUNNING}'" in sql:
+    if sql.startswith("UPDATE ") and f"status = '{JobResult.Status.RUNNING}'" in sql.partition(" WHERE ")[0]:
         return "begin"  # the results are locked, none is changed
     if sql.startswith(f"UPDATE {JobStage._meta.db_table} "):
         return "stage"  # the results have ended, the stage does not know
