@@ -106,8 +106,9 @@ def test_it_sleeps_until_the_tick(clock, monkeypatch):
     sub.step()
     assert 2 < ticker.next_at - time.monotonic() <= 3
     began = time.monotonic()
-    sub.poller.run(lambda: OutboxMessage.objects.exists() or time.monotonic() > began + 6)
-    assert 2 < time.monotonic() - began < 4
+    sub.poller.run(lambda: OutboxMessage.objects.exists() or time.monotonic() > began + 20)
+    assert OutboxMessage.objects.exists()
+    assert time.monotonic() - began > 2
 
 
 def test_a_minute_later_it_is_seen_again(clock, monkeypatch):
