@@ -125,8 +125,9 @@ class MySQLQueueBackend(BaseTaskBackend):
         by_alias: dict[str, list[AnyResult]] = {}
         for result in results:
             by_alias.setdefault(queue_alias(topic=topic_of(result.task.queue_name)), []).append(result)
-        if len(by_alias) == 1 and any(self._unique_key(result) is not None for result in results):
-            (alias,) = by_alias
+        alias = next(iter(by_alias)) if len(by_alias) == 1 else None
+        is_alone = alias is not None and not connections[alias].in_atomic_block
+        if alias is not None and is_alone and any(self._unique_key(result) is not None for result in results):
             publishing.require_transaction(alias)
             # In a transaction of its own, a deadlock is not the caller's: it is repeated.
             stored = run(alias, lambda session: self._store(alias, results))

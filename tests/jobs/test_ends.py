@@ -11,7 +11,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results, job_rows, known_topics, settling
+from django_mysqlqueue.service import job_results, job_rows, known_topics, publishing, settling
 from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session, run
@@ -292,11 +292,14 @@ def test_a_job_that_is_restarted_while_old_results_are_deleted(monkeypatch, stag
     assert JobResult.objects.get().status == "READY"
 
 
-def test_an_error_in_the_callers_transaction_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(job_rows, "insert", lambda *args, **options: 1 / 0)
+@pytest.mark.parametrize("task", [jobs.add, jobs.alone])
+@pytest.mark.parametrize("fails", [(job_rows, "insert"), (publishing, "publish_many")])
+def test_an_error_in_the_callers_transaction_leaves_nothing(monkeypatch, task, fails):
+    """A caller that catches it must not commit a result without its message."""
+    monkeypatch.setattr(*fails, lambda *args, **options: 1 / 0)
     with transaction.atomic():
         with pytest.raises(ZeroDivisionError):
-            jobs.add.enqueue(1)
+            task.enqueue(1)
         assert connections[USING].needs_rollback
         transaction.set_rollback(True)
 
