@@ -37,7 +37,7 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
-from django_mysqlqueue.tasks.options import check_job_option, options_of, unique_key
+from django_mysqlqueue.tasks.options import check_job_option, unique_key, unique_of
 from django_mysqlqueue.tasks.results import as_result, in_queue, timed
 
 GROUP_OPTIONS = (
@@ -186,7 +186,7 @@ class MySQLQueueBackend(BaseTaskBackend):
 
     def _unique_key(self, result: AnyResult) -> str | None:
         task = result.task
-        unique = options_of(task.func, self.queue_options[task.queue_name]).unique
+        unique = unique_of(task.func, self.queue_options[task.queue_name])
         return unique_key(task.module_path, unique, result.args, result.kwargs)
 
     def _result(

@@ -116,6 +116,12 @@ def check_job_option(name: str, value: Any) -> Any:
     return value
 
 
+def unique_of(function: Callable[..., Any], of_queue: Mapping[str, Any]) -> Unique:
+    """Return the option ``unique`` of a task alone: ``options_of`` costs each ``enqueue()`` more."""
+    found: Unique = getattr(function, ATTRIBUTE, {}).get("unique", of_queue.get("unique", False))
+    return found
+
+
 def unique_key(task_path: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return the unique key of a job, or None if it need not be unique.
 
