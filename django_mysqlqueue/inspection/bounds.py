@@ -75,7 +75,10 @@ class StallTimes:
     outbox: float = 15.0
     """For a message that is due in the outbox, which subscribers poll every ``MAX_POLL_INTERVAL`` or more often."""
     still: float = 600.0
-    """For a group with a backlog and live subscribers, if no delivery ends."""
+    """For a group with a backlog and live subscribers, if no delivery ends. They must have been live for that long."""
+    started: float = 60.0
+    """For which a group must have had live subscribers before their failures, and partitions that none of them claims,
+    are a problem."""
     tick: float = 60.0
     """For a tick of a recurring schedule that is due."""
     transaction: float = 300.0

@@ -101,6 +101,14 @@ class GroupOverview:
         """The live subscribers."""
         return tuple(row for row in self.subscribers if row.live)
 
+    def uptime(self, now: int) -> float:
+        """Return for how many seconds the group has had its longest-running live subscriber; 0 if it has none.
+
+        Args:
+            now: the database's clock, in epoch milliseconds.
+        """
+        return max((max(0, now - row.started_at) / 1000 for row in self.live), default=0.0)
+
     @property
     def oldest_at(self) -> int | None:
         """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none."""

@@ -29,6 +29,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 
 LEASES = PartitionLease._meta.db_table
 NAMES = 100
@@ -96,7 +97,9 @@ def find_problems(
             moving.add(bucket.ref)
     for group in overview.groups:
         found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)
-        found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
+        found += _failing(
+            group, lately.get(group.ref, Ended()), thresholds, stall_times, overview.now, overview.window
+        )
     found += [*_silent(session, overview), *_relays(overview, stall_times), *_routes(overview)]
     if overview.topics is not None:
         found += _recurring(overview, stall_times)
@@ -142,14 +145,17 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
         if group.limited and group.has_work:
             yield _limited(group)
         is_explained = isinstance(group.filter, str) or (group.limited and group.limited.by_rate)
-        if not (found or moves or is_explained):
+        if not (found or moves or is_explained) and group.uptime(now) >= times.still:
             yield from _still(group, now, times)
 
 
-def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, window: float) -> Iterator[Problem]:
+def _failing(
+    group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int, window: float
+) -> Iterator[Problem]:
     """Yield problems of failing handlers: their share of failed attempts, and their dead letters."""
     ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
-    if ended.failed and group.live:
+    uptime = group.uptime(now)
+    if ended.failed and uptime >= times.started:
         # A few failed attempts may all be of one message, so they are only for information.
         judged = share is not None and ended.attempts >= thresholds.min_attempts
         values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
@@ -181,15 +187,15 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
 
 
 def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
-    """Yield messages that fail repeatedly. In a shared group, no other message waits for them."""
-    ordered = group.mode == "ordered"
+    """Yield messages that fail repeatedly. Other messages wait for them only with ``on_failure="block"``."""
+    blocks = blocks_on_failure(group.ref, group.mode)
     for head in group.heads:
         waits = _age(now, group.waiting_since(head.published_at))
         if head.attempts and waits >= times.stuck:
-            if ordered:
+            if blocks:
                 text = _(
-                    "In partition %(key)s of %(ref)s, message %(offset)s has failed %(times)s and has waited for "
-                    "%(age)s."
+                    "Partition %(key)s of %(ref)s waits for message %(offset)s, which has failed %(times)s. It has "
+                    "waited for %(age)s."
                 )
             else:
                 text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
@@ -202,7 +208,7 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
                 "offset": head.offset,
                 "times": failures,
             }
-            severity = 1 if ordered else 2
+            severity = 2 if blocks is False else 1
             yield Problem(
                 severity, "stuck", text % {**values, "age": duration(waits)}, group.ref, head.key, head.offset
             )
@@ -242,7 +248,7 @@ def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
 
 def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     subsets = {row.subset for row in group.live}
-    if EVERYTHING in subsets:
+    if EVERYTHING in subsets or group.uptime(now) < times.started:
         return
     for head in group.heads:
         if (

@@ -27,7 +27,7 @@ class SubscriberStatus:
     deregistered_at: int
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
-    """Facts about its process: host, process id, versions."""
+    """Facts about its process: host, process id, versions, and when its first heartbeat was (``started_at``)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -35,6 +35,12 @@ class SubscriberStatus:
     def subset(self) -> Subset:
         """The partitions that it claims."""
         return Subset.read(self.info.get("subset"))
+
+    @property
+    def started_at(self) -> int:
+        """When its first heartbeat was, in epoch milliseconds; 0 if it is of a release that did not store it."""
+        at = self.info.get("started_at")
+        return at if isinstance(at, int) else 0
 
 
 def read_subscribers(

@@ -9,8 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.limits import COUNTED
@@ -18,7 +17,7 @@ from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.registry import subscriptions
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 
 NAMED = 5
 """Maximum number of messages that a preview describes one by one."""
@@ -118,17 +117,11 @@ def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> s
 
 def _order_warnings(found: FoundGroup) -> list[str]:
     """Return what moving retries means for the messages behind them."""
-    if found.mode != ConsumerGroup.Mode.ORDERED:
-        return []
-    try:
-        handler = subscriptions().get(found.ref)
-    except SubscriberError:  # ``check`` reports it. Operators must be able to move retries nevertheless.
-        handler = None
-    if handler is None:
-        text = _('If the handler has on_failure="block", all later messages of their partitions wait, too.')
-        return [text]
-    if handler.on_failure == "block":
-        return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
+    match blocks_on_failure(found.ref, found.mode):
+        case True:
+            return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
+        case None:
+            return [_('If the handler has on_failure="block", all later messages of their partitions wait, too.')]
     return []
 
 

@@ -21,14 +21,17 @@ FORGET_AFTER_MS = 86_400_000
 
 
 def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[str, Any]) -> None:
-    """Write a subscriber's heartbeat for all its groups, with the database's time."""
+    """Write a subscriber's heartbeat for all its groups, with the database's time.
+
+    The first one also writes ``info``, with the time as ``started_at``.
+    """
 
     def write(session: Session) -> None:
         now = session.dialect.now_ms
         rows = sorted((ref.group, ref.topic, subscriber, json.dumps(info)) for ref in refs)
         session.execute(
             f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at) VALUES "
-            + session.dialect.placeholders(len(rows), f"(%s, %s, %s, %s, {now})")
+            + session.dialect.placeholders(len(rows), f"(%s, %s, %s, JSON_SET(%s, '$.started_at', {now}), {now})")
             + session.dialect.on_conflict(KEY, {"heartbeat_at": now, "deregistered_at": "0"}),
             flat(rows),
         )

@@ -10,6 +10,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
@@ -85,6 +87,25 @@ class GroupOption:
     def without_override(self) -> str:
         """The value without the override, and where it comes from, for people."""
         return f"{self.registered_text or self.code_text} ({self.origin})"
+
+
+def blocks_on_failure(ref: GroupRef, mode: str) -> bool | None:
+    """Return whether the messages of a partition wait for one that has failed.
+
+    Args:
+        ref: the group and its topic.
+        mode: its mode, ``"ordered"`` or ``"shared"``.
+
+    Returns:
+        True for ``on_failure="block"``; None if this project has no handler for an ordered group.
+    """
+    if mode != ConsumerGroup.Mode.ORDERED:
+        return False
+    try:
+        handler = registry.subscriptions().get(ref)
+    except SubscriberError:  # ``check`` reports it
+        handler = None
+    return None if handler is None else handler.on_failure == "block"
 
 
 def effective_options(

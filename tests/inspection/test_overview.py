@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import (
     PAGES,
@@ -257,9 +257,24 @@ def test_a_message_that_fails_again_and_again_holds_up_others_in_ordered_mode_al
     sub.heart.beat()
     (problem,) = (one for one in find_problems(read()) if one.kind == "stuck")
     number = problem.offset
-    assert problem.text == (
-        f"In partition 'a' of g/t, message {number} has failed once and has waited for 2 min."
-        if mode == "ordered"
-        else f"Message {number} of g/t has failed once and has waited for 2 min."
-    )
-    assert problem.key == "a"
+    assert problem.text == f"Message {number} of g/t has failed once and has waited for 2 min."
+    assert (problem.key, problem.severity) == ("a", 1 if mode == "ordered" else 2), "the handler may block"
+
+
+@pytest.mark.parametrize("on_failure", ["skip", "block"])
+def test_later_messages_wait_for_a_failed_one_only_if_the_handler_blocks(on_failure, clock, no_handlers):
+    subscriber("t", group="g", on_failure=on_failure)(fail)
+    sub = Sub(handler(function=fail, max_attempts=None, on_failure=on_failure))
+    log(1, "a")
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    clock.advance(120)
+    sub.heart.beat()
+    (problem,) = (one for one in find_problems(read()) if one.kind == "stuck")
+    if on_failure == "block":
+        text = f"Partition 'a' of g/t waits for message {problem.offset}, which has failed once. It has waited for 2 min."
+        assert (problem.text, problem.severity) == (text, 1)
+    else:
+        assert problem.text == f"Message {problem.offset} of g/t has failed once and has waited for 2 min."
+        assert problem.severity == 2

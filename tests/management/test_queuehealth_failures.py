@@ -70,25 +70,30 @@ def test_in_a_dlq_that_is_too_long_to_count_the_rollups_tell(db, monkeypatch):
 def test_the_share_of_failures(db, clock):
     sub = deploy(40, bad=10, group="g")
     sub.poller.write_rollups()
+    assert kinds("--max-failure-ratio", "0.2") == set(), "the subscribers have just started"
+    clock.advance(60)
+    sub.heart.beat()
     assert kinds() == set(), "a quarter"
     assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
     text = "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%.\n"
     assert text in run("--max-failure-ratio", "0.2")[1]
     assert kinds("--max-failure-ratio", "0.25") == set()
     assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()
-    clock.advance(660)
+    clock.advance(600)
     sub.heart.beat()
     assert kinds("--max-failure-ratio", "0.2") == set()
 
 
 @pytest.mark.promise("Health")
 @pytest.mark.parametrize(("number", "code"), [(1, 0), (9, 0), (10, 1)])
-def test_one_of_one_is_no_alarm(db, number, code):
+def test_one_of_one_is_no_alarm(db, clock, number, code):
     """A single poisoned message of a quiet queue fails every attempt there is."""
     sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
     publish_many("t", [Message(n, key=f"k{n}") for n in range(number)])
     sub.settle()
     sub.poller.write_rollups()
+    clock.advance(60)
+    sub.heart.beat()
     found, output = run()
     assert found == code
     kind = "PROBLEM" if code else "note"
@@ -98,9 +103,12 @@ def test_one_of_one_is_no_alarm(db, number, code):
     assert run("--max-failure-ratio", "1")[0] == 0
 
 
-def test_thresholds_of_the_settings(db, settings):
+def test_thresholds_of_the_settings(db, settings, clock):
     settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": 2}}
-    deploy(103, bad=3).poller.write_rollups()
+    sub = deploy(103, bad=3)
+    sub.poller.write_rollups()
+    clock.advance(60)
+    sub.heart.beat()
     assert kinds() == {("recent_dead_letters", "g")}
     assert kinds("--max-recent-dead-letters", "3") == set()
     assert "recent_dead_letters" in {one.kind for one in find_problems(using=USING)}

@@ -249,8 +249,14 @@ def an_outage_that_is_just_over(stage: Stage) -> State:
     stage.log(3)
     stage.wait(1000)
     stage.live()
-    stage.wait(1)
-    return State({"g/t": Group(lag=3, age=1001, subscribers=1)}, problems((1, "still", "g/t")))
+    stage.wait(25)
+    return State({"g/t": Group(lag=3, age=1025, subscribers=1)})
+
+
+def an_outage_after_which_nothing_happens(stage: Stage) -> State:
+    an_outage_that_is_just_over(stage)
+    stage.wait(600)
+    return State({"g/t": Group(lag=3, age=1625, subscribers=1)}, problems((1, "still", "g/t")))
 
 
 def an_outage_that_is_being_caught_up_with(stage: Stage) -> State:
@@ -298,7 +304,20 @@ def a_handler_that_fails_every_time(stage: Stage) -> State:
     publish_many("t", [Message(n, key=f"k{n}") for n in range(12)])
     sub.settle()
     sub.poller.write_rollups()
-    return State({"g/t": Group(lag=12, age=0, retrying=12, subscribers=1)}, problems((0, "failing", "g/t")))
+    stage.wait(90)
+    messages = [(1, "stuck", "g/t")] * 12
+    return State(
+        {"g/t": Group(lag=12, age=90, retrying=12, subscribers=1)}, problems((0, "failing", "g/t"), *messages)
+    )
+
+
+def a_handler_that_has_failed_since_it_was_started(stage: Stage) -> State:
+    sub = stage.live(handler(function=fail, backoff=WAITS))
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(12)])
+    sub.settle()
+    sub.poller.write_rollups()
+    stage.wait(25)
+    return State({"g/t": Group(lag=12, age=25, retrying=12, subscribers=1)})
 
 
 def a_few_dead_letters(stage: Stage) -> State:
@@ -400,9 +419,12 @@ def a_group_that_is_younger_than_its_messages(stage: Stage) -> State:
     ConsumerGroup.objects.update(registered_at=1)
     stage.live()
     stage.live(handler(group="old"))
+    stage.wait(599)
+    QueueMessage.objects.update(published_at=command("queuestatus")["now"] - 1_000_000)
+    stage.wait(2)
     return State(
-        {"g/t": Group(lag=2, age=0, subscribers=1), "old/t": Group(lag=2, age=1000, subscribers=1)},
-        problems((1, "still", "old/t")),
+        {"g/t": Group(lag=2, age=601, subscribers=1), "old/t": Group(lag=2, age=1002, subscribers=1)},
+        problems((1, "still", "g/t"), (1, "still", "old/t")),
     )
 
 
@@ -461,11 +483,13 @@ STATES = [
     one_of_two_subscribers_was_killed,
     a_killed_subscriber_of_two_groups,
     an_outage_that_is_just_over,
+    an_outage_after_which_nothing_happens,
     an_outage_that_is_being_caught_up_with,
     handlers_that_hang,
     a_stuck_head_of_an_ordered_group,
     a_stuck_message_of_a_shared_group,
     a_handler_that_fails_every_time,
+    a_handler_that_has_failed_since_it_was_started,
     a_few_dead_letters,
     dead_letters_on_their_way,
     many_dead_letters,
