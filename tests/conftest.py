@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
+from django_mysqlqueue.admin.shared import SharedReads
 from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.subscriptions import registry
@@ -20,6 +21,7 @@ from tests.app.models import Effect
 
 pytest.register_assert_rewrite("tests.crash", "tests.model", "tests.support")
 
+SharedReads.SECONDS = 0.0  # a page shows what the test has just done
 QUEUE_MODELS = (
     models.OutboxMessage,
     models.QueueMessage,

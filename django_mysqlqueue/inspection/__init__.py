@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
+    from django_mysqlqueue.inspection.causes import Cause, find_causes
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
     from django_mysqlqueue.inspection.heads import HeadMessage
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
+    from django_mysqlqueue.inspection.status import QueueStatus, status_of
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
     from django_mysqlqueue.subscriptions.effective import GroupOption
@@ -55,6 +57,7 @@ __all__ = [
     "PAGES",
     "SCRAPES",
     "Bounds",
+    "Cause",
     "Count",
     "DeadLetterListing",
     "DeadLetterSummary",
@@ -78,6 +81,7 @@ __all__ = [
     "Override",
     "Problem",
     "QueueOverview",
+    "QueueStatus",
     "RecordedDelivery",
     "RefusedMessage",
     "RelayBacklog",
@@ -89,6 +93,7 @@ __all__ = [
     "SubscriberStatus",
     "check_health",
     "count_jobs",
+    "find_causes",
     "find_problems",
     "get_group",
     "get_job",
@@ -101,10 +106,12 @@ __all__ = [
     "list_options",
     "list_scheduled",
     "list_schedules",
+    "status_of",
 ]
 
 _HOMES = {
     "bounds": ("CHECKS", "EXACT", "PAGES", "SCRAPES", "Bounds", "StallTimes"),
+    "causes": ("Cause", "find_causes"),
     "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
     "heads": ("HeadMessage",),
     "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
@@ -119,6 +126,7 @@ _HOMES = {
     "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "schedules": ("ScheduleRun", "ScheduleStatus", "list_schedules"),
+    "status": ("QueueStatus", "status_of"),
     "subscribers": ("SubscriberStatus",),
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}

@@ -93,6 +93,8 @@ class GroupOverview:
     """Those of them that failed within the window of the overview."""
     heads: tuple[HeadMessage, ...]
     """The first unsettled messages of partitions, oldest first; at most ``Bounds.heads``."""
+    head_backlogs: dict[str, int]
+    """The numbers of unsettled messages that were counted in their partitions, by key."""
     subscribers: tuple[SubscriberStatus, ...]
     """Live and lost subscribers, without those that have stopped."""
 
@@ -116,6 +118,15 @@ class GroupOverview:
         if self.waiting is not None:
             times.append(self.waiting_since(self.waiting.since))
         return min(times, default=None)
+
+    @property
+    def waiting_messages(self) -> Count:
+        """Messages that wait for the group, in the log or due in the outbox."""
+        return self.lag if self.waiting is None else self.lag + self.waiting.count
+
+    def backlog_of(self, key: str) -> Count:
+        """Return the number of unsettled messages in the partition of one of ``heads``."""
+        return Count(self.head_backlogs.get(key, 0), self.lag.exact)
 
     @property
     def has_work(self) -> bool:
@@ -352,5 +363,8 @@ def _group(
         dead_letters=dead.all,
         recent_dead_letters=dead.recent,
         heads=tuple(heads(session, ref, candidates)),
+        head_backlogs={
+            key: claimed.by_partition.get(key, 0) + unclaimed.by_partition.get(key, 0) for _, key in candidates
+        },
         subscribers=tuple(subscribers),
     )

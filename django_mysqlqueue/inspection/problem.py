@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+
+NONE = Count(0)
 
 Kind = Literal[
     "no_subscriber",
@@ -29,6 +34,7 @@ Kind = Literal[
     "moves",
     "route",
     "recurring",
+    "unavailable",
 ]
 
 
@@ -61,6 +67,7 @@ class Problem:
     - ``groupless``: a topic has messages and no consumer group.
     - ``recurring``: a recurring schedule has not run when it was due.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
+    - ``unavailable``: the database refuses or does not answer. ``find_problems`` raises an error then.
     """
     text: str
     """A description in the active language."""
@@ -77,4 +84,20 @@ class Problem:
     message_id: str | None = None
     """Id of the message that has the problem, if the text contains it."""
     database: str | None = None
-    """Alias of the database to which messages are not relayed."""
+    """Alias of the database to which messages are not relayed, or which is unavailable."""
+    since: int | None = None
+    """When it began, as far as this is known, in epoch milliseconds."""
+    messages: Count = NONE
+    """The messages that wait because of it."""
+    error: str = ""
+    """The last error of the message that has the problem: the last line of the traceback."""
+
+
+def waiting(count: Count) -> str:
+    """Return the text for messages that wait: ``2 messages are waiting``."""
+    return ngettext("%(count)s message is waiting", "%(count)s messages are waiting", count.value) % {"count": count}
+
+
+def age(now: int, since: int | None) -> float:
+    """Return the seconds since a time in epoch milliseconds; 0 for None and for a time in the future."""
+    return 0.0 if since is None else max(0.0, (now - since) / 1000)

@@ -54,7 +54,7 @@ def query_of(name, alias):
 
 
 def title(text):
-    return unescape(re.search(r"<title>([^|<]*)", text)[1]).strip()
+    return unescape(re.search(r"<title>(?:\w+ · )?([^|<]*)", text)[1]).strip()
 
 
 def same(text):
@@ -207,14 +207,18 @@ def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(c
         state, values = listed(answer)[alias]
         numbers = dict(zip(names, values, strict=True))
         assert (numbers["dead letters"], numbers["scheduled"], numbers["due in the outbox"]) == ("1", "1", "1")
-        assert state == f"{len(alone.context['problems'])} problems"
-        for one in alone.context["problems"]:
-            item = f'data-kind="{one.problem.kind}" data-group="{one.problem.ref or ""}" data-database="{alias}"'
-            assert f'{item}><span class="mq-tag">{alias}</span> <span>' in text
+        assert state == alone.context["banner"].status.name == "Degraded"
+        for one in alone.context["causes"]:
+            assert f'<span class="mq-tag">{alias}</span> <span class="mq-what">{one.cause.text}</span>' in text
             assert f"database={alias}" in one.link
-    severities = [one.severity for one in answer.context["problems"]]
+            for problem in one.cause.problems:
+                item = f'data-kind="{problem.kind}" data-group="{problem.ref or ""}" data-database="{alias}"'
+                assert item in text
+    severities = [one.cause.severity for one in answer.context["causes"]]
     assert severities == sorted(severities)
-    assert len(severities) == sum(len(client.get(ROOT, {"database": one}).context["problems"]) for one in ALIASES)
+    assert len(severities) == sum(len(client.get(ROOT, {"database": one}).context["causes"]) for one in ALIASES)
+    banner = answer.context["banner"]
+    assert (banner.status.state, banner.status.text.split(":")[0] in ALIASES) == ("degraded", True)
 
 
 def test_links_of_databases_that_were_read_in_threads(client, both, monkeypatch):
@@ -231,7 +235,8 @@ def test_links_of_databases_that_were_read_in_threads(client, both, monkeypatch)
 
 def test_the_overview_of_empty_databases(client, empty_databases):
     answer = client.get(ROOT)
-    assert [state for state, _ in listed(answer).values()] == ["no problems", "no problems"]
+    assert [state for state, _ in listed(answer).values()] == ["OK", "OK"]
+    assert answer.context["banner"].status.text == "2 databases. No problems found."
     assert "No problems found." in answer.content.decode()
     assert 'data-live="4"' in answer.content.decode()
 
@@ -251,11 +256,13 @@ def test_a_database_that_cannot_be_read_leaves_the_others(client, broken):
     answer = client.get(ROOT)
     assert answer.status_code == 200
     text = unescape(answer.content.decode())
-    assert listed(answer)["other"] == ("unavailable", [])
-    assert listed(answer)[DEFAULT][0].endswith("problems")
-    first, *rest = answer.context["problems"]
-    assert (first.alias, first.severity, first.link) == ("other", 0, f"{ROOT}?database=other")
-    assert first.text.startswith(LACKS)
+    assert listed(answer)["other"] == ("Stopped", [])
+    assert listed(answer)[DEFAULT][0] == "Degraded"
+    first, *rest = answer.context["causes"]
+    assert (first.alias, first.cause.severity, first.link) == ("other", 0, f"{ROOT}?database=other")
+    assert first.cause.text.startswith(LACKS)
+    assert answer.context["banner"].status.text.startswith(f"other: {LACKS}")
+    assert answer.context["banner"].status.state == "degraded", "the other database works"
     assert LACKS in text
     assert {one.alias for one in rest} == {DEFAULT}
     assert "default.t" in text
@@ -438,7 +445,7 @@ def test_the_overview_shows_the_topics_that_one_may_view(grant, secrets):
         alias: ["3", "2", "1", "1"] for alias in ALIASES
     }
     assert [card.name for card in answer.context["headings"]] == ["backlog", "in flight", "retrying", "dead letters"]
-    assert {one.group for one in answer.context["problems"]} == {"g/orders", "g/t"}
+    assert {str(ref) for one in answer.context["causes"] for ref in one.cause.refs} == {"g/orders", "g/t"}
     assert selector(text)[0] == ["[All]", "default", "queue"]
     for alias, topic in ((DEFAULT, "t"), (QUEUE, "orders")):
         for name, query in (
@@ -516,7 +523,7 @@ def test_no_operation_reaches_other_topics_of_a_database(grant, secrets, name):
 def test_topics_of_a_database_that_cannot_be_read_are_those_of_the_settings(grant, broken, monkeypatch):
     client = grant("orders", "t")
     answer = client.get(ROOT)
-    assert listed(answer)["other"] == ("unavailable", [])
+    assert listed(answer)["other"] == ("Stopped", [])
     assert LACKS in unescape(answer.content.decode())
     monkeypatch.setattr(GroupPage, "context", lambda page: pytest.fail("it is not asked twice"))
     assert LACKS in page(client, "group", 503, group="g", topic="orders")

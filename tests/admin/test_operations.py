@@ -149,11 +149,13 @@ def test_a_group_that_is_gone_is_told_in_the_live_part(client):
     assert "data-live" not in text
 
 
-def test_a_dead_letters_last_attempt_is_one_failure(client):
+def test_a_dead_letters_last_attempt_is_one_failure(client, clock):
     sub = Sub(handler("t", "g", fail, max_attempts=1))
     log(3)
     sub.settle()
     sub.poller.write_rollups()
+    clock.advance(60)
+    sub.heart.beat()
     assert "Every attempt of g/t fails: 3 failures and no success in the last 10 min." in page(client)
 
 

@@ -19,8 +19,8 @@ def _topics(queue_db, settings):
 
 
 def linked(client):
-    problems = client.get(ROOT, {"database": VIA}).context["problems"]
-    return next(one for one in problems if one.problem.kind == "relay")
+    causes = client.get(ROOT, {"database": VIA}).context["causes"]
+    return next(one for one in causes if one.cause.kind == "relay")
 
 
 def test_a_refused_message_is_opened(client):
@@ -29,7 +29,7 @@ def test_a_refused_message_is_opened(client):
     offset = QueueMessage.objects.get().offset
     note_refusal(VIA, HOME, Refusal(offset, "DataError: too long"))
     one = linked(client)
-    assert "message 'i1' of topic 'orders'" in one.problem.text
+    assert "message 'i1' of topic 'orders'" in one.cause.text
     assert (one.action, f"offset={offset}" in one.link) == ("Open message", True)
     assert "i1" in page(client, "message", offset=offset, database=VIA)
 

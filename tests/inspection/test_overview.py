@@ -273,7 +273,9 @@ def test_later_messages_wait_for_a_failed_one_only_if_the_handler_blocks(on_fail
     sub.heart.beat()
     (problem,) = (one for one in find_problems(read()) if one.kind == "stuck")
     if on_failure == "block":
-        text = f"Partition 'a' of g/t waits for message {problem.offset}, which has failed once. It has waited for 2 min."
+        text = (
+            f"Partition 'a' of g/t waits for message {problem.offset}, which has failed once. It has waited for 2 min."
+        )
         assert (problem.text, problem.severity) == (text, 1)
     else:
         assert problem.text == f"Message {problem.offset} of g/t has failed once and has waited for 2 min."

@@ -36,7 +36,7 @@ WALKS = {
     "service.slots.advance": "as scheduling.advance",
     "service.expiry.advance": "as scheduling.advance",
     "service.debouncing.advance": "as scheduling.advance",
-    "inspection.problems._with_leases": "locks nothing; MySQL walks the index where it expects most leases to match",
+    "inspection.queue_problems._with_leases": "locks nothing; MySQL walks the index if it expects most leases to match",
 }
 """Functions that read the whole of a table, and why."""
 DIVES = (200, 1)

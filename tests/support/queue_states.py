@@ -306,9 +306,7 @@ def a_handler_that_fails_every_time(stage: Stage) -> State:
     sub.poller.write_rollups()
     stage.wait(90)
     messages = [(1, "stuck", "g/t")] * 12
-    return State(
-        {"g/t": Group(lag=12, age=90, retrying=12, subscribers=1)}, problems((0, "failing", "g/t"), *messages)
-    )
+    return State({"g/t": Group(lag=12, age=90, retrying=12, subscribers=1)}, problems((0, "failing", "g/t"), *messages))
 
 
 def a_handler_that_has_failed_since_it_was_started(stage: Stage) -> State:
@@ -352,7 +350,7 @@ def many_dead_letters(stage: Stage) -> State:
 def many_dead_letters_of_long_ago(stage: Stage) -> State:
     many_dead_letters(stage)
     stage.wait(1000)
-    return State({"g/t": Group(dead_letters=20, subscribers=1)}, problems((1, "dead_letters", "g/t")))
+    return State({"g/t": Group(dead_letters=20, subscribers=1)}, problems((2, "dead_letters", "g/t")))
 
 
 def a_dead_letter_that_was_redriven(stage: Stage) -> State:

@@ -48,7 +48,7 @@ CAPPED = {
 }
 """Functions that count, for people, and no further than that."""
 SORT_ON_SQLITE = {
-    "inspection.problems._with_leases": "leases of at most 100 lost subscribers",
+    "inspection.queue_problems._with_leases": "leases of at most 100 lost subscribers",
     "inspection.overview._registered": "the groups",
     "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
     "inspection.backlog.claimed": "up to 10,000, by partition",

@@ -13,10 +13,12 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
 from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, may_view_in, topics_to_view, visible
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
+from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
@@ -24,6 +26,8 @@ from django_mysqlqueue.sql.connection import bounded
 
 SPARK_MINUTES = 30
 """Number of minutes up to now whose counts are shown for each group."""
+UNAVAILABLE = 503
+"""The HTTP status of a page whose database refuses or does not answer."""
 PAGE_ROWS = 50
 """Maximum number of rows per page."""
 
@@ -173,7 +177,7 @@ class Page:
         try:
             self._choose_database()
             if (unread := visible(self.request).unread.get(self.using)) is not None:
-                return self._response({}, 503, unread.reason)
+                return self._response({}, UNAVAILABLE, unread.reason)
             with bounded(self.using):
                 if (topic := self.text("topic")) is not None:
                     self._demand_topic(topic)
@@ -193,7 +197,7 @@ class Page:
         except Error as error:
             if failures.kind_of(self.using, error) is None:
                 raise
-            status, problem = 503, failures.explain(self.using, error)
+            status, problem = UNAVAILABLE, failures.explain(self.using, error)
         return self._response({}, status, problem)
 
     def _choose_database(self) -> None:
@@ -221,6 +225,7 @@ class Page:
             "title": self.heading(),
             "page": self,
             "problem": problem,
+            **({"banner": Banner(unavailable(self.using, problem))} if status == UNAVAILABLE else {}),
             "home": self._home_of_topic(),
             "may_operate": may_operate(self.request, self.about),
             "may_see_payloads": found.get("may_see_payloads", self.may_see_payloads),

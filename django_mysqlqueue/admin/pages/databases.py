@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.admin.pages.overview import Card, Linked, OverviewPage, Summary
+from django_mysqlqueue.admin import causes
+from django_mysqlqueue.admin.pages.overview import Card, OverviewPage, Summary
 from django_mysqlqueue.admin.permissions import visible
+from django_mysqlqueue.inspection import QueueStatus
 from django_mysqlqueue.sql.several import Unread, read_each
+
+CSS = {"ok": "mq-ok", "degraded": "mq-warn", "stopped": "mq-bad"}
+"""By state, the class of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +31,6 @@ class DatabaseRow:
     """Its numbers; empty if it could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseProblem:
-    """A problem of a database, or the reason why it could not be read."""
-
-    alias: str
-    severity: int
-    kind: str
-    group: str
-    text: str
-    link: str
-    action: str
-
-
 class DatabasesPage(OverviewPage):
     """The overview: of one database, or of all if there are several and the query string names none."""
 
@@ -48,14 +41,16 @@ class DatabasesPage(OverviewPage):
             return super().context()
         self.template = "databases.html"
         found = self._summaries()
-        problems = [problem for alias, one in found.items() for problem in self._problems(alias, one)]
+        shown = [cause for one in found.values() for cause in one.causes]
+        alias, status = worst({alias: one.status for alias, one in found.items()})
         return {
-            "headings": next((one.cards for one in found.values() if isinstance(one, Summary)), []),
-            "rows": [self._state(alias, one) for alias, one in found.items()],
-            "problems": sorted(problems, key=lambda problem: problem.severity),
+            "banner": causes.banner(self.dashboard.on(alias), status),
+            "headings": next((one.cards for one in found.values() if one.cards), []),
+            "rows": [self._database_row(alias, one) for alias, one in found.items()],
+            **causes.split(sorted(shown, key=lambda one: one.cause.severity)),
         }
 
-    def _summaries(self) -> dict[str, Summary | Unread]:
+    def _summaries(self) -> dict[str, Summary]:
         """Read all databases at once, apart from those that did not answer to the question for the user's topics.
 
         Each is waited for as ``read_each`` says, so that one that is down delays the page by that time at most.
@@ -65,31 +60,27 @@ class DatabasesPage(OverviewPage):
         for alias, page in pages.items():
             page.using = alias
         read = read_each([alias for alias in pages if alias not in unread], lambda alias: pages[alias].read())
-        found: dict[str, Summary | Unread] = {}
+        found: dict[str, Summary] = {}
         for alias, page in pages.items():
             one = unread[alias] if alias in unread else read[alias]
-            found[alias] = one if isinstance(one, Unread) else page.summary(*one)
+            found[alias] = page.unread(one.reason) if isinstance(one, Unread) else page.summary(one, alias=alias)
         return found
 
-    def _state(self, alias: str, found: Summary | Unread) -> DatabaseRow:
+    def _database_row(self, alias: str, found: Summary) -> DatabaseRow:
         link = self.dashboard.url("changelist", database=alias)
-        if isinstance(found, Unread):
-            return DatabaseRow(alias, link, _("unavailable"), "mq-bad", [])
-        number = len(found.problems)
-        if not number:
-            return DatabaseRow(alias, link, _("no problems"), "mq-ok", found.cards)
-        state = ngettext("%(number)s problem", "%(number)s problems", number) % {"number": number}
-        is_bad = any(one.problem.severity == 0 for one in found.problems)
-        return DatabaseRow(alias, link, state, "mq-bad" if is_bad else "", found.cards)
+        return DatabaseRow(alias, link, found.status.name, CSS[found.status.state], found.cards)
 
-    def _problems(self, alias: str, found: Summary | Unread) -> list[DatabaseProblem]:
-        if isinstance(found, Unread):
-            link = self.dashboard.url("changelist", database=alias)
-            return [DatabaseProblem(alias, 0, "unavailable", "", found.reason, link, _("Open database"))]
-        return [self._named(alias, one) for one in found.problems]
 
-    @staticmethod
-    def _named(alias: str, one: Linked) -> DatabaseProblem:
-        problem = one.problem
-        group = str(problem.ref or "")
-        return DatabaseProblem(alias, problem.severity, problem.kind, group, problem.text, one.link, one.action)
+def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:
+    """Return the state of several databases, with the one whose problem is the worst: stopped if all of them are.
+
+    Args:
+        found: the state of each.
+    """
+    order = ("stopped", "degraded", "ok")
+    alias, status = min(found.items(), key=lambda item: order.index(item[1].state))
+    if status.state == "ok":
+        databases = ngettext("%(number)s database", "%(number)s databases", len(found)) % {"number": len(found)}
+        return alias, replace(status, text=_("%(databases)s. No problems found.") % {"databases": databases})
+    are_all_stopped = all(one.state == "stopped" for one in found.values())
+    return alias, replace(status, state="stopped" if are_all_stopped else "degraded", text=f"{alias}: {status.text}")

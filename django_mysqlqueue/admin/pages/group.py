@@ -9,12 +9,20 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, SPARK_MINUTES, Page
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
+from django_mysqlqueue.inspection import (
+    GroupOverview,
+    find_causes,
+    find_problems,
+    get_overview,
+    partitions,
+    status_of,
+)
 from django_mysqlqueue.inspection.partitions import Partition
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -69,11 +77,13 @@ class GroupPage(Page):
                 session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS, bounds=self.bounds
             )
         live = {row.name for row in group.live}
-        problems = find_problems(overview, stall_times=self.stall_times)
+        problems = [one for one in find_problems(overview, stall_times=self.stall_times) if one.ref == ref]
+        found_causes = find_causes(overview, problems)
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
-            "problems": [one for one in problems if one.ref == ref],
+            "banner": causes.banner(self.dashboard, status_of(overview, found_causes)),
+            **causes.split(causes.shown(self.dashboard, found_causes, now)),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
             **self._filter(session, group, now),

@@ -8,15 +8,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin import charts
+from django_mysqlqueue.admin import causes, charts
+from django_mysqlqueue.admin.causes import ShownCause
 from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
+from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import GroupOverview, Problem, QueueOverview, find_problems, get_overview
+from django_mysqlqueue.inspection import (
+    Bounds,
+    Cause,
+    GroupOverview,
+    Problem,
+    QueueOverview,
+    QueueStatus,
+    StallTimes,
+    find_causes,
+    find_problems,
+    get_overview,
+    status_of,
+)
+from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
@@ -57,20 +72,20 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
-    """A problem with a link to the page for it."""
-
-    problem: Problem
-    link: str
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """The state of one database in short."""
 
     cards: list[Card]
-    problems: list[Linked]
+    status: QueueStatus
+    causes: list[ShownCause]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read of a database: what the user may view of it."""
+
+    overview: QueueOverview
+    causes: list[Cause]
 
 
 class OverviewPage(Page):
@@ -86,8 +101,8 @@ class OverviewPage(Page):
         return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
-        found, problems = self.read()
-        summary = self.summary(found, problems)
+        read = self.read()
+        found, summary = read.overview, self.summary(read)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
@@ -96,28 +111,47 @@ class OverviewPage(Page):
         return {
             "overview": found,
             "cards": summary.cards,
-            "problems": summary.problems,
+            "banner": causes.banner(self.dashboard, summary.status),
+            **causes.split(summary.causes),
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
             **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
-    def read(self) -> tuple[QueueOverview, list[Problem]]:
-        """Read the state of the page's database, and the problems that the user may view."""
-        found = self._overview()
-        problems = find_problems(found, stall_times=self.stall_times)
-        return found, [one for one in problems if self._may_view_problem(one)]
-
-    def summary(self, overview: QueueOverview, problems: Iterable[Problem]) -> Summary:
-        """Return in short what was read."""
-        return Summary(self._cards(overview), [self._linked(one) for one in problems])
-
-    def _overview(self) -> QueueOverview:
-        """Return the overview of all groups, or of those that the user may view, without figures of the whole queue."""
+    def read(self) -> Read:
+        """Read the state of the page's database, and the causes of its problems that the user may view."""
         topics = self.topics_to_view()
         if topics is None:
-            return get_overview(using=self.using, bounds=self.bounds)
+            found, problems = read_shared(self.using, self.bounds, self.stall_times)
+        else:
+            found = self._overview_of(topics)
+            problems = find_problems(found, stall_times=self.stall_times)
+            problems = [one for one in problems if self._may_view_problem(one)]
+        return Read(found, find_causes(found, problems))
+
+    def summary(self, read: Read, *, alias: str = "") -> Summary:
+        """Return in short what was read.
+
+        Args:
+            read: what was read.
+            alias: the database, on the page of all databases.
+        """
+        found = causes.shown(self.dashboard, read.causes, read.overview.now, alias=alias)
+        return Summary(self._cards(read.overview), status_of(read.overview, read.causes), found)
+
+    def unread(self, reason: str) -> Summary:
+        """Return in short that the database could not be read.
+
+        Args:
+            reason: the reason.
+        """
+        status = unavailable(self.using, reason)
+        found = [] if status.cause is None else [status.cause]
+        return Summary([], status, causes.shown(self.dashboard, found, 0, alias=self.using))
+
+    def _overview_of(self, topics: Iterable[str]) -> QueueOverview:
+        """Return the overview of the groups on some topics, without figures of the whole queue."""
         found = [get_overview(topic=topic, using=self.using, bounds=self.bounds) for topic in sorted(topics)]
         groups = tuple(group for one in found for group in one.groups)
         return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
@@ -183,29 +217,6 @@ class OverviewPage(Page):
             _passed_texts(passed),
         )
 
-    def _linked(self, problem: Problem) -> Linked:
-        ref = problem.ref
-        named = {"group": ref.group, "topic": ref.topic} if ref else {}
-        match problem.kind:
-            case "stuck":
-                return Linked(problem, self._to("message", offset=problem.offset), _("Open message"))
-            case "silent":
-                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
-            case "dead_letters" | "recent_dead_letters":
-                return Linked(problem, self._to("deadletters", **named), _("Open dead letters"))
-            case "outbox" | "outbox_behind":
-                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
-            case "recurring":
-                return Linked(problem, self._to("recurring"), _("Open schedules"))
-            case "groupless" | "route":
-                return Linked(problem, self._to("messages", topic=problem.topic), _("Open messages"))
-            case "relay" if problem.offset is not None:
-                return Linked(problem, self._to("message", offset=problem.offset), _("Open message"))
-            case "long_transaction" | "relay":
-                return Linked(problem, "", "")
-            case _:
-                return Linked(problem, self._to("group", **named), _("Open group"))
-
     @staticmethod
     def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
         """Return the charts of throughput and latency, over all groups."""
@@ -239,6 +250,24 @@ class OverviewPage(Page):
             "p95": _said(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
+
+
+def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> tuple[QueueOverview, list[Problem]]:
+    """Read the state of a database and its problems, or return what another request has read within two seconds.
+
+    Args:
+        using: alias of the database.
+        bounds: limits of how much is read.
+        stall_times: times after which a lack of progress is a problem.
+    """
+
+    def read() -> tuple[QueueOverview, list[Problem]]:
+        found = get_overview(using=using, bounds=bounds)
+        return found, find_problems(found, stall_times=stall_times)
+
+    # Texts of problems are in the reader's language and time zone.
+    where = (translation.get_language(), timezone.get_current_timezone_name())
+    return shared.get(("overview", using, bounds, stall_times, *where), read)
 
 
 def _passed_texts(passed: Counter[str]) -> list[str]:

@@ -66,6 +66,14 @@
     return typing || (selection && !selection.isCollapsed && live.contains(selection.anchorNode));
   };
 
+  // The state of the queue is in the tab's title and icon, too. A screen reader is told when it changes.
+  const showState = (answered) => {
+    document.title = answered.title;
+    const [icon, shown] = [answered.getElementById("mq-icon"), document.getElementById("mq-icon")];
+    if (icon && shown && icon.getAttribute("href") !== shown.getAttribute("href")) shown.href = icon.getAttribute("href");
+    return live.querySelector("[data-state]")?.dataset.state;
+  };
+
   const refresh = async () => {
     if (paused || document.hidden) return;
     if (busy()) return plan();
@@ -78,13 +86,17 @@
         say(page.dataset.ended, true);
         return;
       }
-      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("mq-live");
+      const answered = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const found = answered.getElementById("mq-live");
       if (!found) throw new Error(String(answer.status));
       if (paused) return;
       if (mine === asked && !busy()) {
         const kept = remember();
+        const before = live.querySelector("[data-state]")?.dataset.state;
         live.replaceChildren(...found.childNodes);
         restore(kept);
+        const after = showState(answered);
+        if (after && after !== before) return plan(say(after, false));
       }
       say("", false);
     } catch {

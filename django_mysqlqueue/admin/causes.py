@@ -1,0 +1,154 @@
+"""Causes of problems and the state of the queue, as pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.formatting import redacted, since_text
+from django_mysqlqueue.inspection import Cause, Problem, QueueStatus
+from django_mysqlqueue.service.counts import Count
+
+CAUSES = 7
+"""Maximum number of causes that a page shows without a click."""
+SYMPTOMS = 50
+"""Maximum number of problems that are listed for a cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A problem with a link to the page for it."""
+
+    problem: Problem
+    link: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCause:
+    """A cause in a list."""
+
+    cause: Cause
+    id: str
+    """The same after a refresh, so that what is expanded stays so."""
+    link: str
+    action: str
+    facts: str
+    """How much it holds up, and since when."""
+    error: str
+    """The most frequent error, redacted."""
+    symptoms: list[Linked]
+    """The problems that it explains, if there are several; at most ``SYMPTOMS``."""
+    alias: str = ""
+    """The database, on the page of all databases."""
+
+    @property
+    def more_symptoms(self) -> int:
+        """How many of its problems are not listed."""
+        return len(self.cause.problems) - len(self.symptoms) if self.symptoms else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The state of the queue above a page."""
+
+    status: QueueStatus
+    link: str = ""
+    action: str = ""
+
+
+def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
+    """Return the banner for a state, with a link to the page for the next step.
+
+    Args:
+        dashboard: the dashboard on the database.
+        status: the state.
+    """
+    if status.cause is None or status.state == "ok":
+        return Banner(status)
+    return Banner(status, *link_of(dashboard, status.cause.problems[0]))
+
+
+def shown(dashboard: DashboardContext, causes: Iterable[Cause], now: int, *, alias: str = "") -> list[ShownCause]:
+    """Return causes as a page lists them.
+
+    Args:
+        dashboard: the dashboard on the database.
+        causes: the causes, worst first.
+        now: the database's clock, in epoch milliseconds.
+        alias: the database, on the page of all databases.
+    """
+    return [_shown(dashboard, cause, now, alias) for cause in causes]
+
+
+def _shown(dashboard: DashboardContext, cause: Cause, now: int, alias: str) -> ShownCause:
+    first = cause.problems[0]
+    name = first.ref or first.topic or first.database or ""
+    error, sample = "", cause.sample
+    if sample is not None and sample.ref is not None:
+        error = redacted(sample.error, topic=sample.ref.topic, kind="error")
+    several = len(cause.problems) > 1
+    symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
+    place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")
+    return ShownCause(cause, place, *link_of(dashboard, first), _facts(cause, now), error, symptoms, alias)
+
+
+def _facts(cause: Cause, now: int) -> str:
+    parts = []
+    if len(cause.refs) > 1:
+        parts.append(_counted(ngettext("%(number)s group", "%(number)s groups", len(cause.refs)), len(cause.refs)))
+    if cause.partitions > 1:
+        number = cause.partitions
+        parts.append(_counted(ngettext("%(number)s partition", "%(number)s partitions", number), number))
+    messages: Count = cause.messages
+    if messages:
+        text = ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value)
+        parts.append(text % {"number": messages})
+    if cause.since is not None:
+        parts.append(_("since %(time)s") % {"time": since_text(cause.since, now)})
+    return " · ".join(parts)
+
+
+def _counted(text: str, number: int) -> str:
+    return text % {"number": f"{number:,}"}
+
+
+def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
+    """Return the address of the page for a problem, and the text of the link; empty if there is none.
+
+    Args:
+        dashboard: the dashboard on the database.
+        problem: the problem.
+    """
+    ref, to = problem.ref, dashboard.url
+    named = {"group": ref.group, "topic": ref.topic} if ref else {}
+    match problem.kind:
+        case "stuck":
+            return to("message", offset=problem.offset), _("Open message")
+        case "silent":
+            return to("subscribers"), _("Open subscribers")
+        case "dead_letters" | "recent_dead_letters":
+            return to("deadletters", **named), _("Open dead letters")
+        case "outbox" | "outbox_behind":
+            return to("subscribers"), _("Open subscribers")
+        case "recurring":
+            return to("recurring"), _("Open schedules")
+        case "groupless" | "route":
+            return to("messages", topic=problem.topic), _("Open messages")
+        case "relay" if problem.offset is not None:
+            return to("message", offset=problem.offset), _("Open message")
+        case "long_transaction" | "relay":
+            return "", ""
+        case "unavailable":
+            return to("changelist", database=problem.database), _("Open database")
+        case _:
+            return to("group", **named), _("Open group")
+
+
+def split(causes: Sequence[ShownCause]) -> dict[str, Sequence[ShownCause]]:
+    """Return the template's context for a list of causes: the first ones, and the others."""
+    return {"causes": causes[:CAUSES], "more_causes": causes[CAUSES:]}

@@ -1,0 +1,343 @@
+"""The causes of problems: what an operator can act on, with the problems that each explains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+
+from django_mysqlqueue.error_texts import masked
+from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
+from django_mysqlqueue.inspection.problem import Kind, Problem, age, waiting
+from django_mysqlqueue.inspection.problems import find_problems
+from django_mysqlqueue.service.counts import Count, total
+from django_mysqlqueue.service.refs import GroupRef
+
+FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "stuck", "dead_letters")
+"""Kinds of problems that failing handlers cause, the most telling one first."""
+NAMED = 3
+"""Maximum number of names in the text of a cause."""
+
+ADVICE = {
+    "unavailable": gettext_lazy("Check the database server, and the network between it and this process."),
+    "no_subscriber": gettext_lazy("Start a subscriber, or drop the group if it is no longer needed."),
+    "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
+    "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
+    "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
+    "outbox": gettext_lazy("Check the log of the subscribers. “manage.py queuesequence” moves the messages meanwhile."),
+    "outbox_behind": gettext_lazy("Wait until they have been moved."),
+    "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
+    "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),
+    "dead_letters": gettext_lazy("Fix the cause, then redrive the dead letters; or discard them."),
+    "paused": gettext_lazy("Resume the group as soon as it may continue."),
+    "seek_ended_early": gettext_lazy("If it was interrupted, run it again."),
+    "drop_ended_early": gettext_lazy("If it was interrupted, run it again."),
+    "unserved": gettext_lazy("Start the missing shard, or a subscriber without a subset."),
+    "still": gettext_lazy("Check which messages are in flight, and the log of their subscribers."),
+    "limited": gettext_lazy("Raise the limit with queueset if it is not the one that you want."),
+    "long_transaction": gettext_lazy("End the program that left it open, or KILL the connection."),
+    "groupless": gettext_lazy("Correct the topic where it is published, or deploy the handler."),
+    "relay": gettext_lazy("Make that database available; the messages wait here until then."),
+    "moves": gettext_lazy("Finish the move, or cancel it."),
+    "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
+    "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
+}
+"""By kind of problem, the next step."""
+
+SEVERAL = {
+    "no_subscriber": ngettext_lazy(
+        "%(number)s group has no live subscribers", "%(number)s groups have no live subscribers", "number"
+    ),
+    "filter": ngettext_lazy(
+        "The filter of %(number)s group cannot be parsed by subscribers of this release",
+        "The filters of %(number)s groups cannot be parsed by subscribers of this release",
+        "number",
+    ),
+    "silent": ngettext_lazy(
+        "%(number)s subscriber is lost: no heartbeat", "%(number)s subscribers are lost: no heartbeat", "number"
+    ),
+    "paused": ngettext_lazy("%(number)s group is paused", "%(number)s groups are paused", "number"),
+    "seek_ended_early": ngettext_lazy(
+        "The seek of %(number)s group has not finished", "The seeks of %(number)s groups have not finished", "number"
+    ),
+    "drop_ended_early": ngettext_lazy(
+        "The drop of %(number)s group has not finished", "The drops of %(number)s groups have not finished", "number"
+    ),
+    "unserved": ngettext_lazy(
+        "No live subscriber claims some partitions of %(number)s group",
+        "No live subscriber claims some partitions of %(number)s groups",
+        "number",
+    ),
+    "still": ngettext_lazy(
+        "%(number)s group is stalled: it has live subscribers, but no delivery ends",
+        "%(number)s groups are stalled: they have live subscribers, but no delivery ends",
+        "number",
+    ),
+    "limited": ngettext_lazy("%(number)s group is at its limits", "%(number)s groups are at their limits", "number"),
+    "dead_letters": ngettext_lazy(
+        "%(number)s group has dead-lettered messages", "%(number)s groups have dead-lettered messages", "number"
+    ),
+    "groupless": ngettext_lazy(
+        "%(number)s topic has messages but no consumer group",
+        "%(number)s topics have messages but no consumer group",
+        "number",
+    ),
+    "relay": ngettext_lazy(
+        "%(number)s database does not receive its messages",
+        "%(number)s databases do not receive their messages",
+        "number",
+    ),
+    "moves": ngettext_lazy(
+        "%(number)s group waits for the end of a move", "%(number)s groups wait for the end of a move", "number"
+    ),
+    "route": ngettext_lazy(
+        "%(number)s topic was moved to another database than MYSQLQUEUE['TOPICS'] names",
+        "%(number)s topics were moved to other databases than MYSQLQUEUE['TOPICS'] names",
+        "number",
+    ),
+    "recurring": ngettext_lazy(
+        "%(number)s recurring schedule has a problem", "%(number)s recurring schedules have problems", "number"
+    ),
+    "long_transaction": ngettext_lazy(
+        "%(number)s transaction has been open for long", "%(number)s transactions have been open for long", "number"
+    ),
+}
+"""By kind of problem, the text for several of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of problems. Every problem belongs to one cause."""
+
+    problems: tuple[Problem, ...]
+    """The problems that it explains, the most telling one first."""
+    text: str
+    """A description in the active language."""
+    advice: str
+    """The next step, in the active language."""
+    sample: Problem | None = None
+    """A problem with the most frequent error of the messages that wait because of it; None if no error is known. The
+    error may contain personal data."""
+
+    @property
+    def severity(self) -> int:
+        """The severity of the worst of its problems."""
+        return min(one.severity for one in self.problems)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the most telling problem."""
+        return self.problems[0].kind
+
+    @property
+    def refs(self) -> tuple[GroupRef, ...]:
+        """The groups that it holds up."""
+        return tuple(sorted({one.ref for one in self.problems if one.ref is not None}))
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions that wait, if the problems are about partitions."""
+        return len({(one.ref, one.key) for one in self.problems if one.key is not None})
+
+    @property
+    def messages(self) -> Count:
+        """The messages that wait. One that waits for several reasons is counted once for each group."""
+        by_group: dict[object, Count] = {}
+        # Those in the outbox are part of what waits for their groups.
+        for problem in [one for one in self.problems if one.ref is not None] or self.problems:
+            place = (problem.ref, problem.key, problem.offset, problem.topic, problem.database)
+            known = by_group.get(place, Count(0))
+            by_group[place] = max(known, problem.messages, key=lambda count: count.value)
+        return total(by_group.values())
+
+    @property
+    def since(self) -> int | None:
+        """When it began, as far as this is known, in epoch milliseconds."""
+        return min((one.since for one in self.problems if one.since is not None), default=None)
+
+
+def find_causes(
+    overview: QueueOverview | None = None, problems: Iterable[Problem] | None = None, *, using: str | None = None
+) -> list[Cause]:
+    """Return the causes of problems, worst first.
+
+    If no subscriber runs, that is the cause of all groups without subscribers, of lost subscribers, and of messages
+    that stay in the outbox. Failures of a group have one cause; so have those of several groups with the same error.
+    Other problems of one kind are together, too.
+
+    Args:
+        overview: the state to check; if None, it is read.
+        problems: the problems that were found in it, worst first; if None, they are searched for.
+        using: alias of the queue's database, if there is no overview (default: ``MYSQLQUEUE["DATABASE"]``, else the
+            router's choice).
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        ImproperlyConfigured: the setting ``HEALTH`` is invalid.
+        django.db.Error: the database refuses or does not answer.
+    """
+    overview = overview or get_overview(using=using)
+    rest = list(find_problems(overview) if problems is None else problems)
+    found: list[Cause] = []
+
+    def take(wanted: Callable[[Problem], bool]) -> list[Problem]:
+        taken = [one for one in rest if wanted(one)]
+        rest[:] = [one for one in rest if not wanted(one)]
+        return taken
+
+    # An overview of some groups does not tell whether others have subscribers.
+    is_whole = overview.topics is not None
+    if is_whole and not overview.live and any(one.kind in ("no_subscriber", "outbox") for one in rest):
+        found.append(_nobody(overview, take(_needs_a_subscriber)))
+    unserved = {one.ref for one in rest if one.kind == "no_subscriber"}
+    if unserved:
+        found.append(
+            _several(overview, take(lambda one: one.kind in ("no_subscriber", "silent") and one.ref in unserved))
+        )
+    failures = _by_failure(take(lambda one: one.kind in FAILURES))
+    found += [_failure(overview, alike) for alike in failures.values()]
+    by_kind: dict[Kind, list[Problem]] = {}
+    for problem in rest:
+        by_kind.setdefault(problem.kind, []).append(problem)
+    found += [_several(overview, alike) for alike in by_kind.values()]
+    return sorted(found, key=lambda cause: (cause.severity, -cause.messages.value))
+
+
+def unavailable(using: str, reason: str) -> Cause:
+    """Return that a database refuses or does not answer.
+
+    Args:
+        using: its alias.
+        reason: a sentence that names it.
+    """
+    return Cause((Problem(0, "unavailable", reason, database=using),), reason, str(ADVICE["unavailable"]))
+
+
+def _needs_a_subscriber(problem: Problem) -> bool:
+    return problem.kind in ("no_subscriber", "silent", "outbox", "outbox_behind") or (
+        problem.kind == "recurring" and problem.severity == 0
+    )
+
+
+def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
+    """Return that no subscriber runs."""
+    by_kind = sorted(problems, key=lambda one: (one.kind != "no_subscriber", one.severity))
+    cause = Cause(tuple(by_kind), "", str(_("Start “manage.py runsubscriber”.")))
+    text = (
+        _("No subscriber is running; %(lag)s.")
+        if cause.since is None
+        else _("No subscriber is running; %(lag)s, the oldest for %(age)s.")
+    )
+    values = {"lag": waiting(cause.messages), "age": duration(age(overview.now, cause.since))}
+    return Cause(cause.problems, text % values, cause.advice)
+
+
+def _by_failure(problems: Iterable[Problem]) -> dict[object, list[Problem]]:
+    """Return failures by their cause: an error that several groups have, else the group."""
+    by_group: dict[GroupRef | None, list[Problem]] = {}
+    for problem in problems:
+        by_group.setdefault(problem.ref, []).append(problem)
+    found: dict[object, list[Problem]] = {}
+    for ref, failures in by_group.items():
+        sample = _sample(failures)
+        is_old = all(one.kind == "dead_letters" for one in failures)
+        key: object = "dead_letters" if is_old else masked(sample.error) if sample else ref
+        found.setdefault(key, []).extend(failures)
+    return found
+
+
+def _sample(problems: Iterable[Problem]) -> Problem | None:
+    """Return a problem with the most frequent error, apart from numbers and the like; None if no error is known."""
+    failed = [one for one in problems if one.error]
+    if not failed:
+        return None
+    ((most, _number),) = Counter(masked(one.error) for one in failed).most_common(1)
+    return next(one for one in failed if masked(one.error) == most)
+
+
+def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
+    """Return the cause of failures of one group, or of several with the same error or with old dead letters alone."""
+    ordered = tuple(sorted(problems, key=lambda one: (FAILURES.index(one.kind), one.severity)))
+    main = ordered[0]
+    refs = sorted({one.ref for one in ordered if one.ref is not None})
+    stuck = [one for one in ordered if one.kind == "stuck"]
+    advice = str(ADVICE[main.kind])
+    if len(refs) > 1 and main.kind == "dead_letters":
+        return _several(overview, ordered)
+    if len(refs) > 1:
+        text = _("The handlers of %(number)s groups fail with the same error: %(names)s.")
+        text %= {"number": f"{len(refs):,}", "names": _names(map(str, refs))}
+    elif main.kind == "stuck" and len(stuck) > 1:
+        text = ""
+    else:
+        text = main.text
+    if len(stuck) > 1 or (stuck and main is not stuck[0]):
+        text = f"{text} {_stuck_text(overview, stuck)}".strip()
+    return Cause(ordered, text, advice, _sample(ordered))
+
+
+def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
+    """Return in one sentence that messages of one or several groups have failed."""
+    oldest = min((one.since for one in stuck if one.since is not None), default=None)
+    refs = {one.ref for one in stuck}
+    values = {
+        "number": f"{len(stuck):,}",
+        "age": duration(age(overview.now, oldest)),
+        "names": _names(sorted(map(str, refs))),
+    }
+    if any(one.messages.value > 1 for one in stuck):
+        # Only with on_failure="block" does anything wait for a message that has failed.
+        values["lag"] = waiting(total(one.messages for one in stuck))
+        return (
+            ngettext(
+                "%(number)s partition of %(names)s waits for a message that has failed; %(lag)s, the oldest for "
+                "%(age)s.",
+                "%(number)s partitions of %(names)s wait for messages that have failed; %(lag)s, the oldest for "
+                "%(age)s.",
+                len(stuck),
+            )
+            % values
+        )
+    return (
+        ngettext(
+            "%(number)s message of %(names)s has failed and will be retried; it has waited for %(age)s.",
+            "%(number)s messages of %(names)s have failed and will be retried; the oldest has waited for %(age)s.",
+            len(stuck),
+        )
+        % values
+    )
+
+
+def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
+    """Return the cause of problems of one kind, and of others that these explain."""
+    main = problems[0]
+    alike = [one for one in problems if one.kind == main.kind]
+    cause = Cause(tuple(problems), main.text, str(ADVICE[main.kind]))
+    names = sorted({_name(one) for one in alike} - {""})
+    if len(names) < 2:
+        return cause
+    text = str(SEVERAL[main.kind] % {"number": len(names)})
+    parts = [f"{text}: {_names(names)}"]
+    if cause.messages:
+        parts.append(waiting(cause.messages))
+    return Cause(cause.problems, "; ".join(parts) + ".", cause.advice)
+
+
+def _name(problem: Problem) -> str:
+    """Return the name of what has a problem."""
+    for name in (problem.subscriber, problem.ref, problem.database, problem.topic):
+        if name is not None:
+            return str(name)
+    return ""
+
+
+def _names(names: Iterable[str]) -> str:
+    every = list(names)
+    first = ", ".join(every[:NAMED])
+    if len(every) <= NAMED:
+        return first
+    return _("%(names)s and %(number)s more") % {"names": first, "number": f"{len(every) - NAMED:,}"}

@@ -1,0 +1,244 @@
+"""Problems of a consumer group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.humanize import duration, partition_text
+from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.messages import last_line
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
+from django_mysqlqueue.service.subsets import EVERYTHING
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure
+
+
+@dataclass(slots=True)
+class Ended:
+    """Deliveries of a group that ended within some time, as subscribers count them, up to 10 seconds late."""
+
+    acked: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    failed_since: int | None = None
+    """When the first minute with a failure began, in epoch milliseconds."""
+
+    def add(self, bucket: Bucket) -> None:
+        """Add the numbers of a bucket of the rollups."""
+        self.acked += bucket.acked
+        # The last attempt at a dead letter is a failure, too. A poison message has no failures, only the dead letter.
+        self.failed += max(bucket.failed, bucket.dead_lettered)
+        self.dead_lettered += bucket.dead_lettered
+        if bucket.failed or bucket.dead_lettered:
+            self.failed_since = min(bucket.at, self.failed_since or bucket.at)
+
+    @property
+    def attempts(self) -> int:
+        """Number of attempts that ended."""
+        return self.acked + self.failed
+
+
+class _Waiting(TypedDict):
+    """Fields of a problem for which all messages of a group wait."""
+
+    ref: GroupRef
+    since: int | None
+    messages: Count
+
+
+def progress(group: GroupOverview, now: int, times: StallTimes, *, moves: bool) -> Iterator[Problem]:
+    """Yield the reasons why messages of a group wait.
+
+    Args:
+        group: the group.
+        now: the database's clock, in epoch milliseconds.
+        times: times after which a lack of progress is a problem.
+        moves: True if a delivery has ended within ``times.still``.
+    """
+    ref = group.ref
+    waits = age(now, group.oldest_at)
+    all_waits: _Waiting = {"ref": ref, "since": group.oldest_at, "messages": group.waiting_messages}
+    unfinished = groups.unfinished(group.after_seek)
+    if isinstance(group.filter, str):
+        text = _(
+            "Subscribers of this release claim nothing for %(ref)s, because they cannot parse its filter: %(error)s. "
+            "%(lag)s."
+        )
+        values = {"ref": ref, "error": group.filter, "lag": waiting(group.waiting_messages)}
+        is_late = waits >= times.stuck and not (group.paused or unfinished)
+        yield Problem(0 if is_late else 2, "filter", text % values, **all_waits)
+    if unfinished == "drop":
+        text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        yield Problem(0, "drop_ended_early", text, **all_waits)
+    elif unfinished == "move":
+        text = _("%(ref)s waits until it has settled all messages in the database that its topic leaves; %(lag)s.")
+        yield Problem(2, "moves", text % {"ref": ref, "lag": waiting(group.waiting_messages)}, **all_waits)
+    elif unfinished:
+        text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        yield Problem(0, "seek_ended_early", text, **all_waits)
+    elif group.paused:
+        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": waiting(group.waiting_messages)}
+        yield Problem(1 if group.has_work else 2, "paused", text, **all_waits)
+    elif group.has_work and not group.live:
+        text = _(
+            "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group. "
+            "Start a subscriber, or drop the group if it is no longer needed."
+        )
+        values = {"ref": ref, "lag": waiting(group.waiting_messages), "age": duration(waits)}
+        # The subscribers may be restarting.
+        yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, **all_waits)
+    elif group.live:
+        found = [*_stuck(group, now, times), *_unserved(group, now, times)]
+        yield from found
+        if group.limited and group.has_work:
+            yield _limited(group)
+        is_explained = isinstance(group.filter, str) or (group.limited and group.limited.by_rate)
+        if not (found or moves or is_explained) and group.uptime(now) >= times.still:
+            yield from _still(group, now, times)
+
+
+def failures(
+    group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int, window: float
+) -> Iterator[Problem]:
+    """Yield problems of failing handlers: their share of failed attempts, and their dead letters.
+
+    Args:
+        group: the group.
+        ended: its attempts that ended within the window.
+        thresholds: limits above which failures are a problem.
+        times: times after which a lack of progress is a problem.
+        now: the database's clock, in epoch milliseconds.
+        window: length, in seconds, of the window that ends now.
+    """
+    ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
+    uptime = group.uptime(now)
+    if ended.failed and uptime >= times.started:
+        # A few failed attempts may all be of one message, so they are only for information.
+        judged = share is not None and ended.attempts >= thresholds.min_attempts
+        values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
+        if not ended.acked:
+            text = ngettext(
+                "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
+                "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
+                ended.failed,
+            )
+            yield Problem(0 if judged and share != 1 else 1, "failing", text % values, ref, since=ended.failed_since)
+        elif judged and share is not None and ended.failed / ended.attempts > share:
+            text = _(
+                "%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(window)s; the limit is %(share)s."
+            )
+            values |= {"attempts": f"{ended.attempts:,}", "share": f"{share:.0%}"}
+            yield Problem(0, "failing", text % values, ref, since=ended.failed_since)
+    # The log's count is exact and current, unless the DLQ topic is too long: then use the subscribers' counts.
+    recent = group.recent_dead_letters
+    if not recent.exact:
+        recent = Count(max(recent.value, ended.dead_lettered), exact=False)
+    if most is not None and recent.value > most:
+        text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
+        values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
+        yield Problem(0, "recent_dead_letters", text % values, ref, since=ended.failed_since)
+    if group.dead_letters:
+        text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
+        values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
+        yield Problem(1 if recent or not recent.exact else 2, "dead_letters", text % values, ref)
+
+
+def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
+    """Yield messages that fail repeatedly. Other messages wait for them only with ``on_failure="block"``."""
+    blocks = blocks_on_failure(group.ref, group.mode)
+    for head in group.heads:
+        waits = age(now, group.waiting_since(head.published_at))
+        if head.attempts and waits >= times.stuck:
+            if blocks:
+                text = _(
+                    "Partition %(key)s of %(ref)s waits for message %(offset)s, which has failed %(times)s. It has "
+                    "waited for %(age)s."
+                )
+            else:
+                text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
+            if naming.is_dlq(group.ref.topic):
+                text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
+            failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
+            values = {
+                "key": partition_text(*naming.lane_of(head.key), quoted=True),
+                "ref": group.ref,
+                "offset": head.offset,
+                "times": failures,
+            }
+            yield Problem(
+                2 if blocks is False else 1,
+                "stuck",
+                text % {**values, "age": duration(waits)},
+                group.ref,
+                head.key,
+                head.offset,
+                since=group.waiting_since(head.published_at),
+                messages=group.backlog_of(head.key) if blocks else Count(1),
+                error=last_line(head.last_error),
+            )
+
+
+def _limited(group: GroupOverview) -> Problem:
+    """Return that messages of a group wait because its limits are reached."""
+    values = {"ref": group.ref, "limits": group.limits.text, "lag": waiting(group.waiting_messages)}
+    if group.limited is not None and group.limited.keys and not group.limited.group:
+        keys = group.limited.keys
+        values["keys"] = f"{keys:,}" if group.limited.exact else f"{keys:,}+"
+        text = ngettext(
+            "%(ref)s is limited to %(limits)s; %(keys)s key is at its limit; %(lag)s.",
+            "%(ref)s is limited to %(limits)s; %(keys)s keys are at their limit; %(lag)s.",
+            keys,
+        )
+    else:
+        text = _("%(ref)s is limited to %(limits)s; %(lag)s.")
+    return Problem(2, "limited", text % values, group.ref, since=group.oldest_at, messages=group.waiting_messages)
+
+
+def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
+    """Yield a group with live subscribers if no delivery ends: its handlers or subscribers hang."""
+    for head in group.heads:
+        waits = age(now, group.waiting_since(head.published_at))
+        # Messages in backoff or snoozed are not stalled.
+        if waits >= times.still and (head.delivered_by or head.invisible_until <= now):
+            text = _(
+                "%(ref)s is stalled: it has live subscribers, but no delivery has ended in the last %(window)s; "
+                "%(lag)s, one of them for %(age)s."
+            )
+            values = {"ref": group.ref, "lag": waiting(group.lag), "age": duration(waits)}
+            values["window"] = duration(times.still)
+            since = group.waiting_since(head.published_at)
+            yield Problem(1, "still", text % values, group.ref, head.key, head.offset, since=since, messages=group.lag)
+            return
+
+
+def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
+    subsets = {row.subset for row in group.live}
+    if EVERYTHING in subsets or group.uptime(now) < times.started:
+        return
+    for head in group.heads:
+        if (
+            not any(head.key in subset for subset in subsets)
+            and age(now, group.waiting_since(head.published_at)) >= times.stuck
+        ):
+            text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")
+            yield Problem(
+                0,
+                "unserved",
+                text % {"ref": group.ref, "key": partition_text(*naming.lane_of(head.key), quoted=True)},
+                group.ref,
+                head.key,
+                since=group.waiting_since(head.published_at),
+                messages=group.backlog_of(head.key),
+            )
+            return

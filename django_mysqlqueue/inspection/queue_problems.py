@@ -1,0 +1,232 @@
+"""Problems of the queue as a whole: the outbox, relays, schedules, topics and subscribers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from django.db import Error
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import duration, moment
+from django_mysqlqueue.inspection import groupless
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
+from django_mysqlqueue.inspection.overview import QueueOverview
+from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
+from django_mysqlqueue.inspection.schedules import list_schedules
+from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+LEASES = PartitionLease._meta.db_table
+NAMES = 100
+"""Maximum number of lost subscribers of idle groups whose leases are read."""
+
+
+def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Yield lost subscribers, for each group with a backlog or with leases of theirs."""
+    lost = {(row.name, group.ref): row for group in overview.groups for row in group.subscribers if not row.live}
+    # Messages that it has claimed are unsettled, and so part of the backlog.
+    behind = {group.ref for group in overview.groups if group.lag or not group.lag.exact}
+    idle = sorted({name for name, ref in lost if ref not in behind})[:NAMES]
+    owners = _with_leases(session, idle)
+    for (name, ref), row in sorted(lost.items()):
+        if ref in behind or (name, ref) in owners:
+            text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
+            values = {"name": name, "ref": ref, "age": duration(age(overview.now, row.heartbeat_at))}
+            yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at)
+
+
+def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:
+    """Return the subscribers that own partitions, with the groups of these partitions."""
+    if not names:
+        return set()
+    places = ", ".join(["%s"] * len(names))
+    rows = session.rows(
+        f"SELECT DISTINCT leased_by, consumer_group, topic FROM {LEASES}"
+        f"{session.dialect.force_index('queue_leases_owner')} WHERE leased_by IN ({places})",
+        names,
+    )
+    return {(name, GroupRef(group, topic)) for name, group, topic in rows}
+
+
+def outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield problems of due messages that are not in the log yet. They are not part of any backlog."""
+    due, since = overview.outbox.waiting, overview.outbox.waiting_since
+    waits = age(overview.now, since)
+    if not due:
+        return
+    if waits < times.outbox:
+        # A group with work and no live subscribers is another problem.
+        if not overview.live and not any(group.has_work for group in overview.groups):
+            text = _("%(lag)s to be moved into the log, but no subscriber is running.")
+            yield Problem(2, "outbox", text % {"lag": waiting(due)}, since=since, messages=due)
+        return
+    values = {"lag": waiting(due), "age": duration(waits)}
+    if age(overview.now, overview.sequenced_at) < times.outbox:
+        # Many messages were committed at once, or by a long transaction: no alarm.
+        text = _(
+            "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
+        )
+        yield Problem(1, "outbox_behind", text % values, since=since, messages=due)
+    else:
+        text = _(
+            "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
+            "them."
+        )
+        yield Problem(0, "outbox", text % values, since=since, messages=due)
+
+
+def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield databases that do not receive the messages that are published for them via this one."""
+    for relay in overview.relays:
+        waits = age(overview.now, relay.oldest_at)
+        if relay.refused is not None:
+            yield _refused(relay, relay.refused, waits)
+            continue
+        if not relay.messages or waits < times.outbox:
+            continue
+        text = _("%(lag)s to be relayed to the database %(target)s, the oldest for %(age)s.")
+        values = {"lag": waiting(relay.messages), "target": repr(relay.target), "age": duration(waits)}
+        if relay.target in queue_aliases():
+            advice = _("It does not answer, or no subscriber works on this database.")
+        else:
+            advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
+        yield Problem(
+            0,
+            "relay",
+            f"{text} {advice}" % values,
+            database=relay.target,
+            since=relay.oldest_at,
+            messages=relay.messages,
+        )
+
+
+def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Problem:
+    text = _(
+        "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here (%(error)s). "
+        "%(lag)s to be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
+        "trigger."
+    )
+    values = {
+        "target": repr(relay.target),
+        "id": repr(message.id),
+        "topic": repr(message.topic),
+        "offset": message.offset,
+        "error": message.error,
+        "lag": waiting(relay.messages),
+        "age": duration(waits),
+    }
+    return Problem(
+        0,
+        "relay",
+        text % values,
+        offset=message.offset,
+        topic=message.topic,
+        message_id=message.id,
+        database=relay.target,
+        since=relay.oldest_at,
+        messages=relay.messages,
+    )
+
+
+def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
+    """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled.
+
+    Args:
+        session: session on the queue's database.
+        in_log: the topics that have messages in the log.
+        now: the database's clock, in epoch milliseconds.
+        bounds: limits of what is read.
+    """
+    for one in groupless.find(session, in_log, bounds=bounds):
+        text = ngettext(
+            "Topic %(topic)s has %(number)s message but no consumer group.",
+            "Topic %(topic)s has %(number)s messages but no consumer group.",
+            one.messages.value,
+        )
+        retention = get_settings().retention_of(one.topic, has_groups=False)
+        if retention is None:
+            fate = _("GC never deletes them.")
+        elif one.oldest_at is None:
+            fate = _("GC deletes each message %(retention)s after it entered the log.")
+        else:
+            fate = _("GC deletes each message %(retention)s after it entered the log, the first in %(left)s.")
+        values = {
+            "topic": repr(one.topic),
+            "number": one.messages,
+            "retention": duration(retention or 0),
+            "left": duration(max(0.0, (retention or 0) - age(now, one.oldest_at))),
+        }
+        yield Problem(
+            1, "groupless", f"{text} {fate}" % values, topic=one.topic, since=one.oldest_at, messages=one.messages
+        )
+
+
+def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator[Problem]:
+    """Yield a transaction that has been open for long, if the server shows it."""
+    found = _oldest_transaction(session)
+    if found is not None and found[0] >= times.transaction:
+        text = _(
+            "A transaction has been open for %(age)s (connection %(id)s). Until it ends, the server cannot purge rows "
+            "that were deleted since, and the queue's queries become slower."
+        )
+        values = {"age": duration(found[0]), "id": found[1]}
+        yield Problem(1, "long_transaction", text % values, since=now - found[0] * 1000)
+
+
+def _oldest_transaction(session: Session) -> tuple[int, int] | None:
+    """Return the age in seconds and the connection id of the oldest transaction; None if none is visible."""
+    for sql in session.dialect.oldest_transaction:
+        try:
+            row = session.row(sql)
+        except Error as error:
+            if not session.dialect.hides_transactions(error):
+                raise
+        else:
+            return None if row is None else (int(row[0]), int(row[1]))
+    return None
+
+
+def routes(overview: QueueOverview) -> Iterator[Problem]:
+    """Find topics that have moved to another database than the settings of this process name."""
+    topics = get_settings().topics
+    for topic, route in overview.routes.items():
+        configured = queue_alias(topic=topic)
+        leads = route.target or overview.using
+        if route.planned or leads == configured or (topics.of(topic).via or configured) != overview.using:
+            continue
+        text = _(
+            "Messages of the topic %(topic)s go to the database %(target)s since it was moved, but "
+            "MYSQLQUEUE['TOPICS'] names %(configured)s. Correct the settings, or move the topic with queuemove."
+        )
+        values = {"topic": topic, "target": repr(leads), "configured": repr(configured)}
+        yield Problem(0, "route", text % values, topic=topic)
+
+
+def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield recurring schedules whose ticks are overdue."""
+    for one in list_schedules(using=overview.using, runs=0):
+        values = {"name": one.name, "age": duration(one.overdue), "error": one.error}
+        if one.error and one.declared and not one.paused_at:
+            text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
+            yield Problem(1, "recurring", text % values, topic=one.topic or None)
+        if one.overdue < times.tick:
+            continue
+        since = overview.now - int(one.overdue * 1000)
+        if one.last_run:
+            text = _("The recurring schedule %(name)s has not run since %(since)s. It has been due for %(age)s.")
+            values["since"] = moment(one.last_run)
+        else:
+            text = _("The recurring schedule %(name)s has never run. It has been due for %(age)s.")
+        if one.declared:
+            yield Problem(0, "recurring", text % values, topic=one.topic, since=since)
+        elif overview.live:
+            text += " " + _("No running process declares it. If it is no longer needed, delete it with queuerecurring.")
+            yield Problem(2, "recurring", text % values, topic=one.topic, since=since)
+        else:
+            text += " " + _("No subscriber is running.")
+            yield Problem(0, "recurring", text % values, topic=one.topic, since=since)

@@ -1,0 +1,191 @@
+"""Problems are reported by their cause, and the state of the queue in one word."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, publish_many, subscriber
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.queue_states import STATES, Stage, an_outbox_that_nobody_moves
+
+pytestmark = pytest.mark.usefixtures("db")
+
+WAITS = Backoff(initial=36_000, jitter=0)
+
+
+def causes():
+    return find_causes(using=USING)
+
+
+def status():
+    overview = get_overview(using=USING)
+    return status_of(overview, find_causes(overview))
+
+
+def boom(text):
+    def fails(delivery):
+        raise ConnectionError(f"{text} {delivery.payload}")
+
+    return fails
+
+
+def failing(group="g", topic="t", *, partitions=25, text="no route to 10.0.0.7, request", clock, passed=120, **options):
+    """A group of which each attempt has failed for two minutes."""
+    sub = Sub(handler(topic, group, boom(text), backoff=WAITS, max_attempts=None, **options))
+    publish_many(topic, [Message(n, key=f"k{n:02}") for n in range(partitions) for _ in range(3)])
+    sub.settle()
+    sub.poller.write_rollups()
+    clock.advance(passed)
+    sub.heart.beat()
+    return sub
+
+
+@pytest.mark.parametrize("stage_state", STATES, ids=lambda state: state.__name__)
+def test_every_problem_belongs_to_one_cause(stage_state, clock, settings):
+    stage_state(Stage(clock, settings))
+    overview = get_overview(using=USING)
+    problems = find_problems(overview)
+    found = find_causes(overview, problems)
+    assert sorted((one for cause in found for one in cause.problems), key=repr) == sorted(problems, key=repr)
+    assert all(cause.text.endswith(".") and cause.advice.endswith((".", "?")) for cause in found)
+    assert [cause.severity for cause in found] == sorted(cause.severity for cause in found)
+    state = status_of(overview, found).state
+    assert (state == "ok") == all(one.severity == 2 for one in problems)
+
+
+def test_a_poison_message_in_each_of_25_partitions_is_one_cause(clock, no_handlers):
+    subscriber("t", group="g", on_failure="block")(boom(""))
+    failing(on_failure="block", clock=clock)
+    overview = get_overview(using=USING)
+    assert len(find_problems(overview)) == 26
+    (cause,) = causes()
+    assert cause.text == (
+        "Every attempt of g/t fails: 25 failures and no success in the last 10 min. 25 partitions of g/t wait for "
+        "messages that have failed; 75 messages are waiting, the oldest for 2 min."
+    )
+    assert (cause.kind, cause.severity, cause.partitions, cause.messages) == ("failing", 0, 25, Count(75))
+    assert cause.refs == (GroupRef("g", "t"),)
+    assert cause.since == pytest.approx(overview.now - 120_000, abs=60_000)
+    assert cause.sample.error.startswith("ConnectionError: no route to 10.0.0.7, request ")
+    found = status()
+    assert (found.state, found.text) == ("degraded", cause.text)
+    assert found.advice.startswith("Pause the group")
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_no_message_is_said_to_wait_where_none_does(mode, clock, no_handlers):
+    subscriber("t", group="g", mode=mode)(boom(""))
+    failing(mode=mode, clock=clock, partitions=4)
+    (cause,) = causes()
+    assert "messages of g/t have failed and will be retried; the oldest has waited for 2 min." in cause.text
+    assert "wait for" not in cause.text
+
+
+def test_groups_that_fail_with_the_same_error_have_one_cause(clock):
+    subs = [
+        failing("billing", "b", clock=clock, partitions=12, passed=0),
+        failing("mail", "m", clock=clock, partitions=12, passed=0),
+        failing("search", "s", clock=clock, partitions=12, text="index missing:"),
+    ]
+    for sub in subs:
+        sub.heart.beat()
+    first, second = causes()
+    assert first.refs == (GroupRef("billing", "b"), GroupRef("mail", "m"))
+    assert first.text.startswith("The handlers of 2 groups fail with the same error: billing/b, mail/m.")
+    assert second.refs == (GroupRef("search", "s"),)
+    assert second.sample.error.startswith("ConnectionError: index missing: ")
+
+
+def test_nobody_runs(clock):
+    """One cause, for groups, lost subscribers and the outbox."""
+    gone = Sub(handler("t", "g"), handler("t", "h"), handler("u", "i"))
+    publish_many("t", range(5))
+    publish_many("u", range(2))
+    sequence()
+    gone.step()
+    publish_many("t", range(3))
+    clock.advance(700)
+    assert len(find_problems(get_overview(using=USING))) == 7
+    (cause,) = causes()
+    assert cause.text == "No subscriber is running; 18 messages are waiting, the oldest for 11 min 40 s."
+    assert cause.messages == Count(18), "five in the log and three in the outbox for each of two groups, two for one"
+    assert cause.advice == "Start “manage.py runsubscriber”."
+    assert {one.kind for one in cause.problems} == {"no_subscriber", "silent", "outbox"}
+    assert status().state == "stopped"
+
+
+def test_one_group_without_subscribers_is_not_a_stop(clock):
+    busy = Sub(handler("t", "g"))
+    gone = Sub(handler("t", "h"))
+    publish_many("t", range(5))
+    sequence()
+    gone.step()
+    busy.step()
+    clock.advance(100)
+    busy.heart.beat()
+    (cause,) = causes()
+    assert cause.text.startswith("No live subscribers for h/t; 5 messages are waiting")
+    assert [one.kind for one in cause.problems] == ["no_subscriber", "silent"]
+    assert status().state == "degraded"
+
+
+def test_restarting_subscribers_are_a_note():
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    publish_many("t", range(5))
+    sequence()
+    (cause,) = causes()
+    assert (cause.severity, status().state) == (2, "ok")
+
+
+def test_many_paused_groups_are_one_cause():
+    Sub(*(handler("t", f"g{n}") for n in range(5)))
+    for number in range(5):
+        pausing.pause(USING, GroupRef(f"g{number}", "t"), actor="ada")
+    publish_many("t", range(2))
+    sequence()
+    (cause,) = causes()
+    assert cause.text == "5 groups are paused: g0/t, g1/t, g2/t and 2 more; 10 messages are waiting."
+    assert status().state == "stopped", "on purpose, but nothing is processed"
+
+
+def test_old_dead_letters_are_one_note(clock):
+    subs = [Sub(handler("t", name, lambda delivery: delivery.reject("no"))) for name in "ab"]
+    publish_many("t", range(2))
+    for sub in subs:
+        sub.settle()
+    sequence()
+    assert [(one.kind, one.severity, len(one.refs)) for one in causes()] == [("dead_letters", 1, 2)]
+    clock.advance(1000)
+    for sub in subs:
+        sub.heart.beat()
+    (cause,) = causes()
+    assert (cause.severity, cause.text) == (2, "2 groups have dead-lettered messages: a/t, b/t.")
+    assert (status().state, status().cause) == ("ok", cause)
+
+
+def test_an_outbox_that_nobody_empties_is_a_stop(clock, settings):
+    an_outbox_that_nobody_moves(Stage(clock, settings))
+    (cause,) = causes()
+    assert (cause.kind, status().state) == ("outbox", "stopped")
+
+
+def test_topics_without_groups_are_one_cause():
+    for topic in ("oders", "paymets"):
+        publish_many(topic, range(2))
+    sequence()
+    (cause,) = causes()
+    assert cause.text == "2 topics have messages but no consumer group: oders, paymets; 4 messages are waiting."
+    assert cause.messages == Count(4)
+
+
+def test_an_empty_queue_is_ok():
+    found = status()
+    assert (found.state, found.name, found.text) == ("ok", "OK", "No consumer group is registered yet.")
+    Sub(handler())
+    assert status().text == "1 consumer group, backlog 0. No problems found."
