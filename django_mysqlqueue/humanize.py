@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from django.conf import settings as django_settings
-from django.utils import timezone
+from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -84,6 +84,25 @@ def moment(milliseconds: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return _("%(number)s ms after 1970") % {"number": milliseconds}
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
+
+
+def since_text(milliseconds: int, now: int) -> str:
+    """Return when something began, localised, and how long ago: ``14:03 (12 min)``; with the date if not today.
+
+    Args:
+        milliseconds: when it began, in epoch milliseconds.
+        now: the database's clock, in epoch milliseconds.
+    """
+    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+    try:
+        began, today = (
+            datetime.datetime.fromtimestamp(one / 1000, datetime.UTC).astimezone(zone) for one in (milliseconds, now)
+        )
+    except (OverflowError, ValueError, OSError):
+        return moment(milliseconds)
+    is_today = began.date() == today.date()
+    text = formats.time_format(began, "H:i") if is_today else formats.date_format(began, "SHORT_DATETIME_FORMAT")
+    return f"{text} ({duration((now - milliseconds) / 1000)})"
 
 
 def messages(number: int) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.formatting import redacted, since_text
+from django_mysqlqueue.admin.formatting import redacted
 from django_mysqlqueue.inspection import Cause, Problem, QueueStatus
-from django_mysqlqueue.service.counts import Count
 
 CAUSES = 7
 """Maximum number of causes that a page shows without a click."""
@@ -94,27 +92,7 @@ def _shown(dashboard: DashboardContext, cause: Cause, now: int, alias: str) -> S
     several = len(cause.problems) > 1
     symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
     place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")
-    return ShownCause(cause, place, *link_of(dashboard, first), _facts(cause, now), error, symptoms, alias)
-
-
-def _facts(cause: Cause, now: int) -> str:
-    parts = []
-    if len(cause.refs) > 1:
-        parts.append(_counted(ngettext("%(number)s group", "%(number)s groups", len(cause.refs)), len(cause.refs)))
-    if cause.partitions > 1:
-        number = cause.partitions
-        parts.append(_counted(ngettext("%(number)s partition", "%(number)s partitions", number), number))
-    messages: Count = cause.messages
-    if messages:
-        text = ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value)
-        parts.append(text % {"number": messages})
-    if cause.since is not None:
-        parts.append(_("since %(time)s") % {"time": since_text(cause.since, now)})
-    return " · ".join(parts)
-
-
-def _counted(text: str, number: int) -> str:
-    return text % {"number": f"{number:,}"}
+    return ShownCause(cause, place, *link_of(dashboard, first), cause.facts(now), error, symptoms, alias)
 
 
 def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from django.conf import settings as django_settings
-from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.humanize import messages as messages
 from django_mysqlqueue.humanize import moment as moment
 from django_mysqlqueue.redaction import redacted as redacted
@@ -71,25 +67,6 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Return metadata as indented JSON, or in a single line if it is nested too deeply."""
     lines = json_lines(metadata)
     return json.dumps(metadata) if lines is None else lines
-
-
-def since_text(milliseconds: int, now: int) -> str:
-    """Return when something began, localised, and how long ago: ``14:03 (12 min)``; with the date if not today.
-
-    Args:
-        milliseconds: when it began, in epoch milliseconds.
-        now: the database's clock, in epoch milliseconds.
-    """
-    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    try:
-        began, today = (
-            datetime.datetime.fromtimestamp(one / 1000, datetime.UTC).astimezone(zone) for one in (milliseconds, now)
-        )
-    except (OverflowError, ValueError, OSError):
-        return moment(milliseconds)
-    is_today = began.date() == today.date()
-    text = formats.time_format(began, "H:i") if is_today else formats.date_format(began, "SHORT_DATETIME_FORMAT")
-    return f"{text} ({duration((now - milliseconds) / 1000)})"
 
 
 def redacted_line(line: str, *, topic: str, cut: bool) -> str:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_mysqlqueue.error_texts import masked
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.humanize import duration, since_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Kind, Problem, age, waiting
 from django_mysqlqueue.inspection.problems import find_problems
@@ -21,6 +21,9 @@ FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "stuck", "dead_l
 """Kinds of problems that failing handlers cause, the most telling one first."""
 NAMED = 3
 """Maximum number of names in the text of a cause."""
+
+_UNSERVED: tuple[Kind, ...] = ("no_subscriber", "silent")
+"""Kinds of problems of a group without subscribers."""
 
 ADVICE = {
     "unavailable": gettext_lazy("Check the database server, and the network between it and this process."),
@@ -44,6 +47,7 @@ ADVICE = {
     "relay": gettext_lazy("Make that database available; the messages wait here until then."),
     "moves": gettext_lazy("Finish the move, or cancel it."),
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
+    "mode": gettext_lazy("Change the mode with queuegroupmode, or deploy the code with the registered mode."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
 }
 """By kind of problem, the next step."""
@@ -97,6 +101,11 @@ SEVERAL = {
     "route": ngettext_lazy(
         "%(number)s topic was moved to another database than MYSQLQUEUE['TOPICS'] names",
         "%(number)s topics were moved to other databases than MYSQLQUEUE['TOPICS'] names",
+        "number",
+    ),
+    "mode": ngettext_lazy(
+        "%(number)s group is registered with another mode than the code declares",
+        "%(number)s groups are registered with other modes than the code declares",
         "number",
     ),
     "recurring": ngettext_lazy(
@@ -159,13 +168,32 @@ class Cause:
         """When it began, as far as this is known, in epoch milliseconds."""
         return min((one.since for one in self.problems if one.since is not None), default=None)
 
+    def facts(self, now: int) -> str:
+        """Return how much it holds up and since when, in the active language.
+
+        Args:
+            now: the database's clock, in epoch milliseconds.
+        """
+        counts = (
+            (len(self.refs), ngettext("%(number)s group", "%(number)s groups", len(self.refs))),
+            (self.partitions, ngettext("%(number)s partition", "%(number)s partitions", self.partitions)),
+        )
+        parts = [text % {"number": f"{number:,}"} for number, text in counts if number > 1]
+        if self.messages:
+            text = ngettext("%(number)s waiting message", "%(number)s waiting messages", self.messages.value)
+            parts.append(text % {"number": self.messages})
+        if self.since is not None:
+            parts.append(_("since %(time)s") % {"time": since_text(self.since, now)})
+        return " · ".join(parts)
+
 
 def find_causes(
     overview: QueueOverview | None = None, problems: Iterable[Problem] | None = None, *, using: str | None = None
 ) -> list[Cause]:
     """Return the causes of problems, worst first.
 
-    If no subscriber runs, that is the cause of all groups without subscribers, of lost subscribers, and of messages
+    A group's mode that differs from the code is the cause of its missing subscribers. If no subscriber runs, that is
+    the cause of all other groups without subscribers, of lost subscribers, and of messages
     that stay in the outbox. Failures of a group have one cause; so have those of several groups with the same error.
     Other problems of one kind are together, too.
 
@@ -189,15 +217,16 @@ def find_causes(
         rest[:] = [one for one in rest if not wanted(one)]
         return taken
 
+    refused = {one.ref for one in rest if one.kind == "mode"}
+    if refused:
+        found.append(_several(overview, take(lambda one: one.kind in ("mode", *_UNSERVED) and one.ref in refused)))
     # An overview of some groups does not tell whether others have subscribers.
     is_whole = overview.topics is not None
     if is_whole and not overview.live and any(one.kind in ("no_subscriber", "outbox") for one in rest):
         found.append(_nobody(overview, take(_needs_a_subscriber)))
     unserved = {one.ref for one in rest if one.kind == "no_subscriber"}
     if unserved:
-        found.append(
-            _several(overview, take(lambda one: one.kind in ("no_subscriber", "silent") and one.ref in unserved))
-        )
+        found.append(_several(overview, take(lambda one: one.kind in _UNSERVED and one.ref in unserved)))
     failures = _by_failure(take(lambda one: one.kind in FAILURES))
     found += [_failure(overview, alike) for alike in failures.values()]
     by_kind: dict[Kind, list[Problem]] = {}
@@ -314,6 +343,7 @@ def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
 
 def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return the cause of problems of one kind, and of others that these explain."""
+    problems = sorted(problems, key=lambda one: one.kind in _UNSERVED)
     main = problems[0]
     alike = [one for one in problems if one.kind == main.kind]
     cause = Cause(tuple(problems), main.text, str(ADVICE[main.kind]))

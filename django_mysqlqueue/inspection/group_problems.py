@@ -22,6 +22,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
+from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 
 
 @dataclass(slots=True)
@@ -57,11 +58,14 @@ class _Waiting(TypedDict):
     messages: Count
 
 
-def progress(group: GroupOverview, now: int, times: StallTimes, *, moves: bool) -> Iterator[Problem]:
+def progress(
+    group: GroupOverview, handler: Handler | None, now: int, times: StallTimes, *, moves: bool
+) -> Iterator[Problem]:
     """Yield the reasons why messages of a group wait.
 
     Args:
         group: the group.
+        handler: its handler, if this project has one.
         now: the database's clock, in epoch milliseconds.
         times: times after which a lack of progress is a problem.
         moves: True if a delivery has ended within ``times.still``.
@@ -78,6 +82,10 @@ def progress(group: GroupOverview, now: int, times: StallTimes, *, moves: bool) 
         values = {"ref": ref, "error": group.filter, "lag": waiting(group.waiting_messages)}
         is_late = waits >= times.stuck and not (group.paused or unfinished)
         yield Problem(0 if is_late else 2, "filter", text % values, **all_waits)
+    if handler is not None and handler.mode != group.mode:
+        # Subscribers with the code of another release may still work.
+        severity = 0 if group.has_work and not group.live else 1
+        yield Problem(severity, "mode", mode_text(handler, group.mode), **all_waits)
     if unfinished == "drop":
         text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, **all_waits)
@@ -99,7 +107,7 @@ def progress(group: GroupOverview, now: int, times: StallTimes, *, moves: bool) 
         # The subscribers may be restarting.
         yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, **all_waits)
     elif group.live:
-        found = [*_stuck(group, now, times), *_unserved(group, now, times)]
+        found = [*_stuck(group, handler, now, times), *_unserved(group, now, times)]
         yield from found
         if group.limited and group.has_work:
             yield _limited(group)
@@ -154,9 +162,9 @@ def failures(
         yield Problem(1 if recent or not recent.exact else 2, "dead_letters", text % values, ref)
 
 
-def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
+def _stuck(group: GroupOverview, handler: Handler | None, now: int, times: StallTimes) -> Iterator[Problem]:
     """Yield messages that fail repeatedly. Other messages wait for them only with ``on_failure="block"``."""
-    blocks = blocks_on_failure(group.ref, group.mode)
+    blocks = blocks_on_failure(group.mode, handler)
     for head in group.heads:
         waits = age(now, group.waiting_since(head.published_at))
         if head.attempts and waits >= times.stuck:

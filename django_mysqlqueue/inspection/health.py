@@ -14,6 +14,7 @@ from django_mysqlqueue.conf import HealthSettings, check_health_option, get_sett
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
+from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.problems import find_problems
@@ -123,6 +124,10 @@ class HealthReport:
     """The problems that make the queue unhealthy."""
     notes: tuple[HealthFinding, ...]
     """Problems that do not make the queue unhealthy."""
+    beyond: tuple[HealthFinding, ...] = ()
+    """The findings that are limits which are exceeded."""
+    causes: tuple[Cause, ...] = ()
+    """The causes of the problems, worst first."""
 
     @property
     def healthy(self) -> bool:
@@ -261,11 +266,21 @@ def _report(
         for one in find_problems(state, thresholds=limits.thresholds(), stall_times=stall_times)
         if scope is None or scope.has(one)
     ]
-    alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]
+    alarming = [one for one in others if _is_alarming(one)]
     outbox = [] if scope is not None and not scope.topics else _outbox_beyond(limits, state)
-    findings = [*outbox, *_beyond(limits, chosen, state), *map(_finding, alarming)]
     notes = [_finding(one) for one in others if one not in alarming]
-    return HealthReport(chosen, state, tuple(findings), tuple(notes))
+    beyond = (*outbox, *_beyond(limits, chosen, state))
+    causes = find_causes(state if scope is None else dataclasses.replace(state, topics=None), others)
+    return HealthReport(chosen, state, (*beyond, *map(_finding, alarming)), tuple(notes), beyond, tuple(causes))
+
+
+def is_alarm(cause: Cause) -> bool:
+    """Return whether one of its problems makes the queue unhealthy."""
+    return any(map(_is_alarming, cause.problems))
+
+
+def _is_alarming(problem: Problem) -> bool:
+    return problem.severity == URGENT or problem.kind in LOSES_MESSAGES
 
 
 def _finding(problem: Problem) -> HealthFinding:

@@ -35,6 +35,7 @@ Kind = Literal[
     "route",
     "recurring",
     "unavailable",
+    "mode",
 ]
 
 
@@ -67,6 +68,7 @@ class Problem:
     - ``groupless``: a topic has messages and no consumer group.
     - ``recurring``: a recurring schedule has not run when it was due.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
+    - ``mode``: a group is registered with another mode than this project's code declares.
     - ``unavailable``: the database refuses or does not answer. ``find_problems`` raises an error then.
     """
     text: str

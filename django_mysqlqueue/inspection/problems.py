@@ -14,6 +14,7 @@ from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import known_handlers
 
 
 def find_problems(
@@ -57,8 +58,11 @@ def find_problems(
             bucket.acked or bucket.failed or bucket.dead_lettered or any(bucket.passed.values())
         ):
             moving.add(bucket.ref)
+    declared = known_handlers()
     for group in overview.groups:
-        found += group_problems.progress(group, overview.now, stall_times, moves=group.ref in moving)
+        found += group_problems.progress(
+            group, declared.get(group.ref), overview.now, stall_times, moves=group.ref in moving
+        )
         ended = lately.get(group.ref, Ended())
         found += group_problems.failures(group, ended, thresholds, stall_times, overview.now, overview.window)
     found += queue_problems.lost_subscribers(session, overview)

@@ -17,7 +17,7 @@ from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.effective import blocks_on_failure
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
 
 NAMED = 5
 """Maximum number of messages that a preview describes one by one."""
@@ -117,7 +117,7 @@ def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> s
 
 def _order_warnings(found: FoundGroup) -> list[str]:
     """Return what moving retries means for the messages behind them."""
-    match blocks_on_failure(found.ref, found.mode):
+    match blocks_on_failure(found.mode, known_handlers().get(found.ref)):
         case True:
             return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
         case None:

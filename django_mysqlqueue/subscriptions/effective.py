@@ -89,22 +89,26 @@ class GroupOption:
         return f"{self.registered_text or self.code_text} ({self.origin})"
 
 
-def blocks_on_failure(ref: GroupRef, mode: str) -> bool | None:
+def known_handlers() -> dict[GroupRef, Handler]:
+    """Return the handlers of this project; none if two are declared for a group, which ``check`` reports."""
+    try:
+        return registry.subscriptions()
+    except SubscriberError:
+        return {}
+
+
+def blocks_on_failure(mode: str, handler: Handler | None) -> bool | None:
     """Return whether the messages of a partition wait for one that has failed.
 
     Args:
-        ref: the group and its topic.
-        mode: its mode, ``"ordered"`` or ``"shared"``.
+        mode: the mode of the group, ``"ordered"`` or ``"shared"``.
+        handler: its handler, if this project has one.
 
     Returns:
         True for ``on_failure="block"``; None if this project has no handler for an ordered group.
     """
     if mode != ConsumerGroup.Mode.ORDERED:
         return False
-    try:
-        handler = registry.subscriptions().get(ref)
-    except SubscriberError:  # ``check`` reports it
-        handler = None
     return None if handler is None else handler.on_failure == "block"
 
 

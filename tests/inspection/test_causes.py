@@ -135,6 +135,21 @@ def test_one_group_without_subscribers_is_not_a_stop(clock):
     assert status().state == "degraded"
 
 
+def test_a_mode_that_differs_from_the_code_explains_why_nobody_runs(clock, no_handlers):
+    sub = Sub(handler("t", "g"))
+    publish_many("t", range(5))
+    sequence()
+    subscriber("t", group="g", mode="shared")(print)
+    (cause,) = causes()
+    assert (cause.kind, cause.severity) == ("mode", 1), "subscribers of the release before still work"
+    assert "is registered as ordered, but" in cause.text
+    sub.leave()
+    clock.advance(100)
+    (cause,) = causes()
+    assert [one.kind for one in cause.problems] == ["mode", "no_subscriber"]
+    assert (cause.severity, status().state, cause.messages) == (0, "stopped", Count(5))
+
+
 def test_restarting_subscribers_are_a_note():
     groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
     publish_many("t", range(5))

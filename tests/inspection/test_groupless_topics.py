@@ -151,7 +151,8 @@ def test_queuehealth_fails(settings):
         "Topic 'orders.plced' has 2 messages but no consumer group. "
         "GC deletes each message 7 d after it entered the log, the first in 7 d."
     )
-    assert health_of() == (1, f"PROBLEM  {text}\n")
+    advice = "Correct the topic where it is published, or deploy the handler."
+    assert health_of() == (1, f"PROBLEM  {text} {advice}\n")
     code, output = health_of("--format", "json")
     assert code == 1
     assert json.loads(output)["problems"] == [

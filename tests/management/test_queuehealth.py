@@ -239,7 +239,7 @@ def test_another_database(db, queue_db):
     assert run()[0] == 0
     code, output = run("--database", "queue")
     assert code == 1
-    assert "PROBLEM  The outbox is stalled" in output
+    assert "PROBLEM  No subscriber is running; 1 message is waiting" in output
 
 
 def test_a_database_that_fails_is_no_health(db, monkeypatch):
@@ -273,7 +273,9 @@ def test_a_filter_that_cannot_be_parsed(db, clock):
         "note     Subscribers of this release claim nothing for g/t, because they cannot parse its filter: " in output
     )
     assert "there is no operator 'sounds-like'" in output
-    assert output.splitlines()[0].endswith("3 messages are waiting.")
+    assert output.splitlines()[0].endswith(
+        "3 messages are waiting. Upgrade the subscribers, or set another filter with queueset."
+    )
     clock.advance(100)
     sub.heart.beat()
     assert kinds() == {("filter", "g")}

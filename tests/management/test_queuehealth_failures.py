@@ -31,7 +31,7 @@ def test_a_bad_deploy_is_unhealthy_at_once(db):
     deploy(200, bad=200)
     code, output = run()
     assert code == 1
-    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min; the limit is 10.\n" in output
+    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min; the limit is 10. Fix the handler" in output
     assert kinds() == {("recent_dead_letters", "g")}
 
 
@@ -40,7 +40,8 @@ def test_a_few_dead_letters_are_a_note(db, number, code):
     deploy(number + 100, bad=number).poller.write_rollups()
     found, output = run()
     assert found == code
-    assert f"note     g/t has dead-lettered messages: {number} in t_dlq." in output
+    kind = "PROBLEM  g/t dead-lettered 11 messages" if code else f"note     g/t has dead-lettered messages: {number} in"
+    assert output.startswith(kind)
 
 
 def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
@@ -75,7 +76,7 @@ def test_the_share_of_failures(db, clock):
     sub.heart.beat()
     assert kinds() == set(), "a quarter"
     assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
-    text = "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%.\n"
+    text = "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%. Pause the group"
     assert text in run("--max-failure-ratio", "0.2")[1]
     assert kinds("--max-failure-ratio", "0.25") == set()
     assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()

@@ -20,7 +20,7 @@ from django_mysqlqueue.inspection import (
     StallTimes,
     check_health,
 )
-from django_mysqlqueue.inspection.health import check_selected, databases_of, require_registered
+from django_mysqlqueue.inspection.health import check_selected, databases_of, is_alarm, require_registered
 from django_mysqlqueue.management.base import ReadingCommand, database_of
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
@@ -129,10 +129,12 @@ class Command(ReadingCommand):
         return _as_json(using, found)
 
     def show(self, using: str, found: HealthReport) -> None:
-        for finding in found.findings:
+        for finding in found.beyond:
             self.stdout.write(self.style.ERROR(f"PROBLEM  {finding.text}"))
-        for note in found.notes:
-            self.stdout.write(self.style.WARNING(f"note     {note.text}"))
+        # The causes are in the order of severity, and a topic without a group is alarming although its severity is 1.
+        for cause in sorted(found.causes, key=is_alarm, reverse=True):
+            style, name = (self.style.ERROR, "PROBLEM ") if is_alarm(cause) else (self.style.WARNING, "note    ")
+            self.stdout.write(style(f"{name} {cause.text} {cause.advice}"))
         if self._selects and not found.groups:
             self.stdout.write("None of the selected groups is registered here.")
         elif found.healthy:

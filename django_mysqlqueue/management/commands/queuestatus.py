@@ -14,12 +14,16 @@ from django_mysqlqueue.humanize import counted, duration, moment, shortened
 from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
+    Cause,
     GroupOverview,
     Problem,
     QueueOverview,
+    QueueStatus,
+    find_causes,
     find_problems,
     get_overview,
     partitions,
+    status_of,
 )
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import ReadingCommand
@@ -47,6 +51,8 @@ class Status:
     """For each group, the number of messages of the last hour that were settled without a call, by reason
     (``rollups.PASSED``)."""
     problems: Sequence[Problem]
+    causes: Sequence[Cause]
+    summary: QueueStatus
 
 
 class Command(ReadingCommand):
@@ -59,6 +65,10 @@ class Command(ReadingCommand):
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
         parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._verbosity = options["verbosity"]
+        super().handle(*args, **options)
 
     def read(self, using: str, options: dict[str, Any]) -> Status:
         return read_status(using)
@@ -85,6 +95,7 @@ class Command(ReadingCommand):
         if queue.debounced:
             replaced = counted(queue.debounced, "debounced message")
             self.stdout.write(f"{replaced} replaced by later ones before entering the log.\n")
+        self._summary(status.summary)
         if not status.topics and not queue.groups:
             self.stdout.write("The queue has no messages and no consumer groups.")
             return
@@ -94,11 +105,30 @@ class Command(ReadingCommand):
                     self.stdout.write("")
                 self.stdout.write(heading(title))
                 write_table(self.stdout, columns, rows)
-        if status.problems:
+        if status.causes:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
-            for problem in status.problems:
-                self.stdout.write(self.style.WARNING(f"  {problem.text}"))
+            for cause in status.causes:
+                self._cause(cause, queue.now)
+
+    def _summary(self, found: QueueStatus) -> None:
+        styles = {"ok": self.style.SUCCESS, "degraded": self.style.WARNING, "stopped": self.style.ERROR}
+        self.stdout.write(f"{styles[found.state](found.name)}: {found.text}")
+        if found.advice:
+            self.stdout.write(f"Next step: {found.advice}")
+
+    def _cause(self, cause: Cause, now: int) -> None:
+        style = self.style.ERROR if cause.severity == 0 else self.style.WARNING
+        self.stdout.write(style(f"  {cause.text}"))
+        for line in (cause.sample.error if cause.sample else "", cause.facts(now), cause.advice):
+            if line:
+                self.stdout.write(f"    {line}")
+        number = len(cause.problems)
+        if number > 1 and self._verbosity < 2:
+            self.stdout.write(f"    {number:,} symptoms (--verbosity 2 lists them)")
+        elif number > 1:
+            for problem in cause.problems:
+                self.stdout.write(f"    - {problem.text}")
 
 
 def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
@@ -210,7 +240,9 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     passed: defaultdict[GroupRef, Counter[str]] = defaultdict(Counter)
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
-    return Status(queue, read_topics(session, queue.now), leases, passed, find_problems(queue))
+    problems = find_problems(queue)
+    causes = find_causes(queue, problems)
+    return Status(queue, read_topics(session, queue.now), leases, passed, problems, causes, status_of(queue, causes))
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
@@ -234,6 +266,26 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
         "groups": [
             _group(group, queue.now, status.leases.get(group.ref, {}), status.passed[group.ref])
             for group in queue.groups
+        ],
+        "status": {
+            "state": status.summary.state,
+            "text": status.summary.text,
+            "next_step": status.summary.advice,
+        },
+        "causes": [
+            {
+                "severity": one.severity,
+                "kind": one.kind,
+                "text": one.text,
+                "next_step": one.advice,
+                "error": one.sample.error if one.sample else None,
+                "groups": [{"group": ref.group, "topic": ref.topic} for ref in one.refs],
+                "partitions": one.partitions,
+                "messages": one.messages.value,
+                "since": one.since,
+                "problems": len(one.problems),
+            }
+            for one in status.causes
         ],
         "problems": [
             {
