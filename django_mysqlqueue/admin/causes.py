@@ -68,7 +68,7 @@ def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
     """
     if status.cause is None or status.state == "ok":
         return Banner(status)
-    return Banner(status, *link_of(dashboard, status.cause.problems[0]))
+    return Banner(status, *_link(dashboard, status.cause))
 
 
 def shown(dashboard: DashboardContext, causes: Iterable[Cause], now: int, *, alias: str = "") -> list[ShownCause]:
@@ -92,7 +92,16 @@ def _shown(dashboard: DashboardContext, cause: Cause, now: int, alias: str) -> S
     several = len(cause.problems) > 1
     symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
     place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")
-    return ShownCause(cause, place, *link_of(dashboard, first), cause.facts(now), error, symptoms, alias)
+    return ShownCause(cause, place, *_link(dashboard, cause), cause.facts(now), error, symptoms, alias)
+
+
+def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
+    """Return the link for a cause: that of its most telling problem, unless others of the kind have other pages."""
+    if cause.kind == "no_subscriber" and len(cause.problems) > 1:
+        return dashboard.url("subscribers"), _("Open subscribers")
+    if len(cause.refs) > 1:
+        return "", ""
+    return link_of(dashboard, cause.problems[0])
 
 
 def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:

@@ -87,21 +87,20 @@ def progress(
         severity = 0 if group.has_work and not group.live else 1
         yield Problem(severity, "mode", mode_text(handler, group.mode), **all_waits)
     if unfinished == "drop":
-        text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        text = _("A drop of %(ref)s has not finished.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, **all_waits)
     elif unfinished == "move":
         text = _("%(ref)s waits until it has settled all messages in the database that its topic leaves; %(lag)s.")
         yield Problem(2, "moves", text % {"ref": ref, "lag": waiting(group.waiting_messages)}, **all_waits)
     elif unfinished:
-        text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        text = _("A seek of %(ref)s has not finished.") % {"ref": ref}
         yield Problem(0, "seek_ended_early", text, **all_waits)
     elif group.paused:
         text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": waiting(group.waiting_messages)}
         yield Problem(1 if group.has_work else 2, "paused", text, **all_waits)
     elif group.has_work and not group.live:
         text = _(
-            "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group. "
-            "Start a subscriber, or drop the group if it is no longer needed."
+            "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group."
         )
         values = {"ref": ref, "lag": waiting(group.waiting_messages), "age": duration(waits)}
         # The subscribers may be restarting.

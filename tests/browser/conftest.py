@@ -60,7 +60,7 @@ def site(db: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     # A subscriber is as soon silent for the pages as for the others.
     settings.MYSQLQUEUE = SHORT
     # What stands still is a problem at once: a person waits a minute for that, a test does not.
-    monkeypatch.setattr(base.Page, "stall_times", StallTimes(stuck=0.5))
+    monkeypatch.setattr(base.Page, "stall_times", StallTimes(stuck=0.5, started=0.5))
     site = Site()
     yield site
     site.stop()
