@@ -21,13 +21,13 @@ SECRET_KEY = env.str("SECRET_KEY", default="insecure-demo-key-for-local-use-only
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 
 INSTALLED_APPS = [
+    "django_mysqlqueue",  # before the admin, whose index then shows the state of the queue
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "django_mysqlqueue",
     "example_project.commits",
 ]
 if django.VERSION < (6, 0):

@@ -12,12 +12,12 @@ env = environ.Env()
 
 SECRET_KEY = "tests"  # noqa: S105
 INSTALLED_APPS = [
+    "django_mysqlqueue",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
-    "django_mysqlqueue",
     "tests.app",
 ]
 if django.VERSION < (6,):

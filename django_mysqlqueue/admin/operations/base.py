@@ -28,6 +28,7 @@ from django_mysqlqueue.admin.permissions import (
     may_view,
     search_refused,
 )
+from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
@@ -235,6 +236,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             except QueueError as error:
                 refusal = str(error)
     if one is not None and runs:
+        shared.clear()
         return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal, back=back)
     context = {
         "title": str(operation.label),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.pages.overview import Card, OverviewPage, Summary
 from django_mysqlqueue.admin.permissions import visible
-from django_mysqlqueue.inspection import QueueStatus
+from django_mysqlqueue.admin.status import worst
 from django_mysqlqueue.sql.several import Unread, read_each
 
 CSS = {"ok": "mq-ok", "degraded": "mq-warn", "stopped": "mq-bad"}
@@ -69,18 +65,3 @@ class DatabasesPage(OverviewPage):
     def _database_row(self, alias: str, found: Summary) -> DatabaseRow:
         link = self.dashboard.url("changelist", database=alias)
         return DatabaseRow(alias, link, found.status.name, CSS[found.status.state], found.cards)
-
-
-def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:
-    """Return the state of several databases, with the one whose problem is the worst: stopped if all of them are.
-
-    Args:
-        found: the state of each.
-    """
-    order = ("stopped", "degraded", "ok")
-    alias, status = min(found.items(), key=lambda item: order.index(item[1].state))
-    if status.state == "ok":
-        databases = ngettext("%(number)s database", "%(number)s databases", len(found)) % {"number": len(found)}
-        return alias, replace(status, text=_("%(databases)s. No problems found.") % {"databases": databases})
-    are_all_stopped = all(one.state == "stopped" for one in found.values())
-    return alias, replace(status, state="stopped" if are_all_stopped else "degraded", text=f"{alias}: {status.text}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.utils import timezone, translation
+from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -16,16 +16,14 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import causes, charts
 from django_mysqlqueue.admin.causes import ShownCause
 from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
-from django_mysqlqueue.admin.shared import shared
+from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
-    Bounds,
     Cause,
     GroupOverview,
     Problem,
     QueueOverview,
     QueueStatus,
-    StallTimes,
     find_causes,
     find_problems,
     get_overview,
@@ -250,24 +248,6 @@ class OverviewPage(Page):
             "p95": _said(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
-
-
-def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> tuple[QueueOverview, list[Problem]]:
-    """Read the state of a database and its problems, or return what another request has read within two seconds.
-
-    Args:
-        using: alias of the database.
-        bounds: limits of how much is read.
-        stall_times: times after which a lack of progress is a problem.
-    """
-
-    def read() -> tuple[QueueOverview, list[Problem]]:
-        found = get_overview(using=using, bounds=bounds)
-        return found, find_problems(found, stall_times=stall_times)
-
-    # Texts of problems are in the reader's language and time zone.
-    where = (translation.get_language(), timezone.get_current_timezone_name())
-    return shared.get(("overview", using, bounds, stall_times, *where), read)
 
 
 def _passed_texts(passed: Counter[str]) -> list[str]:

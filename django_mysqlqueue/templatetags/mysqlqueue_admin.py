@@ -1,0 +1,32 @@
+"""A template tag for pages of the admin that are not the dashboard's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.urls import NoReverseMatch
+
+from django_mysqlqueue.addresses import url
+from django_mysqlqueue.admin.permissions import may_view
+from django_mysqlqueue.admin.status import read_status
+from django_mysqlqueue.service.databases import queue_aliases
+
+register = template.Library()
+
+
+@register.inclusion_tag("admin/django_mysqlqueue/dashboard/index_status.html", takes_context=True)
+def queue_status(context: dict[str, Any]) -> dict[str, Any]:
+    """Show the state of the queue in one line, to users who may view the whole dashboard on this admin site.
+
+    Args:
+        context: the template's context.
+    """
+    request = context["request"]
+    try:
+        link = url(getattr(request, "current_app", "") or "admin", "changelist")
+    except NoReverseMatch:
+        return {}
+    if not may_view(request, None):
+        return {}
+    return {"status": read_status(queue_aliases()), "link": link}

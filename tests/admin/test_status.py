@@ -1,0 +1,195 @@
+"""The state of the queue: above the dashboard's pages, on the admin's index, and read once for several viewers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.admin import status
+from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
+from django_mysqlqueue.admin.shared import SharedReads, shared
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.inspection import QueueStatus
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.dashboard import ROOT, confirm, page
+from tests.support.harness import USING, Sub, handler, sequence
+
+pytestmark = pytest.mark.usefixtures("db")
+
+INDEX = "/admin/"
+
+
+@pytest.fixture
+def sharing(monkeypatch):
+    """Values are shared as in production."""
+    monkeypatch.setattr(SharedReads, "SECONDS", 2.0)
+    shared.clear()
+    yield
+    shared.clear()
+
+
+def abandoned(number=1):
+    for one in range(number):
+        groups.register(USING, GroupRef(f"g{one}", "t"), mode="ordered", start="earliest")
+    publish_many("t", range(3))
+    sequence()
+
+
+def test_the_index_of_the_admin_shows_the_state(client, clock):
+    Sub(handler())
+    text = client.get(INDEX).content.decode()
+    assert "Message queue: OK" in text
+    assert "1 consumer group, backlog 0. No problems found." in text
+    abandoned()
+    clock.advance(100)
+    text = client.get(INDEX).content.decode()
+    assert "Message queue: Stopped" in text
+    assert "No subscriber is running; 6 messages are waiting" in text
+    assert f'<a href="{ROOT}">Open dashboard</a>' in text
+    assert client.get("/deep/er/ops/").content.decode().count('href="/deep/er/ops/django_mysqlqueue/dashboard/"') >= 2
+
+
+def test_the_index_shows_it_to_those_who_may_view_the_dashboard(make_client):
+    assert "Message queue:" not in make_client("view_user").get(INDEX).content.decode()
+    assert "Message queue: OK" in make_client("view_dashboard").get(INDEX).content.decode()
+
+
+def test_the_index_works_if_the_queue_cannot_be_read(client, monkeypatch):
+    def fail(**_):
+        raise OperationalError(2002, "Can't connect")
+
+    monkeypatch.setattr(status, "get_overview", fail)
+    monkeypatch.setattr("django_mysqlqueue.sql.failures.kind_of", lambda using, error: "unreachable")
+    monkeypatch.setattr("django_mysqlqueue.sql.failures.explain", lambda using, error: f"{using!r} is gone.")
+    answer = client.get(INDEX)
+    assert answer.status_code == 200
+    assert "Message queue: Stopped" in answer.content.decode()
+    assert "is gone." in answer.content.decode()
+
+
+def test_the_state_of_several_databases():
+    found = {name: QueueStatus(state, f"{state}!") for name, state in (("a", "ok"), ("b", "stopped"))}
+    assert status.worst(found) == ("b", QueueStatus("degraded", "b: stopped!"))
+    assert status.worst({"b": found["b"]}) == ("b", QueueStatus("stopped", "b: stopped!"))
+    assert status.worst({"a": found["a"], "c": found["a"]})[1].text == "2 databases. No problems found."
+
+
+def test_causes_beyond_seven_are_folded(client, monkeypatch):
+    for number in range(CAUSES + 2):
+        publish_many(f"typo{number}", range(2))
+    abandoned()
+    assert [len(one.cause.problems) for one in client.get(ROOT).context["causes"]] == [CAUSES + 2, 1], "by cause"
+    monkeypatch.setattr("django_mysqlqueue.admin.causes.CAUSES", 1)
+    answer = client.get(ROOT)
+    assert "1 more problem<" in answer.content.decode()
+    assert (len(answer.context["causes"]), len(answer.context["more_causes"])) == (1, 1)
+
+
+def test_symptoms_beyond_fifty_are_counted(client, clock):
+    sub = Sub(handler(function=lambda delivery: delivery.nack(), backoff=Backoff(36_000, jitter=0), max_attempts=None))
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(SYMPTOMS)])
+    sub.settle()
+    sub.poller.write_rollups()
+    clock.advance(100)
+    sub.heart.beat()
+    (cause,) = client.get(ROOT).context["causes"]
+    assert (len(cause.symptoms), cause.more_symptoms) == (SYMPTOMS, 1), "and that every attempt fails"
+    assert "1 more is not listed." in page(client)
+
+
+def test_errors_are_redacted(client, clock, settings):
+    settings.MYSQLQUEUE = {"REDACT": "tests.admin.test_status.hide"}
+
+    def fails(delivery):
+        raise ValueError("card 4111 refused")
+
+    sub = Sub(handler(function=fails, backoff=Backoff(36_000, jitter=0), max_attempts=None))
+    publish_many("t", range(3))
+    sub.settle()
+    sub.poller.write_rollups()
+    clock.advance(100)
+    sub.heart.beat()
+    text = page(client)
+    assert "ValueError: card (hidden) refused" in text
+    assert "4111" not in text
+
+
+def hide(text, *, topic, kind):
+    assert (topic, kind) == ("t", "error")
+    return text.replace("4111", "(hidden)")
+
+
+def test_ten_viewers_read_the_state_once(client, monkeypatch, sharing, clock):
+    read, whole = [], status.get_overview
+
+    def counting(**options):
+        read.append(options)
+        return whole(**options)
+
+    monkeypatch.setattr(status, "get_overview", counting)
+    abandoned()
+    for _ in range(10):
+        assert client.get(ROOT).status_code == 200
+    assert client.get(INDEX).status_code == 200
+    assert len(read) == 1
+    assert "g0/t is paused" not in page(client)
+    assert confirm(client, "pause", group="g0", topic="t")
+    assert "g0/t is paused" in page(client), "an operation is seen at once"
+    assert len(read) == 2
+    monkeypatch.setattr(SharedReads, "SECONDS", 0.0)
+    page(client)
+    assert len(read) == 3
+
+
+# -- values that several requests share ----------------------------------------
+
+
+def test_requests_wait_for_the_one_that_reads():
+    values = SharedReads()
+    reading, go_on = threading.Event(), threading.Event()
+    read = []
+
+    def slow():
+        read.append(1)
+        reading.set()
+        go_on.wait(10)
+        return object()
+
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(values.get, "a", slow)
+        assert reading.wait(10)
+        others = [pool.submit(values.get, "a", slow) for _ in range(7)]
+        time.sleep(0.05)
+        go_on.set()
+        assert len({id(one.result(10)) for one in (first, *others)}) == 1
+    assert len(read) == 1
+
+
+def test_a_failure_is_for_those_that_waited_and_not_kept():
+    values = SharedReads()
+
+    def fail():
+        raise OperationalError("gone")
+
+    with pytest.raises(OperationalError, match="gone"):
+        values.get("a", fail)
+    assert values.get("a", lambda: 1) == 1
+
+
+def test_old_values_are_forgotten(monkeypatch):
+    values = SharedReads()
+    monkeypatch.setattr(SharedReads, "SECONDS", 3600.0)
+    assert [values.get("a", lambda: 1), values.get("a", lambda: 2)] == [1, 1]
+    values.clear()
+    assert values.get("a", lambda: 3) == 3
+    monkeypatch.setattr(SharedReads, "MOST", 1)
+    assert [values.get("b", lambda: 4), values.get("b", lambda: 5)] == [4, 5], "no room"
+    monkeypatch.setattr(SharedReads, "SECONDS", 0.0)
+    assert values.get("b", lambda: 6) == 6
+    assert list(values._entries) == ["b"]
