@@ -174,14 +174,24 @@ class Cause:
         Args:
             now: the database's clock, in epoch milliseconds.
         """
-        counts = (
-            (len(self.refs), ngettext("%(number)s group", "%(number)s groups", len(self.refs))),
-            (self.partitions, ngettext("%(number)s partition", "%(number)s partitions", self.partitions)),
-        )
-        parts = [text % {"number": f"{number:,}"} for number, text in counts if number > 1]
-        if self.messages:
-            text = ngettext("%(number)s waiting message", "%(number)s waiting messages", self.messages.value)
-            parts.append(text % {"number": self.messages})
+        parts: list[str] = []
+        # The text of a single problem has its numbers.
+        if len(self.problems) > 1:
+            refs, partitions, messages = len(self.refs), self.partitions, self.messages
+            counts = (
+                (refs > 1, f"{refs:,}", ngettext("%(number)s group", "%(number)s groups", refs)),
+                (
+                    partitions > 1,
+                    f"{partitions:,}",
+                    ngettext("%(number)s partition", "%(number)s partitions", partitions),
+                ),
+                (
+                    bool(messages),
+                    str(messages),
+                    ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value),
+                ),
+            )
+            parts = [text % {"number": number} for is_shown, number, text in counts if is_shown]
         if self.since is not None:
             parts.append(_("since %(time)s") % {"time": since_text(self.since, now)})
         return " · ".join(parts)

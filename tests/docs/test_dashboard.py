@@ -61,8 +61,11 @@ def test_the_page_on_troubleshooting_has_every_problem():
     """Its tables begin with the words of the problem and its kind, and its times are the thresholds."""
     text = TROUBLESHOOT.read_text()
     listed = dict(re.findall(r"^\| \*([^*|]+)\* \| `(\w+)` \|", text, re.MULTILINE))
-    source = (ROOT / "django_mysqlqueue" / "inspection" / "problems.py").read_text()
+    inspection = ROOT / "django_mysqlqueue" / "inspection"
+    source = "".join((inspection / f"{name}_problems.py").read_text() for name in ("group", "queue"))
     texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
+    # These two are errors, too.
+    texts += ["The group %(ref)s is registered as %(mode)s, but", "The database %(alias)s does not answer"]
     kinds = set(re.findall(r'(?:yield|return) Problem\([^"]*"(\w+)"', source))
     assert sorted(listed.values()) == sorted(get_args(Kind))
     assert kinds <= set(get_args(Kind))
@@ -71,6 +74,7 @@ def test_the_page_on_troubleshooting_has_every_problem():
         assert any(re.search(".*".join(parts), re.sub(r"%\(\w+\)s", "…", one)) for one in texts), words
     times = bounds.STALL_TIMES
     assert (times.outbox, times.stuck, times.still, times.transaction) == (15, 60, 600, 300)  # as the tables say
+    assert times.started == 60
 
 
 def test_the_page_on_the_dashboard_has_the_bounds():
