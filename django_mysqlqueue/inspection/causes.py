@@ -314,6 +314,9 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
         text = ""
     else:
         text = main.text
+    dead = [one for one in ordered if one.kind == "dead_letters"]
+    if len(refs) == 1 and dead and main is not dead[0]:
+        text = f"{text} {dead[0].text}".strip()
     if len(stuck) > 1 or (stuck and main is not stuck[0]):
         text = f"{text} {_stuck_text(overview, stuck)}".strip()
     return Cause(ordered, text, advice, _sample(ordered))

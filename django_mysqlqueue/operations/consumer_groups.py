@@ -8,18 +8,21 @@ from typing import Literal
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.operations import dropping, group_mode, pausing, seeking
+from django_mysqlqueue.operations import dropping, group_mode, pausing, redriving, seeking
 from django_mysqlqueue.operations.arguments import alias_for, milliseconds
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import known_handlers
 
 
 def pause(
@@ -223,10 +226,12 @@ def drop_group(
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
         kept = retention.held_back_by(session, ref, most=COUNTED)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
-        return previewed_drop(ref, found, kept, tuple(live))
+        failed = DeadLetterFilter(naming.dlq_topic(ref.topic), group=ref.group)
+        dead = redriving.count(alias, failed, most=COUNTED)
+        return previewed_drop(ref, found, kept, tuple(live), dead)
 
 
-def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...]) -> DropResult:
+def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...], dead: int) -> DropResult:
     """Return the result of a previewed drop.
 
     Args:
@@ -234,11 +239,31 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
         found: the preview of a seek to the end: messages that it would skip are unsettled.
         kept: number of messages that GC keeps only for the group.
         live: names of the group's live subscribers.
+        dead: number of the group's dead letters.
     """
     warnings = [] if found.exact else [_stopped()]
+    if dead:
+        text = _(
+            "Dead letters of the group: %(number)s. They stay in %(topic)s, but cannot be redriven unless the group is "
+            "registered again."
+        )
+        warnings.append(text % {"number": up_to(COUNTED, dead), "topic": naming.dlq_topic(ref.topic)})
     if live:
-        text = _("Live subscribers: %(names)s. They stop claiming. A restart registers the group again.")
+        text = _("Live subscribers: %(names)s. They stop claiming: stop them before you drop the group.")
         warnings.append(text % {"names": ", ".join(live)})
+    handler = known_handlers().get(ref)
+    if handler is not None and handler.start == "earliest":
+        text = _(
+            "This project has a handler for the group. A subscriber that starts, or migrate, registers it again: "
+            'the group then receives all messages that are still in the log (start="earliest").'
+        )
+        warnings.append(text)
+    elif handler is not None:
+        text = _(
+            "This project has a handler for the group. A subscriber that starts, or migrate, registers it again: "
+            'the group then starts after the newest message (start="latest").'
+        )
+        warnings.append(text)
     return result_of(
         DropResult,
         "drop",

@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import alias_for, texts
 from django_mysqlqueue.operations.lookups import check_known, group_of, named_or_meant
 from django_mysqlqueue.operations.results import Result, result_of, sentence
@@ -39,10 +40,14 @@ def release(
         dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such group, or one of the partitions has no lease.
+        OperationRefused: there is no such group, it is shared, or one of the partitions has no lease.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
-        ref = group_of(alias, group, topic).ref
+        found = group_of(alias, group, topic)
+        ref = found.ref
+        if found.mode == ConsumerGroup.Mode.SHARED:
+            text = _("The group %(ref)s is shared: its subscribers hold no leases, and claim from all partitions.")
+            raise OperationRefused(text % {"ref": ref})
         keys = texts("keys", keys)
         owners = leasing.owners(Session(alias), ref, keys)
         check_known(f"The group {ref} has no leases on these partitions: {{}}.", keys, owners)

@@ -8,8 +8,6 @@ from django import template
 from django.urls import NoReverseMatch
 
 from django_mysqlqueue.addresses import url
-from django_mysqlqueue.admin.permissions import may_view
-from django_mysqlqueue.admin.status import read_status
 from django_mysqlqueue.service.databases import queue_aliases
 
 register = template.Library()
@@ -22,6 +20,10 @@ def queue_status(context: dict[str, Any]) -> dict[str, Any]:
     Args:
         context: the template's context.
     """
+    # The system checks import every library of tags, even in a project without the admin.
+    from django_mysqlqueue.admin.permissions import may_view
+    from django_mysqlqueue.admin.status import read_status
+
     request = context["request"]
     try:
         link = url(getattr(request, "current_app", "") or "admin", "changelist")

@@ -123,6 +123,21 @@ def test_what_was_not_previewed_is_not_done(client):
     assert Operation.objects.get().action == "seek"
 
 
+def test_a_seek_opens_without_a_position(client):
+    """A careless click must not skip everything."""
+    Sub(handler("t", "g"))
+    log(5)
+    text = client.get(f"{ROOT}do/seek/", {"group": "g", "topic": "t"}).content.decode()
+    assert 'name="confirmed"' not in text
+    assert 'name="reason"' not in text
+    assert "(choose a position)" in text
+    text = client.post(
+        f"{ROOT}do/seek/", {"group": "g", "topic": "t", "target": "latest", "asked": "yes"}
+    ).content.decode()
+    assert "Unsettled messages that will be skipped: 5." in text
+    assert text.index("will be skipped") < text.index('name="reason"') < text.index('name="confirmed"')
+
+
 def test_a_reason_may_be_filled_in_after_the_preview(client):
     """It changes nothing of what was shown: one press of the button does it."""
     Sub(handler("t", "g"))

@@ -12,7 +12,7 @@ from django.core.management import call_command
 
 from django_mysqlqueue.admin.operations import dead_letters as operations
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, QueueMessage
-from tests.support.dashboard import confirm, hidden, page
+from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import ask, fail_with, listed, offsets, redriven
 from tests.support.scenarios import dead_letters
 
@@ -97,10 +97,15 @@ def test_discard_needs_a_reason(client):
         ("discard-selected", {"topic": "t_dlq", "row": [str(dead[0])]}),
         ("discard", {"topic": "t_dlq", "upto": dead[-1]}),
     ):
+        asked = ask(client, name, **values)
+        assert "Enter a reason" not in asked
+        assert 'name="confirmed"' in asked, "the preview does not need it"
         for reason in ("", "  "):
-            text = ask(client, name, **values, reason=reason)
-            assert "This field is required." in text
-            assert 'name="confirmed"' not in text
+            sent = {**hidden(asked), **values, "reason": reason, "confirmed": "yes"}
+            answer = client.post(f"{ROOT}do/{name}/", sent)
+            assert answer.status_code == 200
+            assert "Enter a reason: the audit log is the only trace of what is deleted." in answer.content.decode()
+            assert "the form differs" not in answer.content.decode()
     assert offsets(listed(client)) == dead[::-1]
     told = confirm(client, "discard-selected", topic="t_dlq", row=[str(dead[0])], reason="spoilt")
     assert told == ["Dead letters deleted: 1."]

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
-from django_mysqlqueue import Message, operations, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many, subscriber
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import (
@@ -514,6 +514,33 @@ def test_a_preview_of_a_drop_counts(db):
     assert not DeliveryState.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ("latest", "the group then starts after the newest message"),
+        ("earliest", "all messages that are still in the log"),
+    ],
+)
+def test_a_preview_of_a_drop_says_what_becomes_of_dead_letters_and_of_a_restart(db, no_handlers, start, says):
+    dead()
+    subscriber(REF.topic, group=REF.group, start=start)(print)
+    Sub(handler(*reversed(REF)))
+    dead_letters, live, again = operations.drop_group(*REF, actor="ada", dry_run=True).warnings
+    assert dead_letters.startswith("Dead letters of the group: ")
+    assert "They stay in t_dlq, but cannot be redriven unless the group is registered again." in dead_letters
+    assert live.endswith("stop them before you drop the group.")
+    assert says in again
+    operations.drop_group(*REF, actor="ada")
+    with pytest.raises(OperationRefused, match="is no longer registered"):
+        operations.redrive("t", actor="ada")
+
+
+def test_leases_of_a_shared_group_are_not_released(db):
+    Sub(handler("t", "shared", mode="shared"))
+    with pytest.raises(OperationRefused, match="shared/t is shared: its subscribers hold no leases"):
+        operations.release("shared", "t", ["k"], actor="ada")
+
+
 def test_a_preview_says_where_counting_stopped():
     found = seeking.Preview(Position(7), replayed=0, skipped=10_000, exact=False)
     stopped = "Counting stopped after 100,000 messages of the log: the numbers may be higher."
@@ -521,9 +548,9 @@ def test_a_preview_says_where_counting_stopped():
     assert stopped in seek.warnings
     assert "Unsettled messages that will be skipped: 10,000 or more." in seek.summary
     assert (seek.exact, seek.offset) == (False, 8)
-    drop = consumer_groups.previewed_drop(REF, found, 12, ())
+    drop = consumer_groups.previewed_drop(REF, found, 12, (), 0)
     assert drop.warnings == (stopped,)
-    assert not consumer_groups.previewed_drop(REF, dataclasses.replace(found, exact=True), 12, ()).warnings
+    assert not consumer_groups.previewed_drop(REF, dataclasses.replace(found, exact=True), 12, (), 0).warnings
 
 
 def test_an_edit_goes_to_the_group_alone(db):

@@ -91,13 +91,16 @@ class TimeField(forms.DateTimeField):
 
 
 class ReasonForm(forms.Form):
-    """A form with the reason for the audit log.
+    """A form with the reason for the audit log, which is asked for below the preview.
 
     Args:
         arguments: those of Django's form.
         using: alias of the database.
         options: those of Django's form.
     """
+
+    needs_reason: ClassVar[bool] = False
+    """True if the operation does not run without a reason."""
 
     reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
 
@@ -213,7 +216,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     confirmed = posted and "confirmed" in given
     sentences: list[str] = []
     digest = subject = ""
-    one, runs = None, False
+    one, runs, lacks_reason = None, False, False
     # All that is read and done here uses one connection. The admin's log below is written with the request's own.
     with bounded(using, read=LOCK_SECONDS if confirmed else READ_SECONDS):
         try:
@@ -229,7 +232,8 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             digest = _digest(form.cleaned_data, dashboard.database)
             one = operation(form.cleaned_data, request.user.get_username(), using)
             subject = one.subject()
-            runs = confirmed and given.get("previewed") == digest
+            lacks_reason = confirmed and form.needs_reason and not form.cleaned_data["reason"]
+            runs = confirmed and given.get("previewed") == digest and not lacks_reason
             try:
                 with _errors_as_refusals(using):
                     sentences = [one.run()] if runs else one.preview()
@@ -244,10 +248,11 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "subject": subject,
         "form": form,
         "show_errors": "asked" in given,
-        "has_choices": any(not field.is_hidden for field in form),
+        "has_choices": any(not field.is_hidden and field.name not in RECORDED for field in form),
+        "lacks_reason": lacks_reason,
         "hidden_errors": _hidden_errors(form),
         "sentences": sentences,
-        "changed": confirmed and bool(sentences),
+        "changed": confirmed and not lacks_reason and bool(sentences),
         "refusal": refusal,
         "previewed": digest,
         "back": back,

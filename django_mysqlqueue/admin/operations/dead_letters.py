@@ -214,14 +214,10 @@ class RedriveSelected(Redrive):
     form = SelectedForm
 
 
-REASON = forms.CharField(max_length=500, label=gettext_lazy("Reason, for the audit log"))
-"""Required, since the audit log is the only trace of what is deleted."""
-
-
 class DiscardForm(MatchingForm):
-    """The form of a discard."""
+    """The form of a discard. The audit log is the only trace of what is deleted."""
 
-    reason = REASON
+    needs_reason = True
 
 
 class Discard(DeadLettersOperation):
@@ -243,7 +239,7 @@ class Discard(DeadLettersOperation):
 class DiscardSelectedForm(SelectedForm):
     """The form of a discard of selected dead letters."""
 
-    reason = REASON
+    needs_reason = True
 
 
 class DiscardSelected(Discard):

@@ -41,8 +41,8 @@ class SeekForm(GroupForm):
 
     target = forms.ChoiceField(
         label=gettext_lazy("Continue from"),
-        initial="latest",
         choices=[
+            ("", gettext_lazy("(choose a position)")),
             ("latest", gettext_lazy("the end of the log: skip all unsettled messages")),
             ("earliest", gettext_lazy("the beginning of the log: replay all messages that are still in it")),
             ("offset", gettext_lazy("an offset")),
