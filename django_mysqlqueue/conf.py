@@ -224,9 +224,9 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("batch_size", "claim_size"), validators.integer(1, 10_000)),
     "prefetch": validators.integer(1, 1_000_000),
     "priority_share": validators.share,
-    "poll_interval": validators.number(minimum=0.001),
-    "max_poll_interval": validators.number(minimum=0.001),
-    **dict.fromkeys(("rate", "rate_per_key"), validators.or_none(validators.rate)),
+    **dict.fromkeys(("poll_interval", "max_poll_interval"), validators.number(minimum=0.001)),
+    "rate": validators.or_none(validators.rate),
+    "rate_per_key": validators.or_none(validators.key_rates),
     **dict.fromkeys(
         ("burst", "max_in_flight", "max_in_flight_per_key"), validators.or_none(validators.integer(1, 1_000_000))
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any
 
@@ -28,6 +28,10 @@ UNITS_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": LONGEST_PE
 
 NO_KEY = ""
 """The key of the limits of a whole group."""
+OTHER_KEYS = "*"
+"""Stands, among rates by key, for all keys that are not among them."""
+MOST_RATES = 1000
+"""Maximum number of keys with a rate of their own: each claim reads them with the group's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,72 @@ def parse_rate(text: object) -> Rate:
     if rate.count * UNITS_US["s"] > MOST_PER_SECOND * rate.period_us:
         raise ValueError(f"must be at most {MOST_PER_SECOND} per second")
     return rate
+
+
+def as_limit_key(text: str) -> str:
+    """Return a text as a key of the limits."""
+    if len(text) > KEY_LENGTH or not text.isprintable():
+        # Longer texts, and those that a column might refuse (a lone surrogate, which JSON can contain).
+        return f"#{sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+    return f":{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRates:
+    """Rates by key, for example 50/s for the key ``acme`` and 5/s for each of the others."""
+
+    rates: tuple[tuple[str, Rate | None], ...]
+    """Keys in alphabetical order, each with its rate. None: no limit."""
+    others: Rate | None = None
+    """The rate of each other key. None: no limit."""
+    _by_limit_key: Mapping[str, Rate | None] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_limit_key", {as_limit_key(key): rate for key, rate in self.rates})
+
+    def of(self, limit_key: str) -> Rate | None:
+        """Return the rate of a key of the limits. None: it has none."""
+        return self._by_limit_key.get(limit_key, self.others)
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return the mapping from which it was parsed."""
+        given = {key: None if rate is None else str(rate) for key, rate in self.rates}
+        return given if self.others is None else {**given, OTHER_KEYS: str(self.others)}
+
+    def text(self, name: str) -> str:
+        """Return the rates for people, for example ``50/s for key 'acme', 5/s per other key``.
+
+        Args:
+            name: the name of the key, or of the field that is the key.
+        """
+        shown = [f"{rate or 'no rate'} for {name} {key!r}" for key, rate in self.rates[:3]]
+        if more := len(self.rates) - len(shown):
+            shown.append(f"rates for {more} more")
+        return ", ".join(shown if self.others is None else [*shown, f"{self.others} per other {name}"])
+
+
+def parse_key_rates(value: object) -> Rate | KeyRates:
+    """Return one rate for each key, or the rates by key if ``value`` is a mapping.
+
+    Raises:
+        ValueError: it is neither; the error is the rule that it breaks.
+    """
+    if isinstance(value, KeyRates) or not isinstance(value, Mapping):
+        return value if isinstance(value, KeyRates) else parse_rate(value)
+    if len(value) > MOST_RATES:
+        raise ValueError(f"has {len(value):,} keys: at most {MOST_RATES:,} are allowed")
+    found: dict[str, Rate | None] = {}
+    for key, rate in value.items():
+        if not isinstance(key, str) or len(key) > KEY_LENGTH:
+            raise ValueError(f"has the key {key!r}: a key must be a string of at most {KEY_LENGTH} characters")
+        try:
+            found[key] = None if rate is None else parse_rate(rate)
+        except ValueError as error:
+            raise ValueError(f"has {rate!r} for {key!r}: a rate {error}") from None
+    if not any(found.values()):
+        raise ValueError(f"must have a rate for at least one key, or for {OTHER_KEYS!r}: all other keys")
+    others = found.pop(OTHER_KEYS, None)
+    return KeyRates(tuple(sorted(found.items())), others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +193,8 @@ class DeliveryLimits:
 
     rate: Rate | None = None
     """How many messages of the group start."""
-    rate_per_key: Rate | None = None
-    """How many messages with the same key start."""
+    rate_per_key: Rate | KeyRates | None = None
+    """How many messages with the same key start: of each key, or by key."""
     burst: int | None = None
     """How many more of them may start in a period. None: see ``Throttle.of``."""
     max_in_flight: int | None = None
@@ -149,6 +219,16 @@ class DeliveryLimits:
         return self.rate_per_key is not None or self.max_in_flight_per_key is not None
 
     @property
+    def limits_some_keys(self) -> bool:
+        """Whether there are only rates of some keys: messages with other keys need no slot."""
+        return (
+            not self.limits_group
+            and self.max_in_flight_per_key is None
+            and isinstance(self.rate_per_key, KeyRates)
+            and self.rate_per_key.others is None
+        )
+
+    @property
     def counts_in_flight(self) -> bool:
         """Whether the number of messages in flight is limited."""
         return self.max_in_flight is not None or self.max_in_flight_per_key is not None
@@ -162,25 +242,26 @@ class DeliveryLimits:
         by_kind = {True: self.max_in_flight, False: self.max_in_flight_per_key}
         return {key: number for key, number in held.items() if number and by_kind[key == NO_KEY] is not None}
 
-    @property
-    def by_group(self) -> Throttle | None:
-        """The throttle of the group."""
-        return None if self.rate is None else Throttle.of(self.rate, self.burst)
+    def rate_of(self, key: str) -> Rate | None:
+        """Return the rate of a limited key; ``NO_KEY``: of the group. None: it has none."""
+        if key == NO_KEY:
+            return self.rate
+        return self.rate_per_key.of(key) if isinstance(self.rate_per_key, KeyRates) else self.rate_per_key
 
-    @property
-    def by_key(self) -> Throttle | None:
-        """The throttle of each key."""
-        return None if self.rate_per_key is None else Throttle.of(self.rate_per_key, self.burst)
+    def throttle_of(self, key: str) -> Throttle | None:
+        """Return the throttle of a limited key; ``NO_KEY``: of the group. None: it has no rate."""
+        rate = self.rate_of(key)
+        return None if rate is None else Throttle.of(rate, self.burst)
 
     def has_interval_of(self, other: DeliveryLimits, key: str) -> bool:
         """Return whether a slot of a limited key (``NO_KEY``: of the group) takes as long as with other limits."""
         if key != NO_KEY and self.limit_by != other.limit_by:
             return False
-        mine, theirs = (self.by_group, other.by_group) if key == NO_KEY else (self.by_key, other.by_key)
+        mine, theirs = self.throttle_of(key), other.throttle_of(key)
         return mine is not None and theirs is not None and mine.interval_us == theirs.interval_us
 
     def key_of(self, key: str | None, metadata: Mapping[str, Any]) -> str:
-        """Return the key of a message for the limits per key, or ``NO_KEY`` if it has none: then these do not apply.
+        """Return the key of a message for the limits per key, or ``NO_KEY`` if these do not apply to it.
 
         Args:
             key: the publisher's key; None if there is none.
@@ -191,23 +272,20 @@ class DeliveryLimits:
         value = key if self.limit_by is None else metadata.get(self.limit_by)
         if value is None:
             return NO_KEY
-        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
-        if len(text) > KEY_LENGTH or not text.isprintable():
-            # Longer texts, and those that a column might refuse (a lone surrogate, which JSON can contain).
-            return f"#{sha256(text.encode(errors='surrogatepass')).hexdigest()}"
-        return f":{text}"
+        found = as_limit_key(value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False))
+        return NO_KEY if self.max_in_flight_per_key is None and self.rate_of(found) is None else found
 
     @property
     def text(self) -> str:
         """The limits for people, for example ``100/s, 5/s per key``."""
-        per_key = "key" if self.limit_by is None else self.limit_by
+        name, rates = self.limit_by or "key", self.rate_per_key
         parts = [
-            ("{}", self.rate),
-            (f"{{}} per {per_key}", self.rate_per_key),
-            ("{} in flight", self.max_in_flight),
-            (f"{{}} in flight per {per_key}", self.max_in_flight_per_key),
+            self.rate and str(self.rate),
+            rates.text(name) if isinstance(rates, KeyRates) else rates and f"{rates} per {name}",
+            self.max_in_flight and f"{self.max_in_flight} in flight",
+            self.max_in_flight_per_key and f"{self.max_in_flight_per_key} in flight per {name}",
         ]
-        return ", ".join(part.format(value) for part, value in parts if value is not None)
+        return ", ".join(part for part in parts if part)
 
 
 LIMIT_OPTIONS = tuple(one.name for one in fields(DeliveryLimits))

@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import filter_policies
 from django_mysqlqueue.allowed_users import parse_allowed_users
-from django_mysqlqueue.delivery_limits import Rate, parse_rate
+from django_mysqlqueue.delivery_limits import KeyRates, Rate, parse_key_rates, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.limits import NAME_LENGTH, RESERVED_PREFIX
@@ -84,6 +84,14 @@ def rate(value: Any) -> Rate:
     """Parse a rate such as ``"5/s"``."""
     try:
         return parse_rate(value)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+
+
+def key_rates(value: Any) -> Rate | KeyRates:
+    """Parse a rate for each key, or a mapping of rates by key."""
+    try:
+        return parse_key_rates(value)
     except ValueError as error:
         raise Invalid(str(error)) from None
 

@@ -58,9 +58,8 @@ def read_limited(
     reached: set[str] = set()
     by_rate = False
     held: dict[str, int] = {}
-    throttles = {True: limits.by_group, False: limits.by_key}
     for key, subscriber, full_at, number in rows:
-        throttle = throttles[key == NO_KEY]
+        throttle = limits.throttle_of(key)
         if not subscriber and throttle is not None and _is_used_up(throttle, full_at, now * 1000):
             reached.add(key)
             by_rate = True

@@ -138,6 +138,8 @@ class ClaimRequest:
     start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""
+    max_slots: int = 2**62
+    """Maximum number of redeliveries with slots to take."""
     max_suspects: int = 2**62
     """Maximum number of suspected poison messages to take. They start one after another, so in a group with limits,
     those that wait in the process would hold the slots of others."""

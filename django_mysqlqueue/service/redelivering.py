@@ -35,11 +35,18 @@ def redeliver(taking: Taking) -> list[Claimed]:
     if not due:
         return []
     session, claimant, result = taking.session, taking.claimant, taking.result
+    contents: defaultdict[int, _Content] = defaultdict(_Content)
     if taking.slots is not None:
-        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims
-        # before this one have taken some of the rows.
-        taking.slots.read([])
-        due = _due(taking)
+        needs_slots = claimant.limits.limits_group
+        if not needs_slots:
+            contents = _contents(taking, due)
+            keys = (taking.limit_key(key, contents[offset].metadata) for key, offset in due)
+            needs_slots = any(map(taking.needs_slot, keys))
+        if needs_slots:
+            # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims
+            # before this one have taken some of the rows.
+            taking.slots.read([])
+            due = _due(taking)
     rows = _lock_due(session, claimant.ref, due)
     closed: set[str] = set()
     if len(rows) < len(due):
@@ -47,7 +54,7 @@ def redeliver(taking: Taking) -> list[Claimed]:
         closed = {key for key, _ in unsettled}
         result.locked |= closed
         result.settled |= set(due) - set(rows) - unsettled
-    contents = _contents(taking, rows)
+    contents.update(_contents(taking, [row for row in rows if row[1] not in contents]))
     limit_keys = taking.limit_keys([(key, offset, contents[offset].metadata) for key, offset in rows])
     undecided = _read_coalesce_keys(taking, contents, rows)
     judgement = _Judgement(taking, undecided, closed, most=taking.request.max_due if claimant.shared else len(due))
@@ -87,6 +94,8 @@ class _Judgement:
     taken: list[Claimed] = field(default_factory=list)
     _suspects: int = 0
     """Number of suspected poison messages among them."""
+    _slots: int = 0
+    """Number of messages of limited keys among them."""
     failed: list[FailedDelivery] = field(default_factory=list)
     lost: list[Event] = field(default_factory=list)
     waits: list[tuple[str, int, int]] = field(default_factory=list)
@@ -150,6 +159,8 @@ class _Judgement:
         """Take a row if it fits and has a slot. Otherwise nothing of its partition overtakes it in ordered mode."""
         if len(self.taken) >= self.most:
             return False
+        if limit_key != NO_KEY and self._slots >= self.taking.request.max_slots:
+            return False  # It stays due.
         if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
             self.closed.add(claimed.key)
             self.taking.result.held_up.add(claimed.key)
@@ -158,6 +169,7 @@ class _Judgement:
         if isinstance(taken, Claimed):
             self.taken.append(taken)
             self._suspects += claimed.suspect
+            self._slots += limit_key != NO_KEY
             if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
                 self.taking.coalescing.took(claimed.key, claimed.offset)
             return True

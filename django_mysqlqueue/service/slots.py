@@ -65,7 +65,7 @@ class Reservation:
         self._limits = limits
         self._holding = holding
         self._lease_ms = lease_ms
-        self._throttles = {True: limits.by_group, False: limits.by_key}
+        self._throttles: dict[str, Throttle | None] = {}
         self._most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
         self._full_at: dict[str, int] = {}
         self._known: set[str] = set()
@@ -116,9 +116,14 @@ class Reservation:
                 elif subscriber != self._holding.subscriber:
                     self._elsewhere[key] = self._elsewhere.get(key, 0) + held
 
+    def _throttle(self, key: str) -> Throttle | None:
+        if key not in self._throttles:
+            self._throttles[key] = self._limits.throttle_of(key)
+        return self._throttles[key]
+
     def _know(self, key: str, full_at: int) -> None:
         self._known.add(key)
-        throttle = self._throttles[key == NO_KEY]
+        throttle = self._throttle(key)
         self._full_at[key] = full_at if throttle is None else throttle.corrected(full_at, self._now)
         if self._full_at[key] != full_at:
             self._changed.add(key)  # Otherwise it would be corrected to a later time again and again.
@@ -155,7 +160,7 @@ class Reservation:
 
     def _rest(self, key: str) -> Rest | None:
         """Return why the limits of one key have no slot."""
-        most, throttle = self._most[key == NO_KEY], self._throttles[key == NO_KEY]
+        most, throttle = self._most[key == NO_KEY], self._throttle(key)
         if most is not None and self.held.get(key, 0) + self._elsewhere.get(key, 0) >= most:
             return self._refuse(key, self._now + RECHECK_US, RECHECK_STEP_US, in_flight=True)
         if throttle is not None:
@@ -180,7 +185,7 @@ class Reservation:
         return Slot(key, self._received_at + (slot - self._now) / 1e6, before)
 
     def _applied(self, keys: Iterable[str]) -> list[tuple[str, Throttle]]:
-        found = [(one, self._throttles[one == NO_KEY]) for one in keys]
+        found = [(one, self._throttle(one)) for one in keys]
         return [(one, throttle) for one, throttle in found if throttle is not None]
 
     def _refuse(self, key: str, slot: int, step_us: int, *, in_flight: bool) -> Rest:
@@ -253,7 +258,7 @@ def give_back(session: Session, ref: GroupRef, limits: DeliveryLimits, returned:
     now = session.dialect.now_ms
     rows = []
     for key, one in sorted(returned.items()):
-        throttle = limits.by_group if key == NO_KEY else limits.by_key
+        throttle = limits.throttle_of(key)
         if throttle is not None:
             rows.append((key, "", one.number * throttle.interval_us, one.since * 1000))
     for chunk in session.chunks(rows):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX
+from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX, PUBLISHER_KEY, lane_of
 from django_mysqlqueue.service import losses, messages
 from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Claimed
@@ -89,14 +89,14 @@ class Taking:
         )
 
     def take(self, one: Claimed, limit_key: str) -> Claimed | Rest | None:
-        """Return a delivery if this claim takes it, with its slot if the group has limits.
+        """Return a delivery if this claim takes it, with its slot if it needs one.
 
         Returns:
             None if it does not fit; why there is no slot for it otherwise.
         """
         if not self.budget.fits(one.size):
             return None
-        if self.slots is not None:
+        if self.slots is not None and self.needs_slot(limit_key):
             if self.result.rest is not None:
                 return None
             slot = self.slots.take(limit_key)
@@ -111,30 +111,47 @@ class Taking:
 
     def metadata_column(self, keys: Collection[str], alias: str = "") -> str:
         """Return the expression for the metadata of messages in some partitions, or '' for those that need none."""
-        column = f"{alias}metadata"
-        if self.claimant.filter is not None or any(map(self.has_several_keys, keys)):
+        column, limits = f"{alias}metadata", self.claimant.limits
+        has_keys = any(map(self.has_several_keys, keys))
+        if self.claimant.filter is not None or (has_keys and limits.limit_by is not None):
             return column
-        return f"CASE WHEN {self.session.dialect.has_any(column, MARKS)} THEN {column} ELSE '' END"
+        marks = (*MARKS, PUBLISHER_KEY) if has_keys else MARKS
+        return f"CASE WHEN {self.session.dialect.has_any(column, marks)} THEN {column} ELSE '' END"
+
+    def needs_slot(self, limit_key: str) -> bool:
+        """Return whether a message of a group with limits needs a slot.
+
+        Args:
+            limit_key: its key of the limits; ``NO_KEY``: only those of the group apply.
+        """
+        return limit_key != NO_KEY or self.claimant.limits.limits_group
 
     def has_several_keys(self, key: str) -> bool:
         """Return whether messages of a partition can have different keys of the limits."""
         limits = self.claimant.limits
         if self.slots is None or not limits.limits_keys:
             return False
-        return limits.limit_by is not None or key.startswith(PARTITION_PREFIX)
+        return limits.limit_by is not None or lane_of(key).partition.startswith(PARTITION_PREFIX)
+
+    def limit_key(self, key: str, text: str) -> str:
+        """Return the key of the limits of a message.
+
+        Args:
+            key: its partition.
+            text: its metadata, if they are needed.
+        """
+        metadata = messages.decode_metadata(text) if text else {}
+        return self.claimant.limits.key_of(messages.publisher_key(key, metadata), metadata)
 
     def limit_keys(self, candidates: Collection[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
-        """Return the key of the limits for each message, after reading their accounts.
+        """Return the key of the limits for each message, after reading their accounts if any of them needs a slot.
 
         Args:
             candidates: partition key, offset and metadata of each, the latter if it is needed.
         """
-        limits = self.claimant.limits
-        if self.slots is None or not limits.limits_keys or not candidates:
+        if self.slots is None or not self.claimant.limits.limits_keys or not candidates:
             return {}
-        found: dict[tuple[str, int], str] = {}
-        for key, offset, text in candidates:
-            metadata = messages.decode_metadata(text) if text else {}
-            found[key, offset] = limits.key_of(messages.publisher_key(key, metadata), metadata)
-        self.slots.read(found.values())
+        found = {(key, offset): self.limit_key(key, text) for key, offset, text in candidates}
+        if any(map(self.needs_slot, found.values())):
+            self.slots.read(found.values())
         return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from asgiref.sync import async_to_sync
 
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, KeyRates, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
@@ -73,7 +73,7 @@ class Handler:
     max_poll_interval: float | None = None
     """Longest time between two polls. None: the process's."""
     rate: Rate | None = None
-    rate_per_key: Rate | None = None
+    rate_per_key: Rate | KeyRates | None = None
     burst: int | None = None
     max_in_flight: int | None = None
     max_in_flight_per_key: int | None = None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, Settings, check_handler_option, get_settings
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, KeyRates, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.service.groups import OptionColumns
@@ -248,7 +248,7 @@ def storable(value: Any) -> Any:
     """Return a parsed value in the form in which it is stored as JSON."""
     if isinstance(value, Backoff):
         return {one.name: getattr(value, one.name) for one in fields(Backoff)}
-    if isinstance(value, FilterPolicy):
+    if isinstance(value, (FilterPolicy, KeyRates)):
         return value.as_json()
     if isinstance(value, tuple):
         return list(value)
@@ -356,7 +356,7 @@ def parse_text(name: str, text: str) -> Any:
 
     Durations may have a unit (``ms``, ``s``, ``m``, ``h``, ``d``; default: seconds). ``none`` means no limit.
     ``backoff`` is a list such as ``initial=1s,factor=2,maximum=1h,jitter=0.1``; the fields that are left out have their
-    defaults.
+    defaults. ``filter`` is JSON, and so is ``rate_per_key`` if keys have different rates.
 
     Args:
         name: name of the option.
@@ -372,6 +372,8 @@ def parse_text(name: str, text: str) -> Any:
         return None
     if name == "backoff":
         return _parse_backoff(text)
+    if name == "rate_per_key" and text.startswith("{"):
+        return parse_object(name, text, '{"acme": "50/s", "*": "5/s"}')
     if name in TEXTS:
         return text
     if name == "filter":
@@ -395,6 +397,20 @@ def parse_filter(name: str, text: str) -> Any:
     Raises:
         ValueError: it is not JSON, or an object names a key twice.
     """
+    return parse_object(name, text, '{"region": ["eu"]}')
+
+
+def parse_object(name: str, text: str, example: str) -> Any:
+    """Return what JSON text describes, without checking it further.
+
+    Args:
+        name: the name of the option, for the error.
+        text: the text.
+        example: a valid text, for the error.
+
+    Raises:
+        ValueError: it is not JSON, or an object names a key twice.
+    """
     twice: list[str] = []
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -405,7 +421,7 @@ def parse_filter(name: str, text: str) -> Any:
     try:
         found = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError):
-        raise ValueError(f'{name}={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
+        raise ValueError(f"{name}={text!r}: must be JSON such as {example}") from None
     if twice:
         raise ValueError(f"{name}={text!r}: {twice[0]!r} is given twice in one object")
     return found
@@ -458,7 +474,7 @@ def as_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     value = storable(value)
-    if name == "filter":
+    if name == "filter" or (name == "rate_per_key" and isinstance(value, Mapping)):
         return json.dumps(value, ensure_ascii=False)
     if name == "allowed_users" and isinstance(value, list) and all(isinstance(one, str) for one in value):
         return ",".join(value)

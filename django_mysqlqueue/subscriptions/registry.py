@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
 Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
 Exceptions = type[Exception] | Sequence[type[Exception]]
+RatePerKey = str | Rate | Mapping[str, str | Rate | None] | None
 
 
 class _Unset:
@@ -99,7 +100,7 @@ def subscriber(
     poll_interval: float = ...,
     max_poll_interval: float = ...,
     rate: str | Rate | None = ...,
-    rate_per_key: str | Rate | None = ...,
+    rate_per_key: RatePerKey = ...,
     burst: int | None = ...,
     max_in_flight: int | None = ...,
     max_in_flight_per_key: int | None = ...,
@@ -132,7 +133,7 @@ def subscriber(
     poll_interval: float = ...,
     max_poll_interval: float = ...,
     rate: str | Rate | None = ...,
-    rate_per_key: str | Rate | None = ...,
+    rate_per_key: RatePerKey = ...,
     burst: int | None = ...,
     max_in_flight: int | None = ...,
     max_in_flight_per_key: int | None = ...,
@@ -165,7 +166,7 @@ def subscriber(
     poll_interval: float = UNSET,
     max_poll_interval: float = UNSET,
     rate: str | Rate | None = UNSET,
-    rate_per_key: str | Rate | None = UNSET,
+    rate_per_key: RatePerKey = UNSET,
     burst: int | None = UNSET,
     max_in_flight: int | None = UNSET,
     max_in_flight_per_key: int | None = UNSET,
@@ -213,7 +214,8 @@ def subscriber(
         rate: how many of the group's messages start, in all its subscribers together, for example ``"100/s"``; units
             are ``s``, ``m``, ``h`` and ``d``. Retries count, too. Like the other limits below, it applies as
             ``manage.py migrate`` has registered it, or as ``queueset`` has overridden it; None: no limit.
-        rate_per_key: the same for the messages with each key.
+        rate_per_key: the same for the messages with each key. If keys have different rates, a dict of rates by key, in
+            which ``"*"`` stands for all others, for example ``{"acme": "50/s", "*": "5/s"}``; None: no limit.
         burst: how many more messages than the rate may start within its period. By default as many as the rate can be
             kept with: a fifth of a second's, and at least 1.
         max_in_flight: maximum number of the group's messages that its subscribers have claimed and not finished.

@@ -50,6 +50,8 @@ WAITS = {"initial": 2.0, "factor": 2.0, "maximum": 600.0, "jitter": 0.1}
         ("timeout", "none", None, "none"),
         ("backoff", "initial=2s,factor=3", {"initial": 2.0, "factor": 3.0}, "initial=2s,factor=3"),
         ("backoff", "maximum=1h", {"maximum": 3600.0}, "maximum=3600s"),
+        ("rate_per_key", " 5/m ", "5/m", "5/m"),
+        ("rate_per_key", '{"ä,=":"5/m", "*":null}', {"ä,=": "5/m", "*": None}, '{"ä,=": "5/m", "*": null}'),
     ],
 )
 def test_a_text_stands_for_a_value_and_back(name, text, value, again):
@@ -114,6 +116,9 @@ ASYNC = {"is_async": True}
         ({}, "rate", "0/s", "rate='0/s': must be at least 1: to stop a group, pause it"),
         ({}, "rate", 5, "rate=5: must be a number and a unit, such as '100/s', '5/m', '1000/h' or '1/d'"),
         ({}, "rate_per_key", "10001/s", "rate_per_key='10001/s': must be at most 10000 per second"),
+        ({}, "rate_per_key", {"a": "5/w"}, "rate_per_key={'a': '5/w'}: has '5/w' for 'a': a rate must be a number"),
+        ({}, "rate_per_key", {}, "rate_per_key={}: must have a rate for at least one key, or for '*': all other keys"),
+        ({}, "rate", {"a": "5/s"}, "rate={'a': '5/s'}: must be a number and a unit"),
         ({}, "burst", 0, "burst=0: must be from 1"),
         ({}, "max_in_flight", 0, "max_in_flight=0: must be from 1"),
         ({}, "limit_by", "", "limit_by='': must be the name of a field of the metadata"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,10 @@ from django_mysqlqueue.delivery_limits import (
     NO_LIMITS,
     START_WITHIN_US,
     DeliveryLimits,
+    KeyRates,
     Rate,
     Throttle,
+    parse_key_rates,
     parse_rate,
 )
 
@@ -50,6 +53,48 @@ def test_rates(text, count, unit):
 def test_what_is_no_rate(text, says):
     with pytest.raises(ValueError, match=says):
         parse_rate(text)
+
+
+def test_rates_by_key():
+    rates = parse_key_rates({"b": "5/s", "*": "1/m", "a": None, "7": Rate(2, "h")})
+    assert rates == KeyRates((("7", Rate(2, "h")), ("a", None), ("b", Rate(5, "s"))), Rate(1, "m"))
+    assert parse_key_rates(rates.as_json()) == parse_key_rates(rates) == rates
+    assert parse_key_rates({"a": "1/s"}) != rates
+    assert hash(parse_key_rates(rates.as_json())) == hash(rates)
+    assert parse_key_rates("5/s") == Rate(5, "s")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({}, "must have a rate for at least one key, or for '[*]': all other keys"),
+        ({"a": None, "*": None}, "must have a rate for at least one key"),
+        ({"a": "5/w"}, "has '5/w' for 'a': a rate must be a number and a unit"),
+        ({"*": "0/s"}, re.escape("has '0/s' for '*': a rate must be at least 1")),
+        ({"a": {"b": "5/s"}}, "for 'a': a rate must be a number and a unit"),
+        ({7: "5/s"}, "has the key 7: a key must be a string of at most 190 characters"),
+        ({"k" * 191: "5/s"}, "a key must be a string of at most 190 characters"),
+        ({str(n): "5/s" for n in range(1001)}, "has 1,001 keys: at most 1,000 are allowed"),
+        (["5/s"], "must be a number and a unit"),
+    ],
+)
+def test_what_is_no_rates_by_key(value, says):
+    with pytest.raises(ValueError, match=says):
+        parse_key_rates(value)
+
+
+def test_keys_without_a_rate_are_not_limited():
+    some = DeliveryLimits(rate_per_key=parse_key_rates({"a": "5/s", "\n": "1/s", "": "2/s"}))
+    assert [some.key_of(key, {}) for key in ("a", "b", "", "*", None)] == [":a", NO_KEY, ":", NO_KEY, NO_KEY]
+    assert some.rate_of(some.key_of("\n", {})) == Rate(1, "s")
+    assert (some.rate_of(":a"), some.rate_of(NO_KEY), some.throttle_of(":b")) == (Rate(5, "s"), None, None)
+    assert some.limits_some_keys
+    others = DeliveryLimits(rate_per_key=parse_key_rates({"a": None, "*": "5/s"}), limit_by="tenant")
+    assert [others.key_of(None, {"tenant": value}) for value in ("a", "b", 7)] == [NO_KEY, ":b", ":7"]
+    assert not others.limits_some_keys
+    counted = DeliveryLimits(rate_per_key=parse_key_rates({"a": "5/s"}), max_in_flight_per_key=2)
+    assert counted.key_of("b", {}) == ":b", "its messages in flight are limited"
+    assert not counted.limits_some_keys
 
 
 rates = st.builds(Rate, st.integers(1, 2000), st.sampled_from("smh"))
@@ -130,6 +175,11 @@ def test_keys_that_a_column_cannot_hold_are_hashed(value):
 def test_text():
     limits = DeliveryLimits(Rate(100, "s"), Rate(5, "s"), None, 20, 2, "tenant")
     assert limits.text == "100/s, 5/s per tenant, 20 in flight, 2 in flight per tenant"
+    by_key = parse_key_rates({"a": "5/s", "b": None, "*": "1/m"})
+    assert DeliveryLimits(rate_per_key=by_key).text == "5/s for key 'a', no rate for key 'b', 1/m per other key"
+    many = parse_key_rates(dict.fromkeys("abcde", "5/s"))
+    text = "5/s for tenant 'a', 5/s for tenant 'b', 5/s for tenant 'c', rates for 2 more"
+    assert DeliveryLimits(rate_per_key=many, limit_by="tenant").text == text
     assert not NO_LIMITS
     assert not NO_LIMITS.text
     assert not DeliveryLimits(burst=5)

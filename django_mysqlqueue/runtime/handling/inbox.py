@@ -452,6 +452,7 @@ class Inbox(InboxGroups):
         held = group.remove(lane, place)
         group.running += 1
         group.started += 1
+        group.started_with_slots += held.claimed.slot is not None
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
         if held.claimed.suspect:

@@ -75,10 +75,18 @@ class InboxGroups:
             group = self._groups[ref]
             return not (group.waiting or group.running or group.settlements)
 
-    def started(self, ref: GroupRef) -> int:
-        """Return how many deliveries of a group were started since the process began."""
+    def load(self, ref: GroupRef, *, with_slots: bool) -> tuple[int, int]:
+        """Return how many deliveries of a group wait, and how many were started since the process began.
+
+        Args:
+            ref: the group.
+            with_slots: whether to count only those with slots.
+        """
         with self._lock:
-            return self._groups[ref].started
+            group = self._groups[ref]
+            if with_slots:
+                return group.waiting_with_slots, group.started_with_slots
+            return group.waiting, group.started
 
     def slots(self, ref: GroupRef) -> dict[str, int]:
         """Return by limited key how many slots a group's waiting and running deliveries hold."""

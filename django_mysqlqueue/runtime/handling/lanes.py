@@ -129,6 +129,8 @@ class GroupLanes:
     records_acks: bool = False
     started: int = 0
     """Number of deliveries that were started since the process began."""
+    waiting_with_slots: int = 0
+    started_with_slots: int = 0
     slots: dict[str, int] = field(default_factory=dict)
     """By limited key, the number of slots of deliveries that wait or run."""
     returned: dict[str, Returned] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class GroupLanes:
     def add(self, lane: Lane, held: Held) -> None:
         """Add a delivery to those that wait in a lane."""
         if held.claimed.slot is not None:
+            self.waiting_with_slots += 1
             for key in held.claimed.slot.keys:
                 self.slots[key] = self.slots.get(key, 0) + 1
         level = self.levels[lane.priority]
@@ -184,6 +187,7 @@ class GroupLanes:
         held = lane.waiting[place]
         del lane.waiting[place]
         level = self.levels[lane.priority]
+        self.waiting_with_slots -= held.claimed.slot is not None
         level.waiting -= 1
         level.waiting_bytes -= held.claimed.size
         if not lane.waiting:

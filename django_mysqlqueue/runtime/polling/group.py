@@ -135,9 +135,17 @@ class PolledGroup(DeliveringGroup):
         room = self.context.prefetch.room(
             self.ref, priority=priority, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
-        if room and self.limited:
-            room = min(room, self.limited.room(self.inbox.waiting(self.ref)[0], self.handler.batch_size))
+        if room and self.limited and not self._claims_without_slots(priority):
+            room = min(room, self._room_for_slots())
         return room
+
+    def _claims_without_slots(self, priority: int) -> bool:
+        """Return whether a claim may take messages that need no slots (shared mode)."""
+        return False
+
+    def _room_for_slots(self) -> int:
+        """Return how many messages that need slots this process can start soon."""
+        return self.limited.room(self.handler.batch_size)
 
     def has_room_for_due(self) -> bool:
         """Return whether redeliveries may be claimed when they come due."""
@@ -271,11 +279,13 @@ class PolledGroup(DeliveringGroup):
 
         They need no room: otherwise they would wait until half a claim of the partitions that use all of it is handled.
         """
-        if self.stopped or self.limited or self.inbox.waiting(self.ref)[1] >= self.max_bytes:
+        if self.stopped or (self.limited and not self.limited.is_partial):
+            return 0, []
+        if self.inbox.waiting(self.ref)[1] >= self.max_bytes:
             return 0, []
         most = min(self.claim_size, self.least) // 2
         for priority in self._turns.order(priorities, self.priority_share):
-            keys = islice(self.todo.of(priority), LOOKED_AT)
+            keys = filter(self.limited.spares, islice(self.todo.of(priority), LOOKED_AT))
             found = self.inbox.newcomers(self.ref, keys, priority=priority, most=most)
             if wants := [want for want in map(self._want_one, found) if want is not None]:
                 return priority, wants
@@ -382,6 +392,7 @@ class PolledGroup(DeliveringGroup):
             after_clock_step=max_due > 0 and self._after_clock_step(),
             passes=self._outcomes_passed(),
             holding=holding,
+            max_slots=self._room_for_slots() if max_due and self.limited.is_partial else 2**62,
             max_suspects=int(not self.inbox.has_suspect(self.ref)) if self.limited else 2**62,
         )
         try:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
+from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Holding
@@ -45,6 +46,8 @@ class Limited:
         self._subscriber = subscriber
         self._threads = threads
         self._limits = NO_LIMITS
+        self.is_partial = False
+        """Whether only the messages of some partitions need slots."""
         self._stored: dict[str, int] = {}
         """By limited key, the slots that the rows of this subscriber say it holds."""
         self.is_unsure = True
@@ -78,6 +81,7 @@ class Limited:
             kept = {key: one for key, one in returned.items() if limits.has_interval_of(self._limits, key)}
             self._inbox.put_back_returned(self._ref, kept)
         self._limits = limits
+        self.is_partial = limits.limits_some_keys and limits.limit_by is None
         rested = list(self._resting)
         self.reset()
         return rested
@@ -94,6 +98,15 @@ class Limited:
         """Whether the group has limits."""
         return bool(self._limits)
 
+    def spares(self, key: str) -> bool:
+        """Return whether messages of a partition need no slots; those of hashed keys count as such, although some may.
+
+        So claims of them need not be small, and take as long as without limits.
+        """
+        if not self._limits:
+            return True
+        return self.is_partial and self._limits.rate_of(as_limit_key(lane_of(key).partition)) is None
+
     def rests(self, key: str) -> bool:
         """Return whether a partition waits for a slot."""
         return key in self._resting
@@ -106,18 +119,17 @@ class Limited:
         """The number of partitions that wait for a slot."""
         return len(self._resting)
 
-    def room(self, waiting: int, per_call: int) -> int:
+    def room(self, per_call: int) -> int:
         """Return how many deliveries this process can start soon: more slots would be of no use to it.
 
         Args:
-            waiting: number of the group's deliveries that wait in the process.
             per_call: maximum number of deliveries per call of the handler.
         """
         if self._rest is not None:
             return 0
+        waiting, started = self._inbox.load(self._ref, with_slots=self.is_partial)
         elapsed = time.monotonic() - self._sampled_at
         if elapsed >= AHEAD:
-            started = self._inbox.started(self._ref)
             self._recent = round((started - self._sampled) * AHEAD / elapsed)
             self._sampled_at, self._sampled = time.monotonic(), started
         return max(0, self._inbox.idle_threads(self._threads) * per_call + self._recent - waiting)

@@ -9,7 +9,7 @@ from itertools import islice
 from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE
 from django_mysqlqueue.service import settling
@@ -101,14 +101,26 @@ class SharedGroup(PolledGroup):
     def _wants(self, priority: int, room: int) -> list[Want]:
         wants: list[Want] = []
         left = room
+        slots = self._room_for_slots() if self.limited.is_partial else room
         partitions = self.todo.of(priority)
-        for key in list(islice(partitions, MAX_PARTITIONS)):
-            if left <= 0:
+        for key in list(islice(partitions, LOOKED_AT if self.limited.is_partial else MAX_PARTITIONS)):
+            if left <= 0 or len(wants) >= MAX_PARTITIONS:
                 break
+            needs_slots = self.limited.is_partial and not self.limited.spares(key)
+            if needs_slots and slots <= 0:
+                continue
             look_at = self.depths.look_at(key, room=room, partitions=len(partitions))
-            wants.append(Want(key, look_at=min(look_at, left)))
-            left -= self.depths.expected(wants[-1])
+            wants.append(Want(key, look_at=min(look_at, left, slots) if needs_slots else min(look_at, left)))
+            expected = self.depths.expected(wants[-1])
+            left -= expected
+            slots -= expected * needs_slots
         return self.depths.fill_up(wants, left)
+
+    def _claims_without_slots(self, priority: int) -> bool:
+        partitions = self.todo.of(priority)
+        if not self.limited.is_partial or not partitions:  # Redeliveries may be of any partition.
+            return self.limited.is_partial
+        return any(map(self.limited.spares, islice(partitions, LOOKED_AT)))
 
     def _want_one(self, key: str) -> Want:
         return Want(key, look_at=1)
