@@ -1,13 +1,22 @@
-"""The topics that are queues of jobs: those that ``TASKS`` names."""
+"""The topics that are queues of jobs: those that ``TASKS`` names. The tasks that have a rate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.limits import JOB_PREFIX
 
 find: Callable[[], Collection[str]] | None = None
 """Returns the topics; set by the app if there is a framework for tasks."""
+
+rates: dict[str, Rate] = {}
+"""By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one."""
+
+
+def key_of(task_path: str) -> str | None:
+    """Return the key of the messages of a task: its path if it has a rate, which then is that of this key."""
+    return task_path if task_path in rates else None
 
 
 def topics() -> Collection[str]:

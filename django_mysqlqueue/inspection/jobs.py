@@ -15,7 +15,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import JOB_PREFIX, lane
+from django_mysqlqueue.limits import JOB_PREFIX, LANE_KEY_LENGTH, lane
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.service import job_progress
 from django_mysqlqueue.service.counts import Count
@@ -478,7 +478,10 @@ def message_offset(session: Session, job: JobSummary, *, search: bool = True, bo
     """
     settings = get_settings()
     numbers = {settings.partitions_of(job.topic) or settings.keyless_partitions, settings.keyless_partitions}
-    places = [(job.topic, lane(naming.hashed_partition(job.id, number), job.priority), job.id) for number in numbers]
+    partitions = [naming.hashed_partition(job.id, number) for number in numbers]
+    if len(job.task) <= LANE_KEY_LENGTH:
+        partitions.append(job.task)  # If its task has a rate.
+    places = [(job.topic, lane(partition, job.priority), job.id) for partition in partitions]
     found = log_entries.at_ids(session, places)
     if found:
         return max(found.values())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.messages import Message
@@ -126,7 +127,8 @@ def moment(milliseconds: int) -> datetime.datetime | None:
 def message_of(row: NewResult | JobRow) -> Message:
     """Return the message that makes subscribers run a job."""
     payload = {"task": row.task_path, **json.loads(row.arguments)}
-    return Message(payload, id=row.id, deliver_at=moment(row.run_after), priority=row.priority)
+    key = job_queues.key_of(row.task_path)
+    return Message(payload, key, row.id, deliver_at=moment(row.run_after), priority=row.priority)
 
 
 def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> None:

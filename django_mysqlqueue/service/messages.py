@@ -13,7 +13,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model
 from django.utils import timezone
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import (
@@ -198,6 +198,8 @@ def _partition(topic: str, key: str | None, value: str, metadata: dict[str, Any]
     """Return the partition of a key; without one, that to which another value is hashed."""
     settings = get_settings()
     partitions = settings.partitions_of(topic)
+    if key in job_queues.rates and job_queues.is_queue(topic):
+        partitions = None  # A task without a slot must not hold up others.
     if key is None:
         return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority)
     naming.check_key(key)

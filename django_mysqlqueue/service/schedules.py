@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.limits import JOB_PREFIX, new_message_id, run_id, run_ids
 from django_mysqlqueue.models import Schedule
@@ -313,7 +314,8 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
 
 
 def _message(definition: Definition, message_id: str) -> Message:
-    return Message(definition.payload, definition.key, message_id, definition.metadata, priority=definition.priority)
+    key = job_queues.key_of(definition.task) if definition.task else definition.key
+    return Message(definition.payload, key, message_id, definition.metadata, priority=definition.priority)
 
 
 def publish_by_hand(session: Session, name: str, definition: Definition) -> str:

@@ -75,6 +75,9 @@ OF_JOBS = ("max_attempts", "backoff", "timeout", "filter")
 """Options that a queue of jobs does not have: its jobs have their own, and one that a filter passes would never end."""
 
 
+LIMIT_BY_TASK = "has no effect on a queue of jobs: its limits per key apply to the tasks that have a rate (@job(rate=))"
+
+
 class BrokenRule(NamedTuple):
     """A rule between options that is broken."""
 
@@ -154,6 +157,8 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     options |= {name: option_value(handler, name, settings) for name in PROCESS}
     yield from broken_rules(options)
     yield from rules_of_limits(handler.limits)
+    if handler.limit_by is not None and is_of_jobs(handler.ref):
+        yield BrokenRule(("limit_by",), f"limit_by={handler.limit_by!r} {LIMIT_BY_TASK}")
     if handler.filter is not None and is_of_jobs(handler.ref):
         yield BrokenRule(("filter",), "a queue of jobs cannot have a filter: jobs that do not match it would never end")
 
@@ -212,6 +217,8 @@ def without_effect(handler: Handler, name: str) -> str:
         return SYNC_TIMEOUT
     if name == "max_attempts" and naming.is_dlq(handler.ref.topic):
         return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
+    if name == "limit_by" and is_of_jobs(handler.ref):
+        return LIMIT_BY_TASK
     if name in OF_JOBS and is_of_jobs(handler.ref):
         return "has no effect on a queue of jobs, whose tasks have such options of their own (@job, OPTIONS in TASKS)"
     return ""

@@ -16,10 +16,11 @@ from django.dispatch import receiver
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, MOST_STAGE_JOBS, MOST_STAGES
+from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, LANE_KEY_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import NewResult
@@ -38,7 +39,7 @@ from django_mysqlqueue.tasks.framework import (
     task_enqueued,
 )
 from django_mysqlqueue.tasks.options import check_job_option, unique_key, unique_of
-from django_mysqlqueue.tasks.results import as_result, in_queue, timed
+from django_mysqlqueue.tasks.results import as_result, find_task, in_queue, timed
 
 GROUP_OPTIONS = (
     "visibility_timeout",
@@ -89,6 +90,10 @@ class MySQLQueueBackend(BaseTaskBackend):
         super().validate_task(timed(task))
         if len(task.module_path) > JOB_PATH_LENGTH:
             raise InvalidTask(f"{task.module_path!r}: the path may have at most {JOB_PATH_LENGTH} characters.")
+        if len(task.module_path) > LANE_KEY_LENGTH and task.module_path in job_queues.rates:
+            raise InvalidTask(
+                f"{task.module_path!r}: the path of a task with a rate may have at most {LANE_KEY_LENGTH} characters."
+            )
 
     def enqueue(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         """Enqueue a job, in the open transaction of the queue's database if there is one.
@@ -193,8 +198,15 @@ class MySQLQueueBackend(BaseTaskBackend):
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, id: str | None = None
     ) -> AnyResult:
         self.validate_task(task)
+        task = timed(task) if self.queues else in_queue(timed(task), DEFAULT_TASK_QUEUE_NAME)
+        path = task.module_path
+        if path in job_queues.rates and not _is_declared_in(self, path, task.queue_name):
+            raise InvalidTask(
+                f"{path} has rate='{job_queues.rates[path]}', which holds in the queue that it was declared with: it "
+                f"cannot be enqueued in {task.queue_name!r} of the backend {self.alias!r}."
+            )
         return TaskResult(
-            task=timed(task) if self.queues else in_queue(timed(task), DEFAULT_TASK_QUEUE_NAME),
+            task=task,
             id=id or naming.new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),
@@ -289,6 +301,23 @@ class MySQLQueueBackend(BaseTaskBackend):
                     hint="Give each backend queues of its own.",
                     id="django_mysqlqueue.E026",
                 )
+
+
+def rates_of(backend: MySQLQueueBackend, queue_name: str) -> dict[str, Rate]:
+    """Return the rates of the tasks of a queue that this process has imported, by the path of each."""
+    rates = dict(job_queues.rates)  # Another thread may import a task.
+    return {path: rate for path, rate in rates.items() if _is_declared_in(backend, path, queue_name)}
+
+
+def _is_declared_in(backend: MySQLQueueBackend, path: str, queue_name: str) -> bool:
+    """Return whether a task was declared with a queue of a backend."""
+    try:
+        task = find_task(path)
+    except (ImportError, InvalidTask):
+        return False  # The function is not a task, or not yet.
+    return task.backend == backend.alias and queue_name == (
+        task.queue_name if backend.queues else DEFAULT_TASK_QUEUE_NAME
+    )
 
 
 @contextlib.contextmanager

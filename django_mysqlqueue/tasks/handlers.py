@@ -6,13 +6,15 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from asgiref.sync import async_to_sync
 from django.db import OperationalError
 from django.dispatch import Signal
 
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import StaleDelivery, SubscriberError
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, priority_of
 from django_mysqlqueue.runtime.handling import rejections
@@ -27,11 +29,11 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler, Monitor
-from django_mysqlqueue.subscriptions.options import broken_by
+from django_mysqlqueue.subscriptions.options import as_text, broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
-from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, topic_of
+from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, rates_of, topic_of
 from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
@@ -56,10 +58,12 @@ NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLos
 """Exceptions after which a job is FAILED, regardless of its options."""
 
 
+@dataclass(frozen=True, slots=True)
 class JobHandler(Handler):
     """The handler of a queue of jobs."""
 
-    __slots__ = ()
+    rated: frozenset[str] = frozenset()
+    """The paths of the tasks of the queue that have a rate, of those that were imported when it was declared."""
 
     monitor: ClassVar[type[Monitor] | None] = JobMonitor
 
@@ -92,7 +96,13 @@ class JobHandler(Handler):
             except (Exception, SystemExit):  # noqa: BLE001  # An import runs code of the project. The call raises it again.
                 return False
             attempt.options = options_of(attempt.task.func, _options_of_queue(attempt.row))
-        return attempt.options is not None and attempt.options.atomic
+        return attempt.options is not None and attempt.options.atomic and not self._lacks_rate(attempt)
+
+    def _lacks_rate(self, attempt: Attempt) -> bool:
+        """Return whether the job's task has a rate that was not known when the subscriber started."""
+        return (
+            attempt.options is not None and attempt.options.rate is not None and attempt.row.task_path not in self.rated
+        )
 
     def claimed(self, using: str, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, object]:
         """Note in the results that the jobs were claimed."""
@@ -143,7 +153,7 @@ class JobHandler(Handler):
             given.snooze(LOCKED_DELAY)
             return
         task = attempt.task
-        if task is None:
+        if task is None or self._lacks_rate(attempt):
             error = _unknown(attempt)
             # It was claimed first, attempted last, or redriven.
             since = max(attempt.row.started_at, attempt.row.last_attempted_at, attempt.published_at)
@@ -259,8 +269,15 @@ def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
 
 
 def _unknown(attempt: Attempt) -> UnknownTask:
-    """Log that this process does not have a task, and return the exception."""
+    """Log that this process does not have a task, or does not know its rate, and return the exception."""
     path = attempt.row.task_path
+    if attempt.options is not None:
+        late = UnknownTask(
+            f"The task {path!r} has rate='{attempt.options.rate}', but it was imported only for this job, or belongs "
+            "to another queue. Import its module in tasks.py of an app, and run migrate."
+        )
+        event(logging.WARNING, "job.unknown", task=path, id=attempt.row.id, error=late)
+        return late
     try:
         find_task(path)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # An import runs code of the project.
@@ -322,12 +339,23 @@ def job_handlers() -> dict[GroupRef, Handler]:
             options |= {option: own[option] for option in GROUP_OPTIONS if option in own}
             options |= settings.groups.get(JOB_GROUP, {})
             options |= FIXED
-            found[ref] = JobHandler(
-                ref=ref, function=_run, where=f"TASKS[{backend.alias!r}], queue {name!r}", **options
-            )
+            where, rates = f"TASKS[{backend.alias!r}], queue {name!r}", rates_of(backend, name)
+            if rates:
+                _refuse_other_rates(where, options, rates)
+                options |= {"rate_per_key": check_handler_option("rate_per_key", rates), "rated": frozenset(rates)}
+            found[ref] = JobHandler(ref=ref, function=_run, where=where, **options)
             for rule in broken_by(found[ref]):
                 raise SubscriberError(f"{found[ref].where}: {rule.text}")
     return found
+
+
+def _refuse_other_rates(where: str, options: Mapping[str, Any], rates: Mapping[str, Rate]) -> None:
+    if (value := options.get("rate_per_key")) is not None:
+        raise SubscriberError(
+            f"{where}: MYSQLQUEUE['GROUPS'][{JOB_GROUP!r}] has RATE_PER_KEY={as_text('rate_per_key', value)!r}, but "
+            f"the rates per key of this queue are those of its tasks (@job(rate=)): {', '.join(sorted(rates))}. "
+            "Remove one of the two."
+        )
 
 
 def _run(delivery: Delivery) -> None:

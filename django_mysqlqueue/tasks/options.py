@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import SubscriberError
 
 T = TypeVar("T")
@@ -43,9 +45,12 @@ class JobOptions:
     reject_on: tuple[type[Exception], ...] = ()
     retry_on: tuple[type[Exception], ...] | None = None
     unique: Unique = False
+    rate: Rate | None = None
+    """How many jobs of the task start, in all processes together."""
 
 
-OF_JOBS = tuple(field.name for field in dataclasses.fields(JobOptions))
+OF_JOBS = tuple(field.name for field in dataclasses.fields(JobOptions) if field.name != "rate")
+"""Options that a queue may have for its jobs. Its own ``RATE`` is that of the queue."""
 
 
 def job(
@@ -57,6 +62,7 @@ def job(
     retry_on: Exceptions = UNSET,
     reject_on: Exceptions = UNSET,
     unique: Unique = UNSET,
+    rate: str | Rate | None = UNSET,
 ) -> Callable[[T], T]:
     """Give a task options that ``@task`` does not have. It may stand above or below ``@task``.
 
@@ -73,6 +79,9 @@ def job(
         unique: if True, a job is not enqueued while another one of the task with the same arguments waits:
             ``enqueue()`` returns the result of that one. If only a part of the arguments counts, pass a function that
             gets the arguments and returns a string.
+        rate: how many jobs of the task start, in all processes together, for example ``"10/m"``; units are ``s``,
+            ``m``, ``h`` and ``d``. Retries count, too. It applies as ``manage.py migrate`` has registered it. The task
+            must be in a module that subscribers import when they start, such as ``tasks.py`` of an app.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the task and the rule.
@@ -85,6 +94,7 @@ def job(
         "retry_on": retry_on,
         "reject_on": reject_on,
         "unique": unique,
+        "rate": rate,
     }
 
     def decorate(decorated: T) -> T:
@@ -98,9 +108,17 @@ def job(
             raise SubscriberError(f"{where}: {error}") from error
         _check(where, options, is_async=inspect.iscoroutinefunction(function))
         setattr(function, ATTRIBUTE, options)
+        _store_rate(f"{function.__module__}.{function.__qualname__}", options.get("rate"))
         return decorated
 
     return decorate
+
+
+def _store_rate(path: str, rate: Rate | None) -> None:
+    if rate is None:
+        job_queues.rates.pop(path, None)
+    else:
+        job_queues.rates[path] = rate
 
 
 def check_job_option(name: str, value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""An app with tasks that have a rate. Only the tests of rates install it."""
