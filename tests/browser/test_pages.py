@@ -300,7 +300,7 @@ def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
 
 def test_a_job_is_followed_to_its_end(desk: Desk, live, db: None):
     job("j1", status="RUNNING", started_at=NOW, worker_ids="w\n")
-    live("job/?id=j1")
+    asked = live("job/?id=j1")
     page = desk.page
     status = page.locator("#mq-job .mq-tag")
     expect(status).to_have_text("running")
@@ -310,6 +310,11 @@ def test_a_job_is_followed_to_its_end(desk: Desk, live, db: None):
     expect(status).to_have_text("successful")
     expect(page.get_by_text('"sent"')).to_be_visible()
     expect(page.get_by_role("img", name="last attempt: 5 s")).to_be_visible()
+    expect(page.get_by_role("button", name="Pause refreshing")).to_be_hidden()
+    number = len(asked)
+    page.clock.run_for(REFRESH_MS * 10)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    assert len(asked) == number == 1, "nothing more can change"
 
 
 def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):

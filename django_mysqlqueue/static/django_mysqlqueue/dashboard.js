@@ -90,15 +90,19 @@
       const found = answered.getElementById("mq-live");
       if (!found) throw new Error(String(answer.status));
       if (paused) return;
+      let told = "";
       if (mine === asked && !busy()) {
         const kept = remember();
         const before = live.querySelector("[data-state]")?.dataset.state;
         live.replaceChildren(...found.childNodes);
         restore(kept);
         const after = showState(answered);
-        if (after && after !== before) return plan(say(after, false));
+        if (after && after !== before) told = after;
+        // The job of the page has ended, for example.
+        if (answer.ok && !answered.querySelector(".mq-page").dataset.live) paused = button.hidden = true;
       }
-      say("", false);
+      say(told, false);
+      if (paused) return;
     } catch {
       if (paused) return;
       say(page.dataset.stale, true);
