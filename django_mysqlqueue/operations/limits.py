@@ -13,6 +13,8 @@ class Limits:
     """Maximum number of rows that one transaction changes."""
     dead_letters: int = 200
     """Maximum number of dead letters that one transaction redrives or deletes, with their payloads."""
+    jobs: int = 200
+    """Maximum number of jobs that one transaction cancels. It reads their arguments and errors."""
     counted: int = 10_000
     """Previews stop counting here."""
     read: int = 100_000

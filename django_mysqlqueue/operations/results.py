@@ -61,7 +61,8 @@ class ScheduledResult(Result):
     """The result of an operation on scheduled messages."""
 
     not_scheduled: tuple[str, ...] = ()
-    """Given ids without a scheduled message: they are due, cancelled or unknown."""
+    """Given ids without a scheduled message: they are due, cancelled or unknown. In a queue of jobs: those that have
+    ended or are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

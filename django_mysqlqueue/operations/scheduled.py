@@ -1,4 +1,4 @@
-"""Operations on scheduled messages, before they come due: cancel, reschedule."""
+"""Operations on scheduled messages, before they come due: cancel, reschedule. Jobs are cancelled at any time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.operations.arguments import alias_for, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.jobs import cancel_jobs
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import scheduling
@@ -34,21 +36,26 @@ def cancel(
     Publishers use ``django_mysqlqueue.cancel``, which joins the caller's transaction and is not recorded in the audit
     log. This function is for operators. Messages that another transaction has locked are not changed.
 
+    In a queue of jobs (its topic is ``jobs.`` and its name), it cancels all jobs that wait, scheduled or not, and asks
+    those that run to stop. Only tasks that read ``context.cancelled`` stop.
+
     Args:
         topic: the topic that the messages were published to.
-        ids: ids of the messages, as ``publish`` returned them.
-        key: only messages that were published with this key; if None, with any key.
+        ids: ids of the messages, as ``publish`` returned them, or of jobs.
+        key: only messages that were published with this key; if None, with any key. Jobs have no key.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing; return what would be changed.
 
     Returns:
-        The result, with the ids for which there is no scheduled message.
+        The result, with the ids for which there is no scheduled message, or no job that is waiting or running.
 
     Raises:
-        OperationRefused: none of the messages is scheduled.
+        OperationRefused: none of the messages is scheduled, or none of the jobs is waiting or running.
     """
+    if key is None and isinstance(topic, str) and job_queues.is_queue(topic):
+        return cancel_jobs(ids, topic=topic, actor=actor, reason=reason, using=using, dry_run=dry_run)
     with alias_for(using, actor, reason, topic=topic) as alias:
         rows, missing = _find(alias, topic, ids, key)
         return _cancel(alias, topic, rows, missing, actor=actor, reason=reason, dry_run=dry_run)

@@ -53,6 +53,15 @@ class Begun(NamedTuple):
     """The database's time in epoch milliseconds."""
 
 
+class CancelRequested(NamedTuple):
+    """The result of ``request_cancel``."""
+
+    ended: int
+    """The number of jobs that waited."""
+    asked: int
+    """The number of running jobs that were asked to stop, and had not been asked before."""
+
+
 def is_of_jobs(ref: GroupRef) -> bool:
     """Return whether a group runs the jobs of a queue. Other groups on its topic only read their messages."""
     return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
@@ -227,7 +236,7 @@ def cancel(session: Session, topics: Mapping[str, str]) -> int:
     return _fail(session, {row: CANCELLED for row in rows.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
 
 
-def request_cancel(session: Session, ids: Iterable[str]) -> None:
+def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -> CancelRequested:
     """End jobs that wait, and ask those that run to stop.
 
     The message of a job that waits stays: the claim finds that the job has ended, and settles it.
@@ -235,16 +244,20 @@ def request_cancel(session: Session, ids: Iterable[str]) -> None:
     Args:
         session: the current transaction.
         ids: the ids of the jobs.
+        wait: whether to wait for results that another transaction has locked, instead of skipping them.
     """
-    rows = read(session, ids, session.dialect.for_update).values()
-    _fail(session, {row: CANCELLED for row in rows if row.status == READY})
+    rows = read(session, ids, session.dialect.for_update if wait else session.dialect.skip_locked).values()
+    ended = _fail(session, {row: CANCELLED for row in rows if row.status == READY})
     running = [row.id for row in rows if row.status == RUNNING and not row.cancel_requested_at]
-    for chunk in session.chunks(running):
+    asked = sum(
         session.execute(
             f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET cancel_requested_at = "
             f"{session.dialect.now_ms} WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,
         )
+        for chunk in session.chunks(running)
+    )
+    return CancelRequested(ended, asked)
 
 
 def skip(using: str, ref: GroupRef) -> None:

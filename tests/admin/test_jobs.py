@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from html import unescape
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import job_progress
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support import job_worlds
-from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from tests.support.dashboard import HOSTILE, ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import bound
 from tests.support.harness import USING, sequence
 from tests.support.job_pages import NOW, ended, errors, job
@@ -494,3 +497,120 @@ def test_a_job_of_a_later_stage(client, db):
     JobStage.objects.filter(id=job_worlds.STAGES[0]).update(remaining=1)
     assert notes(client, job_worlds.LATER) == [("It waits for 1 job of the stage before it in its chain.", "")]
     assert not any("waits for" in text for text, _ in notes(client, job_worlds.FIRST))
+
+
+# -- cancelling ---------------------------------------------------------------
+
+
+def row(*names):
+    return [json.dumps(name) for name in names]
+
+
+def test_cancel_the_selected_jobs(client):
+    job("w1")
+    job("w2", queue_name="mail")
+    job("r1", status="RUNNING")
+    ended("s1")
+    boxes = re.findall(r'name="row" value="([^"]*)"', client.get(f"{ROOT}jobs/").content.decode())
+    assert sorted(map(unescape, boxes)) == sorted(row("w2", "w1", "r1"))
+    asked = client.post(f"{ROOT}do/cancel-jobs/", {"row": row("w1", "w2", "r1", "s1")}).content.decode()
+    for said in (
+        "Waiting jobs that will be cancelled: 2.",
+        "Running jobs that will be asked to stop: 1.",
+        "Running jobs stop only if their tasks read context.cancelled.",
+        "Jobs that will not be changed, because they have ended or were asked to stop before: 1.",
+        "This cannot be undone.",
+        "4 jobs",
+    ):
+        assert said in asked
+    assert not Operation.objects.exists()
+    assert set(JobResult.objects.values_list("status", flat=True)) == {"READY", "RUNNING", "SUCCESSFUL"}
+    (told,) = confirm(client, "cancel-jobs", row=row("w1", "w2", "r1", "s1"), reason="wrong prices")
+    assert told.startswith("Jobs cancelled: 2. Running jobs that were asked to stop: 1. Running jobs stop only if")
+    found = dict(JobResult.objects.values_list("id", "status"))
+    assert found == {"w1": "FAILED", "w2": "FAILED", "r1": "RUNNING", "s1": "SUCCESSFUL"}
+    assert "JobCancelled" in JobResult.objects.get(id="w1").errors
+    assert list(JobResult.objects.exclude(cancel_requested_at=0).values_list("id", flat=True)) == ["r1"]
+    one = Operation.objects.get()
+    assert (one.action, one.topic, one.changed, one.detail, one.reason) == (
+        "cancel jobs",
+        "",
+        3,
+        "asked to stop: 1",
+        "wrong prices",
+    )
+    assert one.ended_at
+    assert LogEntry.objects.get().object_repr == "4 jobs"
+
+
+def test_a_job_is_cancelled_on_its_page(client):
+    """The message of a scheduled one is deleted."""
+    job_worlds.scheduled("later")
+    text = page(client, "job", id="later")
+    (address,) = re.findall(r'href="([^"]*do/cancel-jobs/[^"]*)"', client.get(f"{ROOT}job/?id=later").content.decode())
+    asked = client.get(unescape(address))
+    assert "Waiting jobs that will be cancelled: 1." in asked.content.decode()
+    assert "later" in asked.context["subject"]
+    assert "will be asked to stop" not in asked.content.decode()
+    sent = {**hidden(asked.content.decode()), "confirmed": "yes"}
+    done = client.post(unescape(address).partition("?")[0], sent, follow=True)
+    assert [str(one) for one in done.context["messages"]] == ["Jobs cancelled: 1."]
+    assert done.redirect_chain == [(f"{ROOT}job/?id=later", 302)]
+    assert not OutboxMessage.objects.exists()
+    assert (Operation.objects.get().topic, Operation.objects.get().changed) == ("jobs.default", 1)
+    assert "Cancel" in text
+    assert "do/cancel-jobs" not in page(client, "job", id="later")
+
+
+def test_a_running_job_is_asked_to_stop_once(client):
+    job("r", status="RUNNING")
+    assert "Ask to stop" in page(client, "job", id="r")
+    confirm(client, "cancel-jobs", row=row("r"))
+    assert any("It will stop only if its task reads context.cancelled." in text for text, _ in notes(client, "r"))
+    assert "do/cancel-jobs" not in page(client, "job", id="r")
+    asked = client.post(f"{ROOT}do/cancel-jobs/", {"row": row("r")})
+    assert "were asked to stop before: 1." in asked.context["refusal"]
+    assert Operation.objects.count() == 1
+
+
+def test_the_later_jobs_of_a_chain_are_mentioned(client, db):
+    job_worlds.chained()
+    text = "Jobs of later stages of their chains will fail"
+    for name, follows in ((job_worlds.FIRST, True), (job_worlds.LATER, False)):
+        asked = client.post(f"{ROOT}do/cancel-jobs/", {"row": row(name)}).content.decode()
+        assert (text in asked) is follows
+        assert "The operation" not in asked
+
+
+def test_what_cannot_be_cancelled_has_no_box(client, make_client):
+    ended("s1")
+    assert "do/cancel-jobs" not in page(client, "jobs")
+    job("w1")
+    assert "do/cancel-jobs" in page(client, "jobs")
+    viewer = make_client("view_dashboard", "see_payloads")
+    assert "do/cancel-jobs" not in page(viewer, "jobs")
+    assert "do/cancel-jobs" not in page(viewer, "job", id="w1")
+    for given in (["x"], ["5"], ['["w1"]'], [json.dumps("\ud800")], []):
+        asked = client.post(f"{ROOT}do/cancel-jobs/", {"row": given})
+        assert asked.status_code == 200
+        assert asked.context["hidden_errors"], given
+    assert "because they have ended" in client.post(f"{ROOT}do/cancel-jobs/", {"row": row("no")}).context["refusal"]
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_cancelling_needs_the_permission_on_the_queues(make, two_queues):
+    JobResult.objects.update(status="READY")
+    one = make("view_dashboard", on=[("operate_dashboard", "jobs.mail")])
+    both = make("view_dashboard", on=[("operate_dashboard", f"jobs.{name}") for name in ("mail", "hidden")])
+    seen = page(one, "jobs")
+    assert f'value="{row("mail.1")[0]}"' in seen
+    assert f'value="{row("hidden.1")[0]}"' not in seen
+    for client, names, may in (
+        (one, ["mail.1"], True),
+        (one, ["hidden.1"], False),
+        (one, ["mail.1", "hidden.1"], False),
+        (one, ["unknown"], False),
+        (both, ["mail.1", "hidden.1"], True),
+    ):
+        for send in (client.get, client.post):
+            assert send(f"{ROOT}do/cancel-jobs/", {"row": row(*names)}).status_code == (200 if may else 403), names

@@ -76,7 +76,8 @@ def parameters(name, topic):
     return given | {"time": "2100-01-01T00:00:00", "option": "prefetch", "value": "5"}
 
 
-NAMES = [name for name in OPERATIONS if name != "forget"]
+NAMES = [name for name in OPERATIONS if name not in ("forget", "cancel-jobs")]
+"""``test_jobs.py`` cancels jobs."""
 
 
 @pytest.mark.promise("Permissions by topic")

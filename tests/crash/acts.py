@@ -22,6 +22,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
+    job_cancelling,
     overriding,
     pausing,
     redriving,
@@ -31,12 +32,14 @@ from django_mysqlqueue.operations import (
 )
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
+from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session, run
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, registered, sequenced
+from tests.support import job_worlds
 from tests.support.filtering import US
 from tests.support.harness import USING, Sub, handler, sequence
 
@@ -231,6 +234,21 @@ def _() -> None:
 @act("cancel", planned)
 def _() -> None:
     rescheduling.cancel(ALIAS, ids(), actor=ME)
+
+
+def with_jobs() -> None:
+    """Jobs that wait, one of them scheduled, and one that runs; and the messages of the others."""
+    sequenced()
+    job_worlds.claimed("runs")
+    job_worlds.scheduled("later")
+    waiting = NewResult("waits", "default", "default", job_worlds.PATH, "{}", 0, 0, 1)
+    job_rows.insert(Session(USING), [waiting])
+
+
+@act("cancel jobs", with_jobs)
+def _() -> None:
+    with job_worlds.configured():
+        job_cancelling.cancel(ALIAS, ["runs", "later", "waits", "unknown"], actor=ME)
 
 
 @act("deliver now", planned)

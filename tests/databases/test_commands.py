@@ -11,8 +11,11 @@ from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, Q
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.schedules.timetables import Timetable
-from django_mysqlqueue.service import groups, schedules
+from django_mysqlqueue.service import groups, job_rows, schedules
+from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.support import job_worlds
 from tests.support.queue_alias import command, on_queue
 from tests.support.routers import QueueElsewhere
 
@@ -49,6 +52,7 @@ OPERATIONS = [
     ("queuediscard t --reason x --dry-run", "No dead letter"),
     ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),
     ("queuecancel t later --noinput", "Scheduled messages cancelled: 1."),
+    ("queuecancel jobs.default job --noinput", "Jobs cancelled: 1."),
     ("queuescheduled", "No messages are scheduled"),
     ("queuetail t", '"topic":"t"'),
     ("queuerecurring --run-now s --noinput", "A message is published: recurring:s:"),
@@ -60,7 +64,7 @@ OPERATIONS = [
 """A command line, and what it says."""
 
 
-def test_every_command_works_where_the_queue_is(named):
+def test_every_command_works_where_the_queue_is(named, settings):
     publish("t", 1, using=QUEUE)
     publish("t", 2, id="later", delay=1000, using=QUEUE)
     groups.register(QUEUE, GroupRef("g", "t"), mode="ordered", start="earliest")
@@ -74,6 +78,8 @@ def test_every_command_works_where_the_queue_is(named):
     assert groups.find(QUEUE, GroupRef("g", "t")).mode == "shared"
     schedules.register(QUEUE, {"s": Definition(Timetable(every_ms=86_400_000), "t", 1)})
     PartitionLease.objects.using(QUEUE).create(consumer_group="g", topic="t", partition_key="k", leased_by="s:1")
+    job_rows.insert(Session(QUEUE), [NewResult("job", "default", "default", "tests.app.jobs.add", "{}", 0, 0, 1)])
+    settings.TASKS = job_worlds.TASKS
     for line, said in OPERATIONS:
         assert said in command(*line.split(), *named), line
     assert on_queue(Operation) == len([line for line, _ in OPERATIONS if "--noinput" in line]) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from functools import partial
 
 import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
@@ -16,6 +17,7 @@ from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryEvent,
     DeliveryState,
+    JobResult,
     Operation,
     OutboxMessage,
     PartitionLease,
@@ -25,6 +27,7 @@ from django_mysqlqueue.service import groups
 from django_mysqlqueue.service import log as service_log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from tests.support import job_worlds
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.scenarios import dead_letters, log, offsets_of
@@ -514,6 +517,42 @@ def test_a_scheduled_message_that_is_not_there_is_an_error(db, name):
     assert (found["changed"], found["not_scheduled"]) == (1, ["cup"])
     with pytest.raises(CommandError, match=r"Nothing was changed. Not scheduled in topic 't': 'tea'"):
         run(name, "t", "tea", *more, "--noinput")
+
+
+def test_jobs_are_cancelled_by_their_ids(db, settings):
+    settings.TASKS = job_worlds.TASKS
+    job_worlds.claimed("runs", "waits")
+    JobResult.objects.filter(id="waits").update(status="READY")
+    job_worlds.scheduled("later")
+    publish("jobs.default", 1, id="of plain SQL", delay=1000)
+    call = partial(run, "queuecancel", "jobs.default", "--noinput")
+    with pytest.raises(CommandError, match=r"Nothing was changed. Neither waiting nor running in topic .*: 'none'"):
+        call("none")
+    with pytest.raises(CommandError, match=r"Not scheduled in topic 'jobs.default': 'waits'"):
+        call("waits", "--key", "a")
+    said = call("runs", "waits", "later", "of plain SQL", "--reason", "wrong prices")
+    assert "Jobs cancelled: 3." in said
+    assert (
+        "Running jobs that were asked to stop: 1.\nRunning jobs stop only if their tasks read context.cancelled."
+        in said
+    )
+    assert not OutboxMessage.objects.exists()
+    assert job_worlds.statuses() == {"later": "FAILED", "runs": "RUNNING", "waits": "FAILED"}
+    row = Operation.objects.get()
+    assert (row.action, row.topic, row.changed, row.detail, row.reason) == (
+        "cancel jobs",
+        "jobs.default",
+        4,
+        "asked to stop: 1",
+        "wrong prices",
+    )
+    for name, error in (
+        ("runs", "Nothing was changed. Jobs that will not be changed, because they have ended or were asked to stop"),
+        ("waits", "Nothing was changed. Neither waiting nor running"),
+    ):
+        with pytest.raises(CommandError, match=error):
+            call(name)
+    assert Operation.objects.count() == 1
 
 
 @pytest.mark.parametrize("name", ["queuecancel", "queuescheduled"])

@@ -18,6 +18,7 @@ from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
+    JobResult,
     Operation,
     OutboxMessage,
     QueueMessage,
@@ -28,7 +29,7 @@ from django_mysqlqueue.operations import EditResult, Result, consumer_groups, re
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support import schedule_worlds
+from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.tables import Tables
 
@@ -53,6 +54,18 @@ def dead() -> None:
 
 def scheduled() -> None:
     publish("t", 1, id="x", delay=1000)
+
+
+@job_worlds.configured()
+def jobs() -> None:
+    """A job that waits, and has no message: it is of a later stage of a chain."""
+    job_worlds.chained()
+    JobResult.objects.exclude(id=job_worlds.LATER).delete()
+
+
+@job_worlds.configured()
+def cancel_job(**how: Any) -> Result:
+    return operations.cancel(job_worlds.JOBS.topic, [job_worlds.LATER], **how)
 
 
 def registered() -> None:
@@ -131,6 +144,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "discard": (dead, lambda **how: operations.discard("t", ids=["x"], **how)),
     "edit": (dead, lambda **how: operations.edit("t", {"n": 3}, id="x", **how)),
     "cancel": (scheduled, lambda **how: operations.cancel("t", ["x"], **how)),
+    "cancel a job": (jobs, cancel_job),
     "reschedule": (scheduled, lambda **how: operations.reschedule("t", ["x"], LATER, **how)),
     "reschedule to now": (scheduled, lambda **how: operations.reschedule("t", ["x"], None, **how)),
     "release": (owned, lambda **how: operations.release(*REF, ["a"], **how)),
@@ -195,6 +209,10 @@ def test_nobody_is_refused(db, name, actor):
     assert Operation.objects.count() == before
 
 
+# The queues of ``TASKS`` always exist.
+UNKNOWN = r"There is no (group|topic|subscriber|schedule) '|Neither waiting nor running in topic 'jobs.default': "
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_an_unknown_name_is_refused(db, name):
     """In an empty queue there is nothing of all this."""
@@ -202,7 +220,7 @@ def test_an_unknown_name_is_refused(db, name):
     if name == "forget":
         call = lambda **how: operations.forget("nobody", **how)  # noqa: E731
     for how in ({}, {"dry_run": True}):
-        with pytest.raises(OperationRefused, match=r"There is no (group|topic|subscriber|schedule) '"):
+        with pytest.raises(OperationRefused, match=UNKNOWN):
             call(actor="ada", reason="a test", **how)
     assert not Operation.objects.exists()
 

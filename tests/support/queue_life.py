@@ -304,6 +304,10 @@ def _chains() -> None:
     job_results.begin(USING, "worker", ids[:1])
     job_worlds.request_cancel(USING, ids[0])
     assert job_rows.cancel_requested(Session(USING), ids) == {ids[0]}
+    job_worlds.scheduled("much later")
+    names = ["much later", *ids]
+    assert operations.cancel(job_worlds.JOBS.topic, names, actor="test", dry_run=True).planned == 3
+    assert operations.cancel(job_worlds.JOBS.topic, names, actor="test").changed == 3
 
 
 def _read_jobs() -> None:

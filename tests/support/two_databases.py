@@ -99,11 +99,13 @@ def prepare(alias, name):
         "discard": {**dlq, "upto": dead},
         "discard-selected": {**dlq, "row": dead},
         "edit": {"offset": dead, "payload": '"another"'},
+        "cancel-jobs": {"row": f'"{alias}.job"'},
         "cancel": {"row": str(scheduled.outbox_id)},
         "deliver-now": {"row": str(scheduled.outbox_id)},
         "move": {"row": str(scheduled.outbox_id), "time": LATER},
     }.get(name, {})
-    needs_group = name not in ("forget", "edit", "cancel", "deliver-now", "move") and "topic" not in given
+    of_no_group = ("forget", "edit", "cancel", "cancel-jobs", "deliver-now", "move")
+    needs_group = name not in of_no_group and "topic" not in given
     return {"group": "g", "topic": "orders", **given} if needs_group else given
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import Http404, HttpRequest, HttpResponse
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.operations import base, dead_letters, groups, recurring, scheduled, subscribers
+from django_mysqlqueue.admin.operations import base, dead_letters, groups, jobs, recurring, scheduled, subscribers
 
 OPERATIONS = {
     one.name: one
@@ -31,6 +31,7 @@ OPERATIONS = {
         scheduled.Cancel,
         scheduled.DeliverNow,
         scheduled.Move,
+        jobs.CancelJobs,
         recurring.RunRecurring,
         recurring.PauseRecurring,
         recurring.ResumeRecurring,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,7 @@ class JobPage(Page):
             "spans": spans,
             "bar": self._bar(spans),
             "notes": list(self._notes(session, found)),
+            "cancel_value": "" if job.has_ended or found.cancel_requested_at else json.dumps(job.id),
             "progress": found.progress,
             "error_count": found.error_count,
             "shown_errors": SHOWN_ERRORS,
@@ -162,7 +164,7 @@ class JobPage(Page):
         is_ahead = job.status == "READY" and job.run_after > self._now
         offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
         if job.status == "RUNNING" and found.cancel_requested_at:
-            text = _("It was asked to stop at %(time)s. Its task decides when it does.")
+            text = _("It was asked to stop at %(time)s. It will stop only if its task reads context.cancelled.")
             yield Step(text % {"time": moment(found.cancel_requested_at)}, css="mq-severity-1")
         if job.status == "RUNNING" and found.subscribers:
             yield from self._holder(session, found.subscribers[-1], job)

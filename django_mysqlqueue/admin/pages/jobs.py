@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import JobListing, JobSummary, count_jobs, jobs
@@ -38,6 +41,8 @@ class JobRow:
     started: str
     finished: str
     took: str
+    value: str
+    """Its value in the form; empty if the user cannot cancel it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,12 @@ class JobsPage(Page):
         found = self._found(session, status, tasks)
         now = session.now()
         filtered = any(self.text(name) for name in FILTERS)
+        topics = {job.topic for job in found.jobs if not job.has_ended}
+        operable = {topic for topic in topics if may_operate(self.request, topic)}
+        rows = [self._row(job, now, operable) for job in found.jobs]
         return {
-            "rows": [self._row(job, now) for job in found.jobs],
+            "rows": rows,
+            "may_cancel": any(row.value for row in rows),
             "listing": found,
             "next_after": None if found.after is None else f"{found.after[0]}:{found.after[1]}",
             "order": None,
@@ -161,6 +170,7 @@ class JobsPage(Page):
         return _("last finished first") if JobFilter(status).by_end else _("by id, which begins with the time")
 
     @staticmethod
-    def _row(job: JobSummary, now: int) -> JobRow:
+    def _row(job: JobSummary, now: int, operable: Collection[str]) -> JobRow:
         times = (moment(job.enqueued_at), moment(job.started_at), moment(job.finished_at))
-        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), *times, took(job, now))
+        value = json.dumps(job.id) if not job.has_ended and job.topic in operable else ""
+        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), *times, took(job, now), value)

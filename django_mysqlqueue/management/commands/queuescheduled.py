@@ -34,7 +34,7 @@ class ScheduledCommand(OperationCommand):
         self._missing: tuple[str, ...] = ()
         super().run_on(using, options)
         if self._missing:
-            raise CommandError(not_scheduled_text(options["topic"], self._missing))
+            raise CommandError(self.missing_text(options["topic"], self._missing))
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         result = self.change(options, **how)
@@ -49,6 +49,11 @@ class ScheduledCommand(OperationCommand):
             how: as for ``operate``.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def missing_text(topic: str, ids: Sequence[str]) -> str:
+        """Return the error about ids that were not changed."""
+        return not_scheduled_text(topic, ids)
 
 
 class Command(ScheduledCommand, ReadingCommand):
