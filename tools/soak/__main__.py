@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import django
 import servers
 
-from soak import checker, job_checker, logs, plan, records
+from soak import checker, job_checker, logs, plan, records, schedule_checker
 from soak.fleet import Fleet
 from soak.job_facts import JobEvidence
 
@@ -147,7 +147,7 @@ class Soak:
     def _run(self) -> bool:
         from django.db import connections
 
-        from soak import evidence, job_evidence, moments, report
+        from soak import evidence, job_evidence, moments, report, schedule_evidence
         from soak.killer import Killer
         from soak.monitor import Monitor
         from soak.mover import Mover
@@ -170,6 +170,8 @@ class Soak:
         lasted = time.monotonic() - began
         killer.settle()
         connections.close_all()  # the killer may have cut them
+        ending = schedule_evidence.Ending()
+        self._turn_until(ending.is_over, monitor.turn, say)
         (self.folder / "stop-publishing").touch()
         unclean = self.fleet.stop(self.fleet.publishers)
         stopped = time.monotonic()
@@ -187,6 +189,7 @@ class Soak:
         )
         gathered = evidence.gather(self.folder, monitor.progress, [*killer.troubles, *mover.troubles])
         jobs = job_evidence.gather(self.folder, [*killer.troubles, *mover.troubles])
+        schedules = schedule_evidence.gather(self.folder, jobs.results, ending.settled_at, monitor.schedules)
         moved = report.moved(gathered)
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
@@ -201,6 +204,7 @@ class Soak:
             ),
             *job_checker.check(jobs),
             monitor.jobs.verdict(),
+            *schedule_checker.check(schedules),
             checker.check_memory(monitor.memory),
             *findings.verdicts(logs.bounds(killer.troubles, PROCESSES * len(plan.ALIASES))),
             checker.verdict("no process ended unexpectedly", f"{len(self.fleet.slots)} slots", unclean),

@@ -13,7 +13,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import EXACT, get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import retention
-from soak import job_plan, plan, records
+from soak import job_plan, plan, records, schedule_plan
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
 
 TABLES = (
@@ -55,7 +55,9 @@ def create_tables(more: Iterable[str] = ()) -> None:
 
 def lags() -> dict[str, int]:
     """Return the unsettled messages of each group, those to be relayed, and those in the outboxes."""
-    found = dict.fromkeys(("outbox", "relay", job_plan.GROUP, *(group.name for group in plan.GROUPS)), 0)
+    found = dict.fromkeys(
+        ("outbox", "relay", job_plan.GROUP, schedule_plan.GROUP, *(group.name for group in plan.GROUPS)), 0
+    )
     for alias in plan.ALIASES:
         queue = get_overview(using=alias, bounds=EXACT, lease_duration=plan.LEASE)
         for one in queue.groups:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage
 from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.service.job_stages import job_id
-from soak import job_plan, records
+from soak import job_plan, records, schedule_plan
 from soak.evidence import rows
 from soak.facts import Trouble, Verdict, verdict
 from soak.job_facts import Enqueued, JobEvidence, Result, Stage
@@ -39,14 +39,16 @@ TABLES = (
     """,
     """
     CREATE TABLE soak_published (
-        id BIGINT AUTO_INCREMENT PRIMARY KEY, message_id VARCHAR(255) NOT NULL, original_id VARCHAR(255) NOT NULL
+        id BIGINT AUTO_INCREMENT PRIMARY KEY, topic VARCHAR(255) NOT NULL, message_id VARCHAR(255) NOT NULL,
+        original_id VARCHAR(255) NOT NULL, created_at BIGINT NOT NULL
     )
     """,
     # The log drops duplicates, so only the outbox tells what was published twice.
     f"""
     CREATE TRIGGER soak_published AFTER INSERT ON {OutboxMessage._meta.db_table} FOR EACH ROW
-        INSERT INTO soak_published (message_id, original_id)
-        SELECT NEW.id, NEW.original_id FROM DUAL WHERE NEW.topic LIKE 'jobs.%'
+        INSERT INTO soak_published (topic, message_id, original_id, created_at)
+        SELECT NEW.topic, NEW.id, NEW.original_id, NEW.created_at FROM DUAL
+        WHERE NEW.topic LIKE 'jobs.%' OR NEW.topic LIKE '{schedule_plan.PUBLISHED}'
     """,
 )
 
@@ -56,7 +58,7 @@ def gather(folder: Path, troubles: Sequence[Trouble]) -> JobEvidence:
     for job, found in rows("SELECT job, found FROM soak_job_cancels ORDER BY id"):
         cancelled[job].append(found)
     effects = rows("SELECT job, COUNT(*) FROM soak_job_effects GROUP BY job")
-    published = rows("SELECT message_id, original_id FROM soak_published")
+    published = rows("SELECT message_id, original_id FROM soak_published WHERE topic LIKE 'jobs.%%'", [])
     return JobEvidence(
         ledger=[
             Enqueued(token, job, kind, of, int(stage))
@@ -90,6 +92,7 @@ def _result(row: JobResult) -> Result:
         finished_at=row.finished_at,
         value=json.loads(row.return_value) if row.return_value else None,
         stage=row.stage,
+        enqueued_at=row.enqueued_at,
     )
 
 

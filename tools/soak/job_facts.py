@@ -53,6 +53,7 @@ class Result:
     finished_at: int = 0
     value: Any = None
     stage: str = ""
+    enqueued_at: int = 0
 
     @property
     def last(self) -> str:

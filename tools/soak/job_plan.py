@@ -1,7 +1,7 @@
 """The plan of the jobs: their queues, and which of them fail.
 
-Recurring jobs have no producer: a schedule enqueues them. Their tasks belong into ``WITHOUT_PRODUCER``, so that the
-checks do not look for them in the ledger.
+Recurring jobs have no producer: a schedule of ``schedule_plan`` enqueues them. Their tasks are in ``WITHOUT_PRODUCER``,
+so that the checks do not look for them in the ledger.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ KINDS = (*[ATOMIC] * 5, *[PLAIN] * 4, *[ASYNC] * 2, PATIENT)
 IN_CHAINS = (*[ATOMIC] * 4, *[PLAIN] * 2)
 IN_SOUGHT = frozenset({PLAIN, ASYNC})
 """The tasks on that topic. Their jobs may have two messages, if they were redriven."""
-ATOMIC_KINDS = frozenset({ATOMIC, PATIENT, UNIQUE})
-"""The tasks whose writes commit with their results."""
-WITHOUT_PRODUCER: frozenset[str] = frozenset()
+ON_TIME, SLOWLY_ON_TIME = "on_time", "slowly_on_time"
+"""The tasks of schedules."""
+WITHOUT_PRODUCER = frozenset({ON_TIME, SLOWLY_ON_TIME})
 """Names of tasks whose jobs no producer enqueues."""
+ATOMIC_KINDS = frozenset({ATOMIC, PATIENT, UNIQUE, ON_TIME})
+"""The tasks whose writes commit with their results."""
 
 POISON, REFUSED, MENDED, FLAKY, FINE = "poison", "refused", "mended", "flaky", plan.FINE
 _SHARES = ((0.02, POISON), (0.04, REFUSED), (0.08, MENDED), (0.18, FLAKY))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from django.db import Error, connections
 
-from soak import evidence, moments, plan, records
+from soak import evidence, moments, plan, records, schedule_evidence
 from soak.facts import Progress
 from soak.fleet import Fleet, Slot, resident_mb
 from soak.job_evidence import JobMoments
 from soak.publisher import HOLD
+from soak.schedule_checker import Row
 from tests.support.tables import Tables
 
 EVERY = 5.0
@@ -46,6 +47,7 @@ class Monitor:
         self.progress: list[Progress] = []
         self.moments = {alias: moments.Moments(alias) for alias in plan.ALIASES}
         self.jobs = JobMoments()
+        self.schedules: list[dict[str, Row]] = []
 
     def stuck_for(self) -> float:
         """Return the seconds since the lags last decreased."""
@@ -71,6 +73,7 @@ class Monitor:
                 with moments.one_moment(alias):
                     if alias == plan.HOME:
                         jobs = JobMoments.read()
+                        schedules = schedule_evidence.read_rows()
                     tables[alias] = (Tables.read(alias), records.now())
         except Error:
             connections.close_all()
@@ -81,6 +84,7 @@ class Monitor:
         for alias, (there, at) in tables.items():
             self.progress.append(moments.progress(alias, there, at))
             self.moments[alias].add(there, jobs.cancelled)
+        self.schedules.append(schedules)
         self.jobs.add(tables[plan.HOME][0], jobs)
         lag = max(sample.lags.values())
         if lag > MOST:

@@ -190,6 +190,8 @@ FREEZE_ATOMIC = "SIGSTOP inside an atomic handler"
 FREEZE_CLIENT = "SIGSTOP of a client in plain SQL"
 FREEZE_CLIENT_INSIDE = "SIGSTOP inside the transaction of a client in plain SQL"
 FREEZE_RELAY = "SIGSTOP inside a relay's transaction"
+KILL_TICK = "SIGKILL inside the transaction of a tick"
+FREEZE_TICK = "SIGSTOP inside the transaction of a tick"
 KILL_JOB = "SIGKILL inside an atomic job"
 KILL_BEGIN = "SIGKILL inside the transaction that makes jobs RUNNING"
 KILL_STAGE = "SIGKILL inside the transaction that publishes a stage of jobs"
@@ -217,6 +219,8 @@ TRAPS = {
     KILL_RELAY: "relay",
     FREEZE_RELAY: "relay",
     KILL_RELAYED: "relayed",
+    KILL_TICK: "tick",
+    FREEZE_TICK: "tick",
     KILL_JOB: "job",
     FREEZE_JOB: "job",
     KILL_BEGIN: "begin",
@@ -234,6 +238,7 @@ DECK = (
     *[KILL_RELAY, KILL_RELAYED, FREEZE_RELAY],
     *[KILL_CLIENT, KILL_CLIENT, KILL_CLIENT_INSIDE, FREEZE_CLIENT, FREEZE_CLIENT_INSIDE],
     *[KILL_JOB, KILL_BEGIN, KILL_STAGE, FREEZE_JOB, FREEZE_STAGE, REDRIVE, REDRIVE, SEEK],
+    *[KILL_TICK, FREEZE_TICK],
     *[IMPATIENT, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import django
 
-from soak import job_plan, plan
+from soak import job_plan, plan, schedule_plan
 
 SECRET_KEY = "soak"  # noqa: S105
 INSTALLED_APPS = ["django_mysqlqueue", "soak.app"]
@@ -42,7 +42,10 @@ MYSQLQUEUE: dict[str, Any] = {
     "MAX_POLL_INTERVAL": 0.5,
     "CLAIM_SIZE": 50,
     "RETENTION": plan.RETENTION,
-    "TOPICS": {plan.RELAYED: {"DATABASE": plan.OTHER, "VIA": plan.HOME}},
+    "TOPICS": {
+        plan.RELAYED: {"DATABASE": plan.OTHER, "VIA": plan.HOME},
+        schedule_plan.AWAY: {"DATABASE": plan.OTHER, "VIA": plan.HOME},
+    },
 }
 if (Path(os.environ["SOAK_FOLDER"]) / plan.MOVED_SETTINGS).exists():
     MYSQLQUEUE["TOPICS"] |= {plan.MOVED: {"DATABASE": plan.OTHER, "VIA": plan.HOME}}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from django.db import connections
 
-from django_mysqlqueue import Delivery, subscriber
+from django_mysqlqueue import Delivery, recurring_message, subscriber
 from django_mysqlqueue.limits import lane
-from soak import plan, records
+from soak import plan, records, schedule_plan
 from soak.app import traps
 
 FOLDER = Path(os.environ["SOAK_FOLDER"])
@@ -123,3 +123,14 @@ def batch(deliveries: list[Delivery]) -> None:
             effect(kept)
         for delivery in deliveries:
             act(delivery)
+
+
+@subscriber(schedule_plan.TOPIC, group=schedule_plan.GROUP)
+@subscriber(schedule_plan.AWAY, group=schedule_plan.GROUP)
+def ticked(delivery: Delivery) -> None:
+    with called(delivery):
+        note(records.DONE, [delivery])
+
+
+for one in (schedule_plan.EVERY_MESSAGE, schedule_plan.NEWEST_MESSAGE):
+    recurring_message(one.name, topic=one.topic, payload=None, every=one.every, catch_up=one.catch_up)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
-from django_mysqlqueue.tasks import JobCancelled, JobContext, job
-from soak import job_plan, plan, records
+from django_mysqlqueue.tasks import JobCancelled, JobContext, job, recurring
+from soak import job_plan, plan, records, schedule_plan
 from soak.app import traps
 from soak.app.subscribers import FOLDER
 from soak.job_facts import EARLIER, LOST
@@ -145,3 +146,33 @@ def unique(context: JobContext, of: str) -> dict[str, Any]:
         write(context, of)
         act(context, job_plan.UNIQUE, of)
     return {"token": of, "saw": tokens}
+
+
+# -- of schedules -------------------------------------------------------------
+
+
+@task(takes_context=True)
+@job()
+def on_time(context: JobContext) -> dict[str, Any]:
+    token = context.task_result.id
+    with called(context, token):
+        write(context, token)
+    return {"token": token}
+
+
+@task(takes_context=True)
+@job(atomic=False)
+def slowly_on_time(context: JobContext) -> dict[str, Any]:
+    """Last longer than an interval, sometimes."""
+    token = context.task_result.id
+    with called(context, token):
+        time.sleep(zlib.crc32(token.encode()) / 2**32 * schedule_plan.LONGEST)
+    return {"token": token}
+
+
+for one, function in (
+    (schedule_plan.EVERY_TICK, on_time),
+    (schedule_plan.NEWEST_TICK, on_time),
+    (schedule_plan.ONE_AT_A_TIME, slowly_on_time),
+):
+    recurring(every=one.every, name=one.name, catch_up=one.catch_up, overlap=one.overlap)(function)

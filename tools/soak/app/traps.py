@@ -15,7 +15,15 @@ from typing import Any
 
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.models import DeliveryState, JobResult, JobStage, OutboxMessage, RelayPosition, RelayWatermark
+from django_mysqlqueue.models import (
+    DeliveryState,
+    JobResult,
+    JobStage,
+    OutboxMessage,
+    RelayPosition,
+    RelayWatermark,
+    Schedule,
+)
 
 LONGEST = 5.0
 """Maximum number of seconds that a process waits, in case the killer itself has ended."""
@@ -66,6 +74,8 @@ def _place(sql: str) -> str | None:
         return "relay"  # the messages have been inserted, the position has not been stored
     if sql.startswith(f"INSERT INTO {RelayWatermark._meta.db_table} "):
         return "relayed"  # the messages and the position are committed, but the source does not know
+    if sql.startswith(f"UPDATE {Schedule._meta.db_table} SET last_tick"):
+        return "tick"  # its messages have been inserted, the row has not been moved
     if sql.startswith("UPDATE ") and f"status = '{JobResult.Status.RUNNING}'" in sql.partition(" WHERE ")[0]:
         return "begin"  # the results are locked, none is changed
     if sql.startswith(f"UPDATE {JobStage._meta.db_table} "):
