@@ -137,16 +137,6 @@ def rows_done(query: Query, who: Contender, count: int) -> float | None:
     return float(times[0][0]) / 1e6
 
 
-def results_done(query: Query, who: Contender, count: int) -> float | None:
-    """Wait until all jobs of this package are done. Return the seconds from their start to their end."""
-    wait_until(
-        lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
-        lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
-        every=0.5,
-    )
-    return float(query(f"SELECT MAX(finished_at) - MIN(started_at) FROM {who.table}")[0][0]) / 1e3
-
-
 def q2_begun(query: Query, who: Contender) -> object:
     return query(f"SELECT 1 FROM {who.table} WHERE `lock` > UTC_TIMESTAMP(6) LIMIT 1")
 
@@ -279,33 +269,6 @@ OWN = (
         settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, atomic=True, batch=True, batch_size=500",
         kind="batch",
         jobs=10,
-        enqueues=False,
-    ),
-)
-JOBS = (
-    Contender(
-        f"{OURS}, jobs",
-        "with_jobs",
-        [["runsubscriber", "--group", "jobs"]] * 2,
-        rows_begun,
-        results_done,
-        settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results, atomic=False",
-        table="queue_job_results",
-        kind="noop",
-        topic="jobs.default",
-        jobs=4,
-        bulk=True,
-    ),
-    Contender(
-        f"{OURS}, atomic jobs",
-        "with_jobs",
-        [["runsubscriber", "--group", "jobs"]] * 2,
-        rows_begun,
-        results_done,
-        settings="2 x runsubscriber, CLAIM_SIZE 500, PREFETCH 1000, THREADS 8, results",
-        table="queue_job_results",
-        kind="atomic",
-        topic="jobs.default",
         enqueues=False,
     ),
 )
@@ -465,6 +428,9 @@ class Figures:
     worker_cpu: list[float] = field(default_factory=list)
     server_cpu: list[float] = field(default_factory=list)
     """Milliseconds per job. On a machine with other load, these vary less than the rates."""
+    start_p50: list[float] = field(default_factory=list)
+    start_p95: list[float] = field(default_factory=list)
+    """Milliseconds from the COMMIT to the start of a job, if the benchmark measures it."""
 
     def as_json(self) -> dict[str, Any]:
         rounds = {
@@ -474,6 +440,8 @@ class Figures:
             "statements": self.statements,
             "worker_cpu": self.worker_cpu,
             "server_cpu": self.server_cpu,
+            "start_p50": self.start_p50,
+            "start_p95": self.start_p95,
         }
         return {
             "settings": self.settings,
@@ -484,12 +452,17 @@ class Figures:
             "statements_per_job": _median(self.statements, digits=2),
             "worker_cpu_ms_per_job": _median(self.worker_cpu, digits=3),
             "server_cpu_ms_per_job": _median(self.server_cpu, digits=3),
+            "start_ms": [_median(self.start_p50, digits=1), _median(self.start_p95, digits=1)],
             "rounds": {name: [round(value, 3) for value in values] for name, values in rounds.items()},
         }
 
 
 def _median(values: list[float], *, digits: int | None = None) -> float | None:
     return round(statistics.median(values), digits) if values else None
+
+
+Found = dict[str, Figures]
+Measure = Callable[[Server, Contender, Figures, Path, argparse.Namespace], None]
 
 
 def measure(server: Server, who: Contender, figures: Figures, log: Path, options: argparse.Namespace) -> None:
@@ -582,6 +555,7 @@ def report(result: dict[str, Any]) -> str:
         "processed/s",
         "statements",
         "CPU ms",
+        "start ms",
         *(f"x {name.split()[0]}" for name in best),
     ]
     lines = [head]
@@ -594,6 +568,7 @@ def report(result: dict[str, Any]) -> str:
                 *("-" if cell is None else f"{cell:,}" for cell in cells),
                 str(row["statements_per_job"]),
                 f"{_cpu(row):.2f}",
+                "-" if row["start_ms"][0] is None else "{:.0f}, {:.0f}".format(*row["start_ms"]),
                 *ratios,
             ]
         )
@@ -607,25 +582,45 @@ def report(result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a comparison's options.
+
+    Args:
+        text: its description.
+    """
+    found = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument(
         "--messages", type=int, default=5_000, help="jobs of a rival; this package has 2 or 10 times as many"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
-    parser.add_argument(
+    found.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    found.add_argument(
         "--only", action="append", metavar="TEXT", help="run only contenders whose name contains TEXT; may be repeated"
     )
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
-    options = parser.parse_args()
+    found.add_argument("--output", type=Path, help="also write the JSON to this file")
+    return found
+
+
+def begin() -> None:
+    """Restart this program in its environment, and let it stop its workers at SIGTERM."""
     if "mysql:" not in os.environ.get("DATABASE_URL", ""):
         raise SystemExit("Set DATABASE_URL to a MariaDB server: python tools/servers.py run mariadb -- …")
     enter_venv()
-    # Exit cleanly at SIGTERM too, so that the workers are stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
+
+def compare(options: argparse.Namespace, contenders: Sequence[Contender], more: Measure | None = None) -> Found:
+    """Measure contenders, and a plain Django transaction, in turn in each round, and print the results.
+
+    Args:
+        options: the options of ``parser``.
+        contenders: the contenders.
+        more: a further measurement of each.
+
+    Returns:
+        The measurements, by the names of the contenders.
+    """
     names = options.only or [""]
-    chosen = [who for who in (*RIVALS, *OWN, *JOBS) if any(name in who.name for name in names)]
+    chosen = [who for who in contenders if any(name in who.name for name in names)]
     server = Server()
     figures = {who.name: Figures(who.settings, int(options.messages * who.jobs)) for who in chosen}
     with_bare = any(name in BARE for name in names)
@@ -642,6 +637,8 @@ def main() -> None:
             for who in chosen:
                 log = Path(folder) / f"{who.project}.log"
                 measure(server, who, figures[who.name], log, options)
+                if more is not None:
+                    more(server, who, figures[who.name], log, options)
                 print(f"round {number + 1}: {who.name}: {figures[who.name].processed[-1]:,.0f}/s", file=sys.stderr)
             if with_bare:
                 measure_bare(server, OWN[0], figures[BARE])
@@ -660,6 +657,13 @@ def main() -> None:
     if options.output:
         options.output.write_text(text + "\n")
     print(report(result), file=sys.stderr)
+    return figures
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    begin()
+    compare(options, (*RIVALS, *OWN))
 
 
 def prepare(server: Server, who: Contender, accounts: int) -> None:

@@ -1,9 +1,11 @@
 """Enqueue jobs in the project of DJANGO_SETTINGS_MODULE, and print the seconds that it took.
 
 python enqueue.py single|bulk|preload COUNT [KIND]
+python enqueue.py steady COUNT KIND RATE
 
 ``single``: one job per transaction. ``bulk``: the library's own bulk call with 500 jobs per transaction. ``preload``:
-all jobs in one transaction, so that the idle workers see all jobs at once.
+all jobs in one transaction, so that the idle workers see all jobs at once. ``steady``: one job per transaction, at a
+rate per second that does not depend on the workers; it prints the number of each job and the time of its COMMIT.
 """
 
 from __future__ import annotations
@@ -27,6 +29,14 @@ def main() -> None:
     jobs = import_module(environ["DJANGO_SETTINGS_MODULE"].replace(".settings", ".jobs"))
     connection.ensure_connection()
     started = time.monotonic()
+    if way == "steady":
+        began = time.time() + 0.5
+        for n in range(count):
+            time.sleep(max(0.0, began + n / float(sys.argv[4]) - time.time()))
+            with transaction.atomic():
+                jobs.enqueue({"n": n, "text": TEXT}, kind)
+            print(n, time.time())
+        return
     if way == "single":
         for n in range(count):
             with transaction.atomic():

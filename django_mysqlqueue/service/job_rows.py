@@ -26,6 +26,8 @@ LONGEST_ERROR = 65_536
 """Maximum number of characters of a traceback; of a longer one, the end is stored."""
 MOST_ERRORS = 1_048_576
 """Characters of errors of a job, after which further ones are stored without their tracebacks."""
+RESTARTED = " "
+"""The beginning of the first line of ``errors`` after the job was restarted. JSON ignores it."""
 EXCEPTIONS = "django_mysqlqueue.tasks.exceptions"
 
 
@@ -93,6 +95,13 @@ def error_line(class_path: str, traceback: str) -> str:
 def lines(column: str) -> list[str]:
     """Return the lines of a column. Only newlines end them: texts may contain other characters that split lines."""
     return column.split("\n")[:-1]
+
+
+def since_restart(errors: str) -> list[str]:
+    """Return the lines of the column ``errors`` that were added since the job was last restarted."""
+    found = lines(errors)
+    first = next((place for place in reversed(range(len(found))) if found[place].startswith(RESTARTED)), 0)
+    return found[first:]
 
 
 def as_json(value: Any) -> str:
@@ -388,11 +397,12 @@ def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
 
 
 def restart(session: Session, ids: Iterable[str]) -> int:
-    """Make jobs that have FAILED READY again; return how many."""
+    """Make jobs that have FAILED READY again; return how many. Their attempts are counted from 1 again."""
+    errors = session.dialect.appended("errors", RESTARTED)
     return sum(
         session.execute(
             f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET status = %s, finished_at = 0, "
-            f"cancel_requested_at = 0, progress = '' WHERE status = %s "
+            f"cancel_requested_at = 0, progress = '', errors = {errors} WHERE status = %s "
             f"AND id IN ({session.dialect.placeholders(len(chunk), '%s')})",
             (READY, FAILED, *chunk),
         )

@@ -68,6 +68,10 @@ class Dialect(ABC):
         """Return the expression for the last characters of a text."""
 
     @abstractmethod
+    def appended(self, column: str, text: str) -> str:
+        """Return the expression for a column with a literal text at its end."""
+
+    @abstractmethod
     def union(self, select: str, count: int) -> str:
         """Return one statement of ``count`` times a SELECT that has an ORDER BY and a LIMIT of its own."""
 

@@ -207,6 +207,10 @@ class MySQL(Dialect):
         """Return RIGHT()."""
         return f"RIGHT({column}, {characters})"
 
+    def appended(self, column: str, text: str) -> str:
+        """Return CONCAT()."""
+        return f"CONCAT({column}, '{text}')"
+
     def union(self, select: str, count: int) -> str:
         """Return a UNION ALL of SELECTs in parentheses."""
         return f"({select})" + f" UNION ALL ({select})" * (count - 1)

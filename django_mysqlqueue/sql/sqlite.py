@@ -67,6 +67,10 @@ class SQLite(Dialect):
         """Return SUBSTR() with a negative start."""
         return f"SUBSTR({column}, -{characters})"
 
+    def appended(self, column: str, text: str) -> str:
+        """Return ``||``."""
+        return f"{column} || '{text}'"
+
     def union(self, select: str, count: int) -> str:
         """Return a UNION ALL of subqueries."""
         return " UNION ALL ".join([f"SELECT * FROM ({select})"] * count)

@@ -70,10 +70,10 @@ class Attempt:
         """Return how many subscribers were lost while they handled the job, of the attempts before this one.
 
         Args:
-            number: the number of this attempt. It counts failures and losses.
+            number: the number of this attempt. It counts failures and losses since the job was last redriven.
         """
         lost = f'"{job_rows.EXCEPTIONS}.WorkerLost"'
-        failures = sum(lost not in line for line in job_rows.lines(self.row.errors))
+        failures = sum(lost not in line for line in job_rows.since_restart(self.row.errors))
         return max(0, number - 1 - failures)
 
     def started(self) -> StartedJob:

@@ -566,6 +566,29 @@ def test_losses_do_not_use_up_the_attempts_of_a_job(settings):
     assert names == ["KeyError"] * 4 + ["WorkerLost", "KeyError"]
 
 
+@pytest.mark.parametrize("redrives", [1, 2])
+def test_losses_after_a_redrive_are_counted_without_the_failures_before_it(settings, redrives):
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
+    result = run(jobs.fail.enqueue(7))
+    for _ in range(redrives):
+        assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1
+        sequence()
+        sub("lost").step()
+        SubscriberHeartbeat.objects.all().delete()
+        # As a recorded start of a lost subscriber leaves it.
+        DeliveryState.objects.update(invisible_until=0, retry_count=1)
+        assert run(result).status == FAILED
+    names = [error.exception_class_path.rpartition(".")[2] for error in result.errors]
+    assert names == ["ValueError", *["WorkerLost", "ValueError"] * redrives], "the loss does not fail it"
+    assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1
+    sequence()
+    sub("lost").step()
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.update(invisible_until=0, retry_count=2)
+    assert run(result).status == FAILED
+    assert "2 subscribers were lost while they handled the job (MAX_ATTEMPTS)" in result.errors[-1].traceback
+
+
 def test_cancelling_a_message_of_another_topic_with_the_same_id():
     result = jobs.add.enqueue(1)
     publish("jobs.mail", {}, id=result.id, delay=60)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import stamps
 from django.tasks import default_task_backend, task
 
 from django_mysqlqueue.tasks import job
@@ -18,7 +19,13 @@ def atomic(payload: dict[str, Any]) -> None:
     pass
 
 
-KINDS = {"noop": noop, "atomic": atomic}
+@task()
+@job(atomic=False)
+def stamp(payload: dict[str, Any]) -> None:
+    stamps.stamp(payload)
+
+
+KINDS = {"noop": noop, "atomic": atomic, "stamp": stamp}
 
 
 def enqueue(payload: dict[str, Any], kind: str) -> None:
