@@ -1,0 +1,116 @@
+"""The examples of the guides for migrating from other queues of tasks run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from django_mysqlqueue.models import JobResult, OutboxMessage
+from django_mysqlqueue.runtime.registering import declared_schedules
+from django_mysqlqueue.schedules import registry
+from django_mysqlqueue.tasks import cancel_job, framework, progress_of
+from django_mysqlqueue.testing import deliver_all, run_recurring
+from tests.support import job_worlds
+from tests.support.documents import DOCS, _block, blocks
+from tests.support.harness import USING
+
+pytestmark = pytest.mark.any_engine
+GUIDES = [f"howto/migrate-{name}.md" for name in ("django-tasks-db", "django-ox", "celery")]
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings, monkeypatch):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
+    monkeypatch.setattr(registry, "_declared", {})
+    # With Django 5.2, it is the package django-tasks.
+    package = framework.BaseTaskBackend.__module__.partition(".backends")[0]
+    monkeypatch.setitem(sys.modules, "django.tasks", importlib.import_module(package))
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Makes a module of a block, so that subscribers find its tasks by their paths."""
+
+    def make(page: str, containing: str) -> Any:
+        made = types.ModuleType("migrated_tasks")
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+        exec(_block(page, containing), made.__dict__)  # noqa: S102
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("page", GUIDES[1:])
+def test_schedules(module, page):
+    found = module(page, "@recurring")
+    definitions = declared_schedules()[USING]
+    path = f"{found.__name__}."
+    (nightly,) = [name for name in definitions if name.startswith(path)]
+    assert set(definitions) == {nightly, "rates-eur", "rates-usd"}
+    assert definitions[nightly].timetable.cron == "0 3 * * *"
+    for name, minutes, currency in (("rates-eur", 5, "eur"), ("rates-usd", 60, "usd")):
+        one = definitions[name]
+        assert (one.timetable.every_ms, one.payload["args"]) == (minutes * 60_000, [currency])
+        assert one.task == f"{path}fetch_rates"
+        run_recurring(name)
+    run_recurring(nightly)
+    if "ox" in page:
+        assert (definitions["rates-eur"].topic, definitions["rates-eur"].priority) == ("jobs.mail", 10)
+    deliver_all()
+    assert list(JobResult.objects.values_list("status", flat=True)) == ["SUCCESSFUL"] * 3
+
+
+def test_a_chain(module):
+    found = module("howto/migrate-celery.md", "enqueue_chain(")
+    deliver_all()
+    found.result.refresh()
+    assert found.result.return_value == 2
+    assert found.result.task.func is found.total.func
+
+
+def test_progress_and_cancelling(module):
+    found = module("howto/migrate-celery.md", "progress_of")
+    result = found.export.enqueue(3)
+    assert progress_of(result) is None
+    deliver_all()
+    result.refresh()
+    assert (result.return_value, progress_of(result).message) == (3, "row 2")
+    waits = found.export.enqueue(3)
+    found.stop_export(waits.id)
+    waits.refresh()
+    assert waits.status == "FAILED"
+    cancel_job(waits)
+    with pytest.raises(ValueError, match="failed"):
+        _ = waits.return_value
+
+
+def test_old_tasks_enqueue_jobs(module, monkeypatch):
+    """Callers that still use Celery's tasks reach the same jobs and topics."""
+    celery = types.SimpleNamespace(shared_task=lambda name: lambda function: function)
+    monkeypatch.setitem(sys.modules, "celery", celery)
+    jobs = module("howto/migrate-celery.md", "charge.enqueue(order.pk)")
+    (old,) = [text for _, text in blocks(DOCS / "howto/migrate-celery.md", "python") if "charge_with_celery" in text]
+    more = "from celery import shared_task\nfrom django_mysqlqueue import publish\n"
+    exec(more + old, jobs.__dict__)  # noqa: S102
+    jobs.charge_with_celery(7)
+    jobs.send_confirmation_with_celery(7)
+    assert set(OutboxMessage.objects.values_list("topic", flat=True)) == {"jobs.default", "orders"}
+    deliver_all()
+    assert JobResult.objects.get().status == "SUCCESSFUL"
+
+
+@pytest.mark.parametrize("page", GUIDES[:2])
+def test_settings_of_the_backend(settings, page):
+    from django_mysqlqueue.tasks.backend import MySQLQueueBackend
+    from django_mysqlqueue.tasks.framework import task_backends
+
+    found: dict[str, Any] = {}
+    exec(_block(page, "MySQLQueueBackend"), found)  # noqa: S102
+    settings.TASKS = found["TASKS"]
+    backend = task_backends["default"]
+    assert isinstance(backend, MySQLQueueBackend)
+    assert not [one for one in backend.check() if one.level >= 40]
