@@ -21,6 +21,8 @@ SEE_PAYLOADS = "django_mysqlqueue.see_payloads"
 """View payloads and metadata of messages."""
 OPERATE = "django_mysqlqueue.operate_dashboard"
 """Run operations."""
+PUBLISH = "django_mysqlqueue.publish_messages"
+"""Publish test messages."""
 
 
 def has_permission(user: Any, permission: str, topic: str | None) -> bool:

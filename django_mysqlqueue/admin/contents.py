@@ -64,20 +64,44 @@ class Editable:
         if self.kind == "text":
             return body
         try:
-            return json.loads(text, parse_constant=_refuse)
-        except json.JSONDecodeError as error:
-            if not self.kind:
+            return parse_json(text)
+        except ValueError as error:
+            if not self.kind and isinstance(error.__cause__, json.JSONDecodeError):
                 return body
-            raise ValueError(
-                _("Invalid JSON: %(what)s (line %(line)s, column %(column)s).")
-                % {"what": error.msg, "line": error.lineno, "column": error.colno}
-            ) from error
-        except RecursionError:
-            raise ValueError(_("Invalid JSON: nested too deeply.")) from None
+            raise
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON that a user has typed. It is refused if it would lose something: no name may occur twice.
+
+    Args:
+        text: the text.
+
+    Raises:
+        ValueError: the text is not valid; the message says where.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            _("Invalid JSON: %(what)s (line %(line)s, column %(column)s).")
+            % {"what": error.msg, "line": error.lineno, "column": error.colno}
+        ) from error
+    except RecursionError:
+        raise ValueError(_("Invalid JSON: nested too deeply.")) from None
 
 
 def _refuse(name: str) -> None:
     raise ValueError(_("Invalid JSON: %(name)s.") % {"name": name})
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(_("Invalid JSON: the name %(name)r occurs twice in an object.") % {"name": repeated})
+    return found
 
 
 def editable(dead_letter: DeadLetter) -> Editable:

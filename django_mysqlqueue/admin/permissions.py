@@ -13,6 +13,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.permissions import (
     OPERATE,
+    PUBLISH,
     SEE_PAYLOADS,
     VIEW,
     has_permission,
@@ -91,6 +92,11 @@ def may_view(request: HttpRequest, topic: str | None) -> bool:
 def may_operate(request: HttpRequest, topic: str | None) -> bool:
     """Return True if the user may run operations on a topic; None: on all topics, and on the queue as a whole."""
     return has_permission(request.user, OPERATE, topic)
+
+
+def may_publish(request: HttpRequest, topic: str | None) -> bool:
+    """Return True if the user may publish test messages to a topic; None: to all topics."""
+    return has_permission(request.user, PUBLISH, topic)
 
 
 def may_see_payloads(request: HttpRequest, topic: str | None) -> bool:

@@ -98,6 +98,7 @@ class Topic(models.Model):
             ("view_dashboard", "Can view the dashboard, without payloads and metadata"),
             ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
             ("see_payloads", "Can see payloads and metadata of messages"),
+            ("publish_messages", "Can publish test messages"),
         ]
 
     def __str__(self) -> str:

@@ -10,13 +10,21 @@ from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resu
 from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
 from django_mysqlqueue.operations.group_settings import settings
+from django_mysqlqueue.operations.publishing import publish
 from django_mysqlqueue.operations.recurring import (
     delete_recurring,
     pause_recurring,
     resume_recurring,
     run_recurring,
 )
-from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
+from django_mysqlqueue.operations.results import (
+    DropResult,
+    EditResult,
+    PublishResult,
+    Result,
+    ScheduledResult,
+    SeekResult,
+)
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
 from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare_move
@@ -24,6 +32,7 @@ from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare
 __all__ = [
     "DropResult",
     "EditResult",
+    "PublishResult",
     "Result",
     "ScheduledResult",
     "SeekResult",
@@ -39,6 +48,7 @@ __all__ = [
     "pause",
     "pause_recurring",
     "prepare_move",
+    "publish",
     "redrive",
     "release",
     "reschedule",

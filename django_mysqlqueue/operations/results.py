@@ -73,6 +73,16 @@ class EditResult(Result):
     """The id of the new message; empty with ``dry_run``."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishResult(Result):
+    """The result of ``operations.publish``."""
+
+    message_id: str
+    partition_key: str
+    database: str
+    """Alias of the database that stores the message. If the topic is in another one, subscribers relay it."""
+
+
 R = TypeVar("R", bound=Result)
 
 

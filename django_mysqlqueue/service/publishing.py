@@ -21,7 +21,7 @@ from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import debouncing, known_topics, publish_hooks, wakeups
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, transaction_elsewhere
-from django_mysqlqueue.service.messages import Message, OutboxRow
+from django_mysqlqueue.service.messages import Message, OutboxRow, encode
 from django_mysqlqueue.sql.connection import in_testcase, is_manual, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
 
@@ -224,6 +224,15 @@ def stored_at(topic: str, using: str | None, via: str | None) -> tuple[str, str]
     if via not in (aliases := queue_aliases()):
         raise InvalidMessage(f"via={via!r}: must be a database of the queue ({', '.join(map(repr, aliases))})")
     return via, naming.relayed_topic(topic, target)
+
+
+def check(topic: str, message: Message) -> OutboxRow:
+    """Return the row that ``publish`` would store, without storing it.
+
+    Raises:
+        InvalidMessage: a value breaks a rule. The error names the value and the rule.
+    """
+    return encode(_checked(topic), message)
 
 
 def _checked(topic: object) -> str:

@@ -307,7 +307,7 @@ def test_the_audit_log_of_a_database_that_cannot_be_read(client, broken):
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-@pytest.mark.parametrize("name", list(OPERATIONS))
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "publish"])
 def test_an_operation_changes_its_database_only(client, both, name, alias):
     values = prepare(alias, name)
     before = {one: rows(one) for one in ALIASES}
@@ -345,6 +345,42 @@ def test_an_operation_on_a_database_that_is_none_of_the_queue_is_refused(client,
         assert answer.status_code == 400
         assert f"database='other': {UNKNOWN}" in unescape(answer.content.decode())
     assert {one: rows(one) for one in ALIASES} == before
+
+
+VIA = {"TOPICS": {"orders": {"DATABASE": QUEUE, "VIA": DEFAULT}}}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize(
+    ("given", "topic", "home", "stored", "says"),
+    [
+        (SETTINGS, "orders", QUEUE, QUEUE, "It is stored in the database queue."),
+        (SETTINGS, "t", DEFAULT, DEFAULT, "It is stored in the database default."),
+        (VIA, "orders", QUEUE, DEFAULT, "It is stored in the database default; subscribers relay it to queue,"),
+    ],
+)
+def test_the_settings_decide_where_a_test_message_is_stored(
+    client, both, settings, alias, given, topic, home, stored, says
+):
+    """Not the page that the user comes from, whose database is ``alias``."""
+    settings.MYSQLQUEUE = given
+    before = {one: rows(one) for one in ALIASES}
+    values = {"topic": topic, "payload": "1", "kind": "json", "priority": "0", "id": "x", "database": alias}
+    asked = client.get(f"{ROOT}do/publish/", values)
+    assert title(asked.content.decode()) == f"Publish a test message ({home})"
+    assert says in unescape(asked.content.decode())
+    if topic == "orders":
+        assert "g/orders will receive it" in unescape(asked.content.decode())
+    told = confirm(client, "publish", **values)
+    assert told == [f"The message x is published to the topic {topic}."]
+    assert rows(other(stored)) == before[other(stored)]
+    names = OutboxMessage.objects.using(stored).filter(message_id="x").values_list("topic", flat=True)
+    assert list(names) == [topic if stored == home else f"{topic}@{home}"]
+    assert Operation.objects.using(stored).get().action == "publish"
+    assert confirm(client, "publish", **values, reason="again") == []
+    assert "a second one would be dropped" in unescape(
+        client.post(f"{ROOT}do/publish/", {**values, "asked": "yes"}).content.decode().lower()
+    )
 
 
 def test_what_was_previewed_on_one_database_is_not_done_on_another(client, both):

@@ -83,8 +83,8 @@ NAMES = [name for name in OPERATIONS if name not in ("forget", "cancel-jobs")]
 @pytest.mark.promise("Permissions by topic")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_needs_the_permission_on_its_topic(make, queue, name):
-    both = [(permission, "t") for permission in ("operate_dashboard", "see_payloads")]
-    mine, nobody, everything = make(on=both), make(), make("operate_dashboard", "see_payloads")
+    needed = ("operate_dashboard", "see_payloads", "publish_messages")
+    mine, nobody, everything = make(on=[(permission, "t") for permission in needed]), make(), make(*needed)
     for topic in TOPICS:
         given = parameters(name, topic)
         for send in ("get", "post"):

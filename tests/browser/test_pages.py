@@ -134,6 +134,9 @@ def queries(sub: Sub) -> list[str]:
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]
     names = ("run", "pause", "delete")
     found += [f"do/{name}-recurring/?schedule=cleanup" for name in names] + ["do/resume-recurring/?schedule=prices"]
+    # Empty, with a preview, and with errors.
+    message = "do/publish/?topic=orders&payload={}&key=k&id=x"
+    found += ["do/publish/", f"{message}&delay=60&expires_in=90", f"{message[:-5]}&id=&asked=yes"]
     return [*found, f"do/edit/?offset={dead}", f"do/forget/?subscriber={sub.name}"]
 
 

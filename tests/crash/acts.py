@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db import connection
 
-from django_mysqlqueue import publish
+from django_mysqlqueue import operations, publish
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryEvent,
@@ -205,6 +205,11 @@ def _() -> None:
     letters = QueueMessage.objects.using(ALIAS).filter(topic=DLQ, original_id="b1").values_list("pk", flat=True)
     for offset in list(letters):
         redriving.replace(ALIAS, DLQ, offset, "corrected", actor=ME)
+
+
+@act("publish a test message", sequenced)
+def _() -> None:
+    operations.publish(TOPIC, "test", id="test", key="a", using=ALIAS, actor=ME, reason="test")
 
 
 @act("retry", backing_off)

@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_mysqlqueue import cancel, publish, publish_many, reschedule
+from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
@@ -968,6 +968,11 @@ def redrive(a: Actor) -> object:
 @operation("redrive one", steps=True)
 def _(a: Actor) -> object:
     return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name, limit=1)
+
+
+@operation("publish a test message")
+def _(a: Actor) -> object:
+    return operations.publish(TOPIC, "a9", id="a9", key="a", using=ALIAS, actor=a.name).changed
 
 
 @operation("discard", steps=True)

@@ -498,6 +498,11 @@ def situations() -> Iterable[Pair]:
     yield Pair("all_settled", tuple(of(("collect", "collect"))), by_ones=True)
 
 
+def of_operators() -> Iterable[Pair]:
+    """A test message against what meets it: the sequencer, and itself."""
+    yield from each("busy", ("publish a test message",), ("publish a test message", "publish", "sequence"))
+
+
 def triples() -> Iterable[Pair]:
     for world, names in (
         ("busy", ("drop", "join", "claim")),
@@ -534,6 +539,7 @@ def pairs() -> dict[str, Pair]:
         *sql_clients(),
         *special(),
         *situations(),
+        *of_operators(),
         *triples(),
     ):
         found.setdefault(one.name, one)

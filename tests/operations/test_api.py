@@ -142,6 +142,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "dead_letter": (waiting, lambda **how: operations.dead_letter(*REF, ids=["x"], **how)),
     "redrive": (dead, lambda **how: operations.redrive("t", ids=["x"], **how)),
     "discard": (dead, lambda **how: operations.discard("t", ids=["x"], **how)),
+    "publish": (lambda: None, lambda **how: operations.publish("t", 1, **how)),
     "edit": (dead, lambda **how: operations.edit("t", {"n": 3}, id="x", **how)),
     "cancel": (scheduled, lambda **how: operations.cancel("t", ["x"], **how)),
     "cancel a job": (jobs, cancel_job),
@@ -213,9 +214,9 @@ def test_nobody_is_refused(db, name, actor):
 UNKNOWN = r"There is no (group|topic|subscriber|schedule) '|Neither waiting nor running in topic 'jobs.default': "
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish"}))
 def test_an_unknown_name_is_refused(db, name):
-    """In an empty queue there is nothing of all this."""
+    """In an empty queue there is nothing of all this. (A message may be the first one of its topic.)"""
     _prepare, call = CALLS[name]
     if name == "forget":
         call = lambda **how: operations.forget("nobody", **how)  # noqa: E731

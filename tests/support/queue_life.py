@@ -47,7 +47,15 @@ from django_mysqlqueue.models import (
     Sequencer,
     Slots,
 )
-from django_mysqlqueue.operations import dead_lettering, moving, pausing, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import (
+    dead_lettering,
+    moving,
+    pausing,
+    redriving,
+    rescheduling,
+    retrying,
+    seeking,
+)
 from django_mysqlqueue.service import (
     audit,
     claiming,
@@ -435,6 +443,10 @@ def _operate(ref: GroupRef) -> None:
     pausing.resume(USING, ref, actor="test")
     operations.settings(*ref, {"prefetch": 200}, actor="test", dry_run=True)
     operations.settings(*ref, {"prefetch": 200}, actor="test")
+    for dry_run in (True, False):
+        assert operations.publish("t", 1, key="k1", actor="test", dry_run=dry_run).planned == 1
+    in_log = QueueMessage.objects.filter(topic="t", partition_key="k1").values_list("message_id", "partition_key")[0]
+    assert not operations.publish("t", 1, id=in_log[0], key=in_log[1], actor="test").changed
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20

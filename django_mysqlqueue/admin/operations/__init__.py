@@ -5,7 +5,16 @@ from __future__ import annotations
 from django.http import Http404, HttpRequest, HttpResponse
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.operations import base, dead_letters, groups, jobs, recurring, scheduled, subscribers
+from django_mysqlqueue.admin.operations import (
+    base,
+    dead_letters,
+    groups,
+    jobs,
+    publishing,
+    recurring,
+    scheduled,
+    subscribers,
+)
 
 OPERATIONS = {
     one.name: one
@@ -36,6 +45,7 @@ OPERATIONS = {
         recurring.PauseRecurring,
         recurring.ResumeRecurring,
         recurring.DeleteRecurring,
+        publishing.Publish,
     )
 }
 

@@ -160,6 +160,44 @@ class AdminOperation:
         topic = form.cleaned_data.get("topic") or form.data.get("topic")
         return [topic] if topic else None
 
+    @classmethod
+    def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
+        """Return the alias of the database to operate on: the one that is given, or that of the topic.
+
+        Args:
+            dashboard: the dashboard on the admin site.
+            request: the request to answer.
+            given: the values of the form.
+
+        Raises:
+            BadQuery: it is not a database of the queue; or there are several, and neither it nor a topic is given. An
+                offset or a subscriber's name means something else in each database.
+        """
+        wanted, topic = given.get("database"), given.get("topic")
+        if dashboard.databases and not (wanted or topic):
+            raise BadQuery(_("The parameter %(name)s is required.") % {"name": "database"})
+        return choose_database(request, wanted, topic)
+
+    @classmethod
+    def check_permissions(cls, request: HttpRequest, form: Any) -> str:
+        """Respond with 403 unless the user may run the operation.
+
+        Args:
+            request: the request to answer.
+            form: the form with its values, which may be invalid.
+
+        Returns:
+            Why the form is refused, if it is shown again; otherwise an empty string.
+
+        Raises:
+            PermissionDenied: the user may not.
+        """
+        topics = cls.topics(form)
+        for topic in (None,) if topics is None else topics:
+            demand(may_view(request, topic) and may_operate(request, topic))
+            demand(not cls.shows_payloads or may_see_payloads(request, topic))
+        return ""
+
     def subject(self) -> str:
         """Return the name of the object, for the heading and the admin's log."""
         return str(self.ref)
@@ -208,7 +246,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         if name not in given and field.initial is not None and "asked" not in given:
             given[name] = str(field.initial)
     try:
-        using = _database(dashboard, request, given)
+        using = operation.database(dashboard, request, given)
     except BadQuery as error:
         return _refuse(dashboard, request, operation, str(error), error.status)
     dashboard = dashboard.on(using)
@@ -223,11 +261,12 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             with _errors_as_refusals(using):
                 form = operation.form(given, using=using)
                 is_valid = form.is_valid()
-                topics = operation.topics(form)
+                refusal = operation.check_permissions(request, form)
         except QueueError as error:
             return _refuse(dashboard, request, operation, str(error), 503)
-        _demand_permissions(request, operation, topics)
-        refusal, status = _refused_search(request, form, given.get("error", ""))
+        status = 403 if refusal else 200
+        if not refusal:
+            refusal, status = _refused_search(request, form, given.get("error", ""))
         if not refusal and is_valid:
             digest = _digest(form.cleaned_data, dashboard.database)
             one = operation(form.cleaned_data, request.user.get_username(), using)
@@ -267,30 +306,6 @@ def _refuse(
     back = _way_back(dashboard, request, request.GET.get("next", request.POST.get("next", "")))
     context = {"title": str(operation.label), "operation": operation, "refusal": reason, "back": back}
     return dashboard.response(request, "confirm.html", context, status)
-
-
-def _database(dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
-    """Return the alias of the database to operate on: the one that is given, or that of the topic.
-
-    Raises:
-        BadQuery: it is not a database of the queue; or there are several, and neither it nor a topic is given. An
-            offset or a subscriber's name means something else in each database.
-    """
-    wanted, topic = given.get("database"), given.get("topic")
-    if dashboard.databases and not (wanted or topic):
-        raise BadQuery(_("The parameter %(name)s is required.") % {"name": "database"})
-    return choose_database(request, wanted, topic)
-
-
-def _demand_permissions(request: HttpRequest, operation: type[AdminOperation], topics: Collection[str] | None) -> None:
-    """Respond with 403 unless the user may run an operation on topics; None: on all.
-
-    Raises:
-        PermissionDenied: the user may not.
-    """
-    for topic in (None,) if topics is None else topics:
-        demand(may_view(request, topic) and may_operate(request, topic))
-        demand(not operation.shows_payloads or may_see_payloads(request, topic))
 
 
 def _hidden_errors(form: forms.Form) -> list[str]:

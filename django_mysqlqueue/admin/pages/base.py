@@ -13,9 +13,17 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
-from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, may_view_in, topics_to_view, visible
+from django_mysqlqueue.admin.permissions import (
+    may_operate,
+    may_publish,
+    may_see_payloads,
+    may_view_in,
+    topics_to_view,
+    visible,
+)
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.status import unavailable
@@ -106,6 +114,11 @@ class Page:
     def may_see_payloads(self) -> bool:
         """Whether the user may view payloads and metadata on this page."""
         return may_see_payloads(self.request, self.about)
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether the user may publish test messages to the topic that this page is about, or to all topics."""
+        return not (self.about and naming.is_dlq(self.about)) and may_publish(self.request, self.about)
 
     # -- the query string -----------------------------------------------------
 

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_mysqlqueue", "0024_schedules")]
+    dependencies = [("django_mysqlqueue", "0025_publish_permission")]
     operations = [
         migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     ]

@@ -1,0 +1,208 @@
+"""The form that publishes a test message."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, QueryDict
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue import job_queues, naming, operations
+from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, parse_json
+from django_mysqlqueue.admin.context import DashboardContext, choose_database
+from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
+from django_mysqlqueue.admin.permissions import demand, may_publish, may_view
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.limits import (
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
+    MAX_METADATA_BYTES,
+    RELAY_MARK,
+)
+from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.service import log
+from django_mysqlqueue.service.publishing import stored_at
+from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
+from django_mysqlqueue.sql.session import Session
+
+TOPICS_LIST = "mq-topics"
+"""Id of the list of topics that the browser suggests."""
+
+
+def _text_field(label: Any, rows: int, **options: Any) -> forms.CharField:
+    widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "dir": "ltr", "class": "mq-json"})
+    return forms.CharField(label=label, strip=False, required=False, widget=widget, **options)
+
+
+class PublishForm(ReasonForm):
+    """The form of a test message. It starts with a new id, so that a second request with it publishes nothing."""
+
+    topic = forms.CharField(
+        label=gettext_lazy("Topic"),
+        max_length=naming.NAME_LENGTH,
+        widget=forms.TextInput(attrs={"list": TOPICS_LIST, "autocomplete": "off"}),
+    )
+    kind = forms.ChoiceField(
+        label=gettext_lazy("Format of the payload"),
+        initial="json",
+        choices=[
+            ("json", gettext_lazy("JSON")),
+            ("text", gettext_lazy("text: stored as UTF-8 bytes")),
+            ("base64", gettext_lazy("Base64: stored as bytes")),
+        ],
+    )
+    payload = _text_field(gettext_lazy("Payload"), 10, max_length=EDITED_CHARACTERS)
+    key = forms.CharField(
+        label=gettext_lazy("Key"),
+        required=False,
+        strip=False,
+        max_length=naming.KEY_LENGTH,
+        help_text=gettext_lazy("Messages with the same key keep their order. Leave empty for no key."),
+    )
+    metadata = _text_field(
+        gettext_lazy("Metadata"),
+        3,
+        max_length=MAX_METADATA_BYTES,
+        help_text=gettext_lazy('A JSON object such as {"region": "eu"}. Filters of consumer groups read it.'),
+    )
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"),
+        initial=0,
+        min_value=LOWEST_PRIORITY,
+        max_value=HIGHEST_PRIORITY,
+        help_text=gettext_lazy("Higher first."),
+    )
+    delay = forms.FloatField(label=gettext_lazy("Delay in seconds"), required=False, min_value=0)
+    deliver_at = TimeField(
+        label=gettext_lazy("Deliver at"), required=False, help_text=gettext_lazy("Instead of a delay.")
+    )
+    expires_in = forms.FloatField(label=gettext_lazy("Expires after seconds"), required=False, min_value=0)
+    expires_at = TimeField(
+        label=gettext_lazy("Expires at"), required=False, help_text=gettext_lazy("Instead of a number of seconds.")
+    )
+    id = forms.CharField(
+        label=gettext_lazy("Message id"),
+        max_length=naming.KEY_LENGTH,
+        help_text=gettext_lazy("A second message with the same id, topic and partition is dropped."),
+    )
+
+    suggestions: tuple[str, ...] = ()
+    """The topics that the browser suggests."""
+    suggestions_id = TOPICS_LIST
+
+    def __init__(self, data: Any, *, using: str) -> None:
+        if "id" not in data:
+            data["id"] = naming.new_message_id()
+        super().__init__(data, using=using)
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or self.cleaned_data
+        if "payload" in values and "kind" in values:
+            try:
+                _payload(values["kind"], values["payload"])
+            except ValueError as error:
+                self.add_error("payload", str(error))
+        if values.get("metadata", "").strip():
+            try:
+                if not isinstance(parse_json(values["metadata"]), dict):
+                    self.add_error("metadata", _("This must be a JSON object."))
+            except ValueError as error:
+                self.add_error("metadata", str(error))
+        return values
+
+
+class Publish(AdminOperation):
+    """Publish a test message."""
+
+    name = "publish"
+    label = gettext_lazy("Publish a test message")
+    form = PublishForm
+
+    @classmethod
+    def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
+        """Return the alias of the topic's database, whichever page the user comes from."""
+        topic = given.get("topic")
+        chosen = choose_database(request, given.get("database"), topic)
+        return choose_database(request, None, topic) if topic else chosen
+
+    @classmethod
+    def check_permissions(cls, request: HttpRequest, form: Any) -> str:
+        """Respond with 403 unless the user may publish to a topic, and refuse the form if the topic is another one.
+
+        The user types the topic, so the form is shown again. The refusal is the same for topics that do not exist.
+        """
+        topic = form.data.get("topic") or None
+        form.suggestions = tuple(_topics(request, form.using))
+        if _may(request, topic):
+            return ""
+        demand(bool(form.suggestions))
+        if topic is None:
+            return ""
+        allowed = _("You may publish to these topics: %(topics)s. Choose one of them.")
+        return allowed % {"topics": ", ".join(form.suggestions)}
+
+    def subject(self) -> str:
+        return str(self.values["topic"])
+
+    def operate(self, **how: Any) -> Result:
+        values = self.values
+        stored, _topic = stored_at(naming.check_topic(values["topic"]), None, None)
+        reads = READ_SECONDS if how["dry_run"] else LOCK_SECONDS
+        with contextlib.nullcontext() if stored == self.using else bounded(stored, read=reads):
+            return operations.publish(
+                values["topic"],
+                _payload(values["kind"], values["payload"]),
+                key=values["key"] or None,
+                id=values["id"],
+                metadata=parse_json(values["metadata"]) if values["metadata"].strip() else None,
+                delay=values["delay"],
+                deliver_at=values["deliver_at"],
+                priority=values["priority"],
+                expires_at=values["expires_at"],
+                expires_in=values["expires_in"],
+                # The topic's settings decide about the database.
+                **{**how, "using": None},
+            )
+
+
+def _may(request: HttpRequest, topic: str | None) -> bool:
+    return may_view(request, topic) and may_publish(request, topic)
+
+
+def _topics(request: HttpRequest, using: str) -> list[str]:
+    """Return the topics of a database, and those in the settings, to which the user may publish."""
+    known = {*log.known(Session(using)), *get_settings().topics.names()}
+    return sorted(
+        topic
+        for topic in known
+        if not naming.is_dlq(topic)
+        and RELAY_MARK not in topic
+        and not job_queues.is_queue(topic)
+        and _may(request, topic)
+    )
+
+
+def _payload(kind: str, text: str) -> Any:
+    """Return the payload that a text stands for.
+
+    Args:
+        kind: the format: ``"json"``, ``"text"`` or ``"base64"``.
+        text: the text. A browser sends CRLF for the end of a line.
+
+    Raises:
+        ValueError: the text is not valid in this format. The message says where.
+    """
+    text = text.replace("\r\n", "\n")
+    if kind == "json":
+        return parse_json(text)
+    if kind == "text":
+        return text.encode()
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(_("Invalid Base64: %(what)s.") % {"what": error}) from None
