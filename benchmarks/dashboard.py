@@ -177,6 +177,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
         ("message", "message/", {"offset": places["message"] + 5}),
         ("message, stuck", "message/", {"offset": places["stuck"]}),
+        ("publish, preview", "do/publish/", {"topic": TOPIC, "payload": '{"n": 1}', "key": "k17"}),
+        ("replay, preview", "do/replay/", {**group, "first": places["message"], "last": places["message"] + 100_000}),
+        ("replay, one partition", "do/replay/", {**group, "first": 1, "last": options.messages // 2, "key": "k17"}),
     ]
     found = []
     _say("page", "median ms", "max ms", "first ms", "queries", "SQL ms")

@@ -78,6 +78,10 @@ COALESCE = RESERVED_PREFIX + "coalesce"
 """Name in the metadata of the coalesce key."""
 ONLY_ONCE = (EXPIRES_AT, EXPIRES_IN, COALESCE)
 """Names that a replay drops: the message would have expired, or it would supersede later ones."""
+REPLAYED_FROM = "replayed_from"
+"""Name in the metadata of a copy that describes the original: run, topic, offset, id, published_at (epoch ms)."""
+REPLAY_RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
+"""Names of a run of a replay."""
 MAX_METADATA_BYTES = 65_535
 MAX_METADATA_DEPTH = 30
 """Maximum nesting. MariaDB's JSON_VALID accepts up to 32 levels, MySQL's up to 100."""
@@ -357,6 +361,11 @@ def earliest(priority: int) -> int:
         priority: the priority. Those up to 0 keep the order of the outbox.
     """
     return HIGHEST_PRIORITY + 1 - priority if priority > 0 else 0
+
+
+def replay_id(run: str, offset: object) -> str:
+    """Return the id of a copy, made from the name of the run and the offset of the original."""
+    return f"replay-{run}-{offset}"
 
 
 def new_message_id() -> str:

@@ -17,10 +17,12 @@ from django_mysqlqueue.operations.recurring import (
     resume_recurring,
     run_recurring,
 )
+from django_mysqlqueue.operations.replays import replay
 from django_mysqlqueue.operations.results import (
     DropResult,
     EditResult,
     PublishResult,
+    ReplayResult,
     Result,
     ScheduledResult,
     SeekResult,
@@ -33,6 +35,7 @@ __all__ = [
     "DropResult",
     "EditResult",
     "PublishResult",
+    "ReplayResult",
     "Result",
     "ScheduledResult",
     "SeekResult",
@@ -51,6 +54,7 @@ __all__ = [
     "publish",
     "redrive",
     "release",
+    "replay",
     "reschedule",
     "resume",
     "resume_recurring",

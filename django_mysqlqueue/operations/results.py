@@ -83,6 +83,24 @@ class PublishResult(Result):
     """Alias of the database that stores the message. If the topic is in another one, subscribers relay it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult(Result):
+    """The result of ``replay``."""
+
+    run: str
+    """The name of the run."""
+    upto: int
+    """The highest offset that was considered: the end of the range unless ``limit`` ended the replay earlier."""
+    filtered: int
+    """Messages that were left out because the group's filter does not match."""
+    left_out: int
+    """Messages that were left out because they are for other groups, or repeat other messages of the topic."""
+    already_published: int
+    """Messages that were left out because this run has published their copies before."""
+    unsettled: int | None = None
+    """Messages of ``planned`` that the group has not settled, and will get twice; None without ``dry_run``."""
+
+
 R = TypeVar("R", bound=Result)
 
 

@@ -10,7 +10,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,15 +30,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 GROUPS = "queue_consumer_groups"
-CAME_FROM = "replayed_from"
-"""The key in a copy's metadata that describes the original: run, topic, offset, id, published_at (epoch ms)."""
+CAME_FROM = limits.REPLAYED_FROM
 SLICE_OFFSETS = 100_000
 """Maximum number of offsets that are written at a time. Each task is one transaction."""
 SLICE_SECONDS = 5
 """With a rate, the number of seconds whose messages are written at a time."""
 TASKS = 8
 JSON_SPACE = " \t\n\r"
-_RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class Replay:
             raise PipelineError(
                 f"--to {self.to}: copies in the topic of their originals would reach every group on it; pass --group"
             )
-        if self.run and not _RUN.fullmatch(self.run):
+        if self.run and not limits.REPLAY_RUN.fullmatch(self.run):
             raise PipelineError(f"run {self.run!r}: must be 1 to 60 characters from A-Z, a-z, 0-9, '.', '_' and '-'")
         if self.rate is not None and not self.rate > 0:
             raise PipelineError(f"rate {self.rate!r}: must be greater than 0")

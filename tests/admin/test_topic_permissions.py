@@ -72,6 +72,9 @@ def parameters(name, topic):
         return {"topic": f"{topic}_dlq", "row": str(offset), "reason": "test"}
     if name in ("retry-selected", "move-selected", "dead-letter"):
         given["row"] = str(DeliveryState.objects.filter(topic=topic).latest("message_offset").message_offset)
+    if name == "replay":
+        first = str(QueueMessage.objects.filter(topic=topic).earliest("offset").offset)
+        given |= {"first": first, "last": first}
     given.setdefault("row", '"k"')
     return given | {"time": "2100-01-01T00:00:00", "option": "prefetch", "value": "5"}
 

@@ -120,7 +120,7 @@ def queries(sub: Sub) -> list[str]:
         "changelist": ["", "?span=day"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
-    names = ("pause", "resume", "seek", "retry", "move-retries", "override", "drop")
+    names = ("pause", "resume", "seek", "replay", "retry", "move-retries", "override", "drop")
     found += [f"do/{name}/?group={LONG}&topic=orders" for name in names]
 
     retrying = DeliveryState.objects.filter(acked=False, delivered_by="").values_list(
@@ -134,6 +134,7 @@ def queries(sub: Sub) -> list[str]:
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]
     names = ("run", "pause", "delete")
     found += [f"do/{name}-recurring/?schedule=cleanup" for name in names] + ["do/resume-recurring/?schedule=prices"]
+    found += [f"do/replay/?group=billing&topic=orders&first={offset}&last={offset + 9}"]
     # Empty, with a preview, and with errors.
     message = "do/publish/?topic=orders&payload={}&key=k&id=x"
     found += ["do/publish/", f"{message}&delay=60&expires_in=90", f"{message[:-5]}&id=&asked=yes"]

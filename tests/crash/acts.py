@@ -26,11 +26,13 @@ from django_mysqlqueue.operations import (
     overriding,
     pausing,
     redriving,
+    replaying,
     rescheduling,
     retrying,
     seeking,
 )
 from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -205,6 +207,13 @@ def _() -> None:
     letters = QueueMessage.objects.using(ALIAS).filter(topic=DLQ, original_id="b1").values_list("pk", flat=True)
     for offset in list(letters):
         redriving.replace(ALIAS, DLQ, offset, "corrected", actor=ME)
+
+
+@act("replay a range", handled)
+def _() -> None:
+    originals = QueueMessage.objects.using(ALIAS).filter(topic=TOPIC, target_group="")
+    first, last = (getattr(originals, end)("offset").offset for end in ("earliest", "latest"))
+    replaying.replay(ALIAS, Range(G, first, last, "r"), upto=last, actor=ME, limits=Limits(dead_letters=2))
 
 
 @act("publish a test message", sequenced)

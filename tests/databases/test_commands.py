@@ -48,6 +48,7 @@ OPERATIONS = [
     ("queueset g t max_attempts=3 --noinput", "max_attempts is 3 now"),
     ("queueretry g t --dry-run", "are waiting for another attempt"),
     ("queueretry g t --at 2100-01-01T00:00 --error none --dry-run", "with an error that contains “none” are waiting"),
+    ("queuereplayrange g t 1 1 --dry-run", "at the offsets 1 to 1"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),
     ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),

@@ -29,10 +29,13 @@ from django_mysqlqueue.operations import (
     pausing,
     recurring,
     redriving,
+    replaying,
     rescheduling,
     retrying,
     seeking,
 )
+from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import (
@@ -968,6 +971,13 @@ def redrive(a: Actor) -> object:
 @operation("redrive one", steps=True)
 def _(a: Actor) -> object:
     return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name, limit=1)
+
+
+@operation("replay a range", steps=True)
+def _(a: Actor) -> object:
+    first, last = a.offsets["a1"], a.offsets["a3"]
+    wanted = Range(G, first, last, "r")
+    return replaying.replay(ALIAS, wanted, upto=last, actor=a.name, limits=Limits(dead_letters=2)).replayed
 
 
 @operation("publish a test message")

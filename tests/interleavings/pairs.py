@@ -498,8 +498,10 @@ def situations() -> Iterable[Pair]:
     yield Pair("all_settled", tuple(of(("collect", "collect"))), by_ones=True)
 
 
-def of_operators() -> Iterable[Pair]:
-    """A test message against what meets it: the sequencer, and itself."""
+def replays() -> Iterable[Pair]:
+    """A replay, and a test message, against what meets them: the group, the sequencer, and themselves."""
+    others = ("publish", "sequence", "collect", "pause", "drop", "seek to the beginning", "claim", "flush acks")
+    yield from each("busy", ("replay a range",), ("replay a range", *others))
     yield from each("busy", ("publish a test message",), ("publish a test message", "publish", "sequence"))
 
 
@@ -539,7 +541,7 @@ def pairs() -> dict[str, Pair]:
         *sql_clients(),
         *special(),
         *situations(),
-        *of_operators(),
+        *replays(),
         *triples(),
     ):
         found.setdefault(one.name, one)

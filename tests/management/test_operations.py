@@ -39,6 +39,7 @@ COMMANDS = (
     "queuepause",
     "queueredrive",
     "queuerelease",
+    "queuereplayrange",
     "queueresume",
     "queueretry",
     "queuescheduled",
@@ -77,7 +78,9 @@ def answer(monkeypatch):
 
 def scene(name):
     """Something for each command to do: its arguments, and what tells that it was done."""
-    if name in ("queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuedeadletter"):
+    if name in (
+        "queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuedeadletter", "queuereplayrange",
+    ):  # fmt: skip
         offsets = log(2, "ab")
         waits = name in ("queueretry", "queuedeadletter")
         action = (lambda delivery: delivery.nack(delay=3600)) if waits else None
@@ -89,6 +92,7 @@ def scene(name):
             "queueseek": ["earliest"],
             "queueset": ["max_attempts=9"],
             "queuedeadletter": [str(offset) for offset in offsets],
+            "queuereplayrange": [str(offset) for offset in offsets],
         }
         arguments = ["g", "t", *more.get(name, [])]
         assert len(offsets) == 2
@@ -199,13 +203,18 @@ def test_a_command_that_changes_nothing_says_so_and_exits_with_1(db, name, answe
 
 
 @pytest.mark.parametrize(
-    "name", ["queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuerelease", "queuedeadletter"]
-)
+    "name",
+    [
+        "queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuerelease", "queuedeadletter",
+        "queuereplayrange",
+    ],
+)  # fmt: skip
 def test_an_unknown_group_names_those_that_there_are(db, name):
     scene("queuepause")
     arguments = {"queueseek": "latest", "queueset": "claim_size=5", "queuerelease": "a", "queuedeadletter": "1"}
+    arguments["queuereplayrange"] = "1"
     more = [arguments[name]] if name in arguments else []
-
+    more *= 2 if name == "queuereplayrange" else 1
     with pytest.raises(CommandError, match=r"no group 'x' on topic 't'\. Registered: g on t"):
         run(name, "x", "t", *more, "--noinput")
 
@@ -337,7 +346,7 @@ def test_arguments_come_in_one_order():
             order[name] = [one.dest for one in parser._actions if not one.option_strings]
     on_groups = {
         "queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedropgroup", "queuegroupmode",
-        "queuedeadletter", "queueset",
+        "queuedeadletter", "queueset", "queuereplayrange",
     }  # fmt: skip
     for name, arguments in order.items():
         if name in on_groups:

@@ -102,6 +102,10 @@ def a_subscriber() -> str:
     return str(SubscriberHeartbeat.objects.values_list("subscriber_name", flat=True)[0])
 
 
+def first_offset() -> int:
+    return QueueMessage.objects.order_by("offset").values_list("offset", flat=True).first() or 1
+
+
 def prepared() -> None:
     registered()
     publish("t", 1)
@@ -143,6 +147,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "redrive": (dead, lambda **how: operations.redrive("t", ids=["x"], **how)),
     "discard": (dead, lambda **how: operations.discard("t", ids=["x"], **how)),
     "publish": (lambda: None, lambda **how: operations.publish("t", 1, **how)),
+    "replay": (waiting, lambda **how: operations.replay(*REF, first_offset(), first_offset(), **how)),
     "edit": (dead, lambda **how: operations.edit("t", {"n": 3}, id="x", **how)),
     "cancel": (scheduled, lambda **how: operations.cancel("t", ["x"], **how)),
     "cancel a job": (jobs, cancel_job),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import patch
 
 from django.db import transaction
 from django.db.models import F
@@ -52,6 +53,7 @@ from django_mysqlqueue.operations import (
     moving,
     pausing,
     redriving,
+    replaying,
     rescheduling,
     retrying,
     seeking,
@@ -447,6 +449,12 @@ def _operate(ref: GroupRef) -> None:
         assert operations.publish("t", 1, key="k1", actor="test", dry_run=dry_run).planned == 1
     in_log = QueueMessage.objects.filter(topic="t", partition_key="k1").values_list("message_id", "partition_key")[0]
     assert not operations.publish("t", 1, id=in_log[0], key=in_log[1], actor="test").changed
+    first, *_others, last = QueueMessage.objects.filter(topic="t").order_by("offset").values_list("offset", flat=True)
+    for number, key in enumerate((None, "k1")):
+        for dry_run in (True, False):
+            operations.replay(*ref, first, last, key=key, run=f"r{number}", limit=3, actor="test", dry_run=dry_run)
+    with patch.object(replaying, "MERGED", 1):
+        operations.replay(*ref, first, last, limit=3, actor="test", dry_run=True)
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20

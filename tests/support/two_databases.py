@@ -86,6 +86,7 @@ def prepare(alias, name):
     dlq = {"topic": "orders_dlq", "reason": "test"}
     given = {
         "seek": {"target": "earliest"},
+        "replay": {"first": failed, "last": failed},
         "retry-selected": {"row": failed},
         "move-retries": {"time": LATER},
         "move-selected": {"row": failed, "time": LATER},

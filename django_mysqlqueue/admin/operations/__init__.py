@@ -22,6 +22,7 @@ OPERATIONS = {
         groups.Pause,
         groups.Resume,
         groups.Seek,
+        groups.Replay,
         groups.Retry,
         groups.RetrySelected,
         groups.MoveRetries,

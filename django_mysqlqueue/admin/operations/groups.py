@@ -8,7 +8,7 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import operations
+from django_mysqlqueue import naming, operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
@@ -85,6 +85,48 @@ class Seek(AdminOperation):
                 return operations.seek(*self.ref, self.values["offset"], **how)
             case target:
                 return operations.seek(*self.ref, target, **how)
+
+
+class ReplayForm(GroupForm):
+    """The form of a replay. It starts with a new name of the run, so that a second request with it adds nothing."""
+
+    first = forms.IntegerField(label=gettext_lazy("First offset"), min_value=1)
+    last = forms.IntegerField(
+        label=gettext_lazy("Last offset"), min_value=1, help_text=gettext_lazy("Included in the range.")
+    )
+    key = forms.CharField(
+        label=gettext_lazy("Only partition"),
+        required=False,
+        strip=False,
+        max_length=naming.KEY_LENGTH,
+        help_text=gettext_lazy("The partition key. Leave empty for all partitions."),
+    )
+    run = forms.CharField(widget=forms.HiddenInput)
+
+    def __init__(self, data: Any, *, using: str) -> None:
+        if "run" not in data:
+            data["run"] = naming.new_message_id()
+        super().__init__(data, using=using)
+
+
+class Replay(AdminOperation):
+    """Replay a range of the log into a group."""
+
+    name = "replay"
+    label = gettext_lazy("Replay a range into this group")
+    form = ReplayForm
+
+    def operate(self, **how: Any) -> Result:
+        values = self.values
+        return operations.replay(
+            *self.ref,
+            values["first"],
+            values["last"],
+            key=values["key"] or None,
+            run=values["run"],
+            limit=IdsField.most,
+            **how,
+        )
 
 
 class RetryForm(GroupForm):

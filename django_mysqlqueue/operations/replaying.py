@@ -1,0 +1,363 @@
+"""Replay a range of the log into one group: publish copies of its messages for this group only.
+
+A copy is a new message at the end of the log with ``target_group``, so the group's position does not move and other
+groups get nothing. Its id is made from the name of the run and the offset of the original, so a copy that is published
+twice is a duplicate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import ONLY_ONCE, REPLAYED_FROM, replay_id
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.operations.limits import LIMITS, Limits
+from django_mysqlqueue.service import audit, groups, log_places, messages, partitions
+from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.watermarks import BY_KEY, BY_ROW
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.subscriptions.options import filter_of
+
+LOG = QueueMessage._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+MERGED = 50
+"""Maximum number of partitions to read one by one. In topics with more, all messages of the range are read."""
+NEWEST = 2000
+"""Number of the newest rows of the outbox that are searched for copies: it has no index on ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The messages to replay, and the group that gets them."""
+
+    ref: GroupRef
+    first: int
+    """The first offset."""
+    last: int
+    """The last offset, included; at most the end of the log, so that the range is final."""
+    run: str
+    """The name of the run."""
+    key: str | None = None
+    """Only messages of the partition with this key."""
+
+    def __str__(self) -> str:
+        partition = "" if self.key is None else f", partition {self.key!r}"
+        return f"offsets {self.first} to {self.last}{partition}, run {self.run}"
+
+
+@dataclass(slots=True)
+class Counted:
+    """How many messages a replay has published or, in a preview, would publish, and how many it leaves out."""
+
+    replayed: int = 0
+    published: int = 0
+    """Messages whose copies this run has published before."""
+    filtered: int = 0
+    """Messages that the group's filter does not match."""
+    others: int = 0
+    """Messages for other groups, redriven messages, and copies of an earlier replay."""
+    unsettled: int = 0
+    """Replayed messages that the group has not settled; counted only in a preview."""
+    upto: int = 0
+    """The highest offset up to which the range was read; the end of the range if all of it was."""
+
+    def add(self, other: Counted) -> None:
+        """Add the counts of further messages."""
+        for name in ("replayed", "published", "filtered", "others", "unsettled"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class _Original(NamedTuple):
+    offset: int
+    key: str
+    message_id: str
+    published_at: int
+    target_group: str
+    original_id: str
+    failed_group: str
+    metadata: str
+
+
+def preview(using: str, wanted: Range, *, most: int, limits: Limits = LIMITS) -> Counted:
+    """Count the messages that a replay would publish, without changing anything.
+
+    Args:
+        using: alias of the queue's database.
+        wanted: the range and the group.
+        most: maximum number of messages to replay. About ``Limits.read`` messages are read, whether or not they match.
+        limits: limits of what is read.
+
+    Raises:
+        OperationRefused: there is no such group, or its filter cannot be parsed.
+    """
+    session, ref = Session(using), wanted.ref
+    registered, controls = groups.find(using, ref), groups.group_controls(session, [ref]).get(ref)
+    if registered is None or controls is None:
+        raise OperationRefused(groups.no_group_text(ref))
+    policy, waiting = _policy(ref, controls.options), _in_outbox(session, wanted)
+    counted = Counted()
+    for page in _pages(session, wanted, limits.rows, counted, most=most, limits=limits):
+        chosen, found = _choose(session, wanted, page, policy, waiting)
+        found.replayed = len(chosen)
+        found.unsettled = _count_unsettled(session, ref, chosen, registered.start_offset)
+        counted.add(found)
+    return counted
+
+
+def replay(
+    using: str,
+    wanted: Range,
+    *,
+    upto: int,
+    actor: str,
+    reason: str = "",
+    progress: Callable[[int], object] = lambda rows: None,
+    limits: Limits = LIMITS,
+) -> Counted:
+    """Publish copies of the messages of a range for one group, in offset order.
+
+    Each transaction decides, under the shared lock of the group row, that the group exists, that no seek or drop of it
+    is in progress, and which filter applies. It locks nothing else: the range is final, and copies of the same run that
+    two calls publish at the same time are duplicates, which the sequencer drops.
+
+    Args:
+        using: alias of the queue's database.
+        wanted: the range and the group.
+        upto: the offset after which to end, at most the end of the range.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        progress: called after each transaction with the number of copies that it published.
+        limits: limits of what is read and written at once.
+
+    Raises:
+        OperationRefused: as for ``preview``; or a seek or drop of the group has not finished. Copies that were
+            published before that stay.
+    """
+
+    def write(session: Session, page: Sequence[int]) -> Counted:
+        locked = groups.fence(session, ref)
+        if locked is None:
+            raise OperationRefused(groups.no_group_text(ref))
+        groups.refuse_unfinished(ref, locked.after_seek)
+        chosen, done = _choose(session, wanted, page, _policy(ref, locked.options), waiting)
+        _insert(session, wanted, chosen)
+        done.replayed = len(chosen)
+        audit.add(session, operation, done.replayed)
+        return done
+
+    ref, counted = wanted.ref, Counted()
+    with apart(using):
+        operation = run(
+            using,
+            lambda session: audit.begin(
+                session, "replay", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=str(wanted)
+            ),
+        )
+        with audit.ending(using, operation):
+            # Read before the log: a copy that is moved there in the meantime is found there.
+            session = Session(using)
+            waiting = _in_outbox(session, wanted)
+            part = replace(wanted, last=upto)
+            for page in _pages(session, part, limits.dead_letters, counted, limits=limits):
+                done = run(using, lambda session, page=page: write(session, page))  # type: ignore[misc]
+                counted.add(done)
+                progress(done.replayed)
+    return counted
+
+
+def _policy(ref: GroupRef, options: OptionColumns) -> FilterPolicy | None:
+    try:
+        return filter_of(options)
+    except ValueError as error:
+        raise OperationRefused(
+            f"The filter of the group {ref.group!r} on topic {ref.topic!r} cannot be parsed by this release: {error}"
+        ) from None
+
+
+# -- which messages -----------------------------------------------------------
+
+
+def _pages(
+    session: Session, wanted: Range, size: int, counted: Counted, *, most: int | None = None, limits: Limits
+) -> Iterator[Sequence[int]]:
+    """Yield the offsets of the topic's messages in the range, in order, and note how far it was read.
+
+    Args:
+        session: session on the queue's database.
+        wanted: the range.
+        size: maximum number of offsets at a time.
+        counted: what the caller counts: this sets ``upto``.
+        most: end when the caller has counted as many messages to replay, or ``Limits.read`` messages were read.
+        limits: limits of what is read.
+    """
+    topic = wanted.ref.topic
+    keys = [wanted.key] if wanted.key is not None else list(partitions.last_offsets(session, topic, limit=MERGED + 1))
+    place, read = wanted.first - 1, 0
+    while place < wanted.last:
+        left = size if most is None else min(size, most - counted.replayed)
+        if left <= 0 or (most is not None and read >= limits.read):
+            break
+        if len(keys) <= MERGED:
+            page = log_places.in_partitions(session, topic, keys, place, left, newer=True)
+            read, is_last = read + len(page), len(page) < left
+            end = page[-1] if page else place
+        else:
+            walked = log_places.walk(session, place, limits.rows, newer=True)
+            page = [one.offset for one in walked if one.topic == topic]
+            is_last = len(walked) < limits.rows and len(page) <= left
+            end = page[left - 1] if len(page) > left else walked[-1].offset if walked else place
+            read += sum(one.offset <= end for one in walked)
+            page = page[:left]
+        page = [offset for offset in page if offset <= wanted.last]
+        place = wanted.last if is_last else min(end, wanted.last)
+        if page:
+            yield page
+    counted.upto = place
+
+
+def _choose(
+    session: Session, wanted: Range, offsets: Sequence[int], policy: FilterPolicy | None, waiting: Collection[int]
+) -> tuple[list[_Original], Counted]:
+    """Return the messages at some offsets that are to be replayed, in order, and the numbers of the others.
+
+    Args:
+        session: session on the queue's database.
+        wanted: the range and the group.
+        offsets: the offsets.
+        policy: the group's filter.
+        waiting: the offsets of messages whose copies are in the outbox.
+    """
+    chosen: list[_Original] = []
+    counted = Counted()
+    for one in _read(session, wanted.ref.topic, offsets):
+        metadata = messages.decode_metadata(one.metadata)
+        if not _is_for(one, wanted.ref.group, metadata):
+            counted.others += 1
+        elif policy is not None and not one.target_group and not policy.matches(metadata):
+            counted.filtered += 1
+        else:
+            chosen.append(one._replace(metadata=_copied(wanted, one, metadata)))
+    there = {*waiting, *_in_log(session, wanted, chosen)} & {one.offset for one in chosen}
+    counted.published = len(there)
+    return [one for one in chosen if one.offset not in there], counted
+
+
+def _read(session: Session, topic: str, offsets: Sequence[int]) -> list[_Original]:
+    found: list[_Original] = []
+    for chunk in session.chunks(sorted(offsets)):
+        found += [
+            _Original(*row)
+            for row in session.rows(
+                "SELECT m.`offset`, m.partition_key, m.id, m.published_at, m.target_group, m.original_id, "
+                f"m.failed_group, m.metadata FROM {session.dialect.rows(('o',), len(chunk))} "
+                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s",
+                (*chunk, topic),
+            )
+        ]
+    return sorted(found)
+
+
+def _is_for(one: _Original, group: str, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a message may be replayed to a group, by the rule of ``queuereplay``.
+
+    Redriven messages and copies of an earlier replay are left out, because their originals are in the same topic.
+    """
+    if one.failed_group:
+        return False
+    if not one.target_group:
+        return True
+    origin = metadata.get(REPLAYED_FROM)
+    is_copy = isinstance(origin, Mapping) and origin.get("offset") is not None
+    return one.target_group == group and not one.original_id and not is_copy
+
+
+def _copied(wanted: Range, one: _Original, metadata: Mapping[str, Any]) -> str:
+    """Return the metadata of a copy."""
+    origin = {
+        "run": wanted.run,
+        "topic": wanted.ref.topic,
+        "offset": one.offset,
+        "id": one.message_id,
+        "published_at": one.published_at,
+    }
+    kept = {name: value for name, value in metadata.items() if name not in ONLY_ONCE}
+    try:
+        return json.dumps({**kept, REPLAYED_FROM: origin}, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # Plain SQL has stored a number that is infinite to Python: the metadata counts as empty.
+        return json.dumps({REPLAYED_FROM: origin}, separators=(",", ":"))
+
+
+def _in_outbox(session: Session, wanted: Range) -> set[int]:
+    """Return the offsets of those originals whose copies are in the newest rows of the outbox."""
+    prefix = replay_id(wanted.run, "")
+    rows = session.rows(
+        f"SELECT w.id FROM (SELECT id, topic FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} "
+        "WHERE outbox_id > 0 ORDER BY outbox_id DESC LIMIT %s) w WHERE w.topic = %s AND w.id LIKE %s",
+        (NEWEST, wanted.ref.topic, f"{prefix}%"),
+    )
+    ends = [message_id.removeprefix(prefix) for (message_id,) in rows]
+    return {int(end) for end in ends if end.isdecimal()}
+
+
+def _in_log(session: Session, wanted: Range, chosen: Sequence[_Original]) -> set[int]:
+    """Return the offsets of those originals whose copies are in the log."""
+    found: set[int] = set()
+    for chunk in session.chunks(chosen):
+        rows = session.rows(
+            f"SELECT v.o FROM {session.dialect.rows(('k', 'i', 'o'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
+            "ON m.topic = %s AND m.partition_key = v.k AND m.id = v.i",
+            (*flat((one.key, replay_id(wanted.run, one.offset), one.offset) for one in chunk), wanted.ref.topic),
+        )
+        found.update(int(offset) for (offset,) in rows)
+    return found
+
+
+def _count_unsettled(session: Session, ref: GroupRef, chosen: Sequence[_Original], start: int) -> int:
+    """Count those messages that the group has neither settled nor passed. ``start`` is its start offset."""
+    places: dict[str, tuple[int, int]] = {}
+    for chunk in session.chunks(sorted({one.key for one in chosen})):
+        for key, acked, claimed in session.rows(
+            f"SELECT s.partition_key, s.offset_acked, s.offset_claimed "
+            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
+            (*chunk, *ref),
+        ):
+            places[key] = int(acked), int(claimed)
+    rows: dict[int, bool] = {}
+    for piece in session.chunks(sorted((one.key, one.offset) for one in chosen)):
+        for offset, acked in session.rows(
+            f"SELECT s.message_offset, s.acked FROM {session.dialect.rows(('k', 'o'), len(piece))} "
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
+            (*flat(piece), *ref),
+        ):
+            rows[int(offset)] = bool(acked)
+    number = 0
+    for one in chosen:
+        watermark, claimed = places.get(one.key, (start, start))
+        passed = one.offset <= max(claimed, start)
+        number += one.offset > max(watermark, start) and not rows.get(one.offset, passed)
+    return number
+
+
+# -- copies -------------------------------------------------------------------
+
+
+def _insert(session: Session, wanted: Range, chosen: Sequence[_Original]) -> None:
+    """Insert the copies into the outbox, in offset order. Payloads do not leave the server."""
+    for chunk in session.chunks(chosen, weight=lambda one: len(one.metadata)):
+        session.execute(
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
+            "SELECT m.topic, m.partition_key, v.id, m.payload, v.metadata, %s "
+            f"FROM {session.dialect.rows(('o', 'id', 'metadata'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o ORDER BY v.o",
+            (wanted.ref.group, *flat((one.offset, replay_id(wanted.run, one.offset), one.metadata) for one in chunk)),
+        )
