@@ -179,6 +179,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("message, stuck", "message/", {"offset": places["stuck"]}),
         ("publish, preview", "do/publish/", {"topic": TOPIC, "payload": '{"n": 1}', "key": "k17"}),
         ("replay, preview", "do/replay/", {**group, "first": places["message"], "last": places["message"] + 100_000}),
+        ("replay, of other topics", "do/replay/", {**group, "first": places["stuck"], "last": places["letter"]}),
         ("replay, one partition", "do/replay/", {**group, "first": 1, "last": options.messages // 2, "key": "k17"}),
     ]
     found = []
