@@ -91,7 +91,12 @@ LATEST_DELIVERY = 253_402_300_799_000
 """Latest time of a delivery: the end of the year 9999, in epoch milliseconds."""
 
 LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
-"""Upper bounds of the rollups' latency buckets in milliseconds; one more bucket counts what is above."""
+"""Upper bounds of the rollups' first latency columns in milliseconds, by position: ``latency_0``, …; one more column
+counts what is above."""
+LONG_LATENCY_BOUNDS_MS = (120_000, 300_000, 1_800_000, 7_200_000, 21_600_000, 43_200_000, 86_400_000)
+"""Upper bounds of the columns that divide the last three of these, named by their seconds: ``latency_120s``, …; one
+more column counts what is above the last bound. What they count is in the column by position, too."""
+ALL_LATENCY_BOUNDS_MS = tuple(sorted({*LATENCY_BOUNDS_MS, *LONG_LATENCY_BOUNDS_MS}))
 
 NOW_MS_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
@@ -150,6 +155,31 @@ SESSION_MYSQL = (
     ),
 )
 """Session variables on MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. No privilege is needed."""
+
+
+class LatencyColumn(NamedTuple):
+    """A column of the rollups that counts latencies."""
+
+    name: str
+    above: int
+    """Latencies above these milliseconds are counted; -1 for all."""
+    upto: int | None
+    """Latencies up to these milliseconds are counted; None for all above."""
+
+
+def _latency_columns() -> tuple[LatencyColumn, ...]:
+    found = [
+        LatencyColumn(f"latency_{place}", LATENCY_BOUNDS_MS[place - 1] if place else -1, upto)
+        for place, upto in enumerate((*LATENCY_BOUNDS_MS, None))
+    ]
+    for bound in LONG_LATENCY_BOUNDS_MS:
+        below = max(one for one in ALL_LATENCY_BOUNDS_MS if one < bound)
+        found.append(LatencyColumn(f"latency_{bound // 1000}s", below, bound))
+    last = LONG_LATENCY_BOUNDS_MS[-1]
+    return (*found, LatencyColumn(f"latency_over_{last // 1000}s", last, None))
+
+
+LATENCY_COLUMNS = _latency_columns()
 
 
 def check_name(kind: str, name: object) -> str:

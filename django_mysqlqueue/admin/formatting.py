@@ -9,16 +9,23 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.humanize import messages as messages
 from django_mysqlqueue.humanize import moment as moment
 from django_mysqlqueue.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
+from django_mysqlqueue.service.rollups import Percentile
 
 SHOWN_CHARACTERS = 20_000
 """Maximum number of characters of a payload or error that a page shows."""
 LINES = json.JSONEncoder(indent=2, ensure_ascii=False)
 INDENTED_CHARACTERS = 100_000
 """Maximum length of indented JSON, in characters: with 10,000 nested brackets, indentation would explode."""
+
+
+def latency_text(found: Percentile | None) -> str:
+    """Format a percentile of the latency as the bound that is known: ``≤ 10 min``, ``> 1 d``; ``-`` without acks."""
+    return "-" if found is None else f"{'>' if found.above else '≤'} {duration(found.ms / 1000)}"
 
 
 def payload_text(beginning: bytes, size: int) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import ConsumerOffset
+from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.log import Ends
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 OFFSETS = ConsumerOffset._meta.db_table
 
@@ -127,7 +127,7 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count
     last, whole = ends.of(ref.topic)
-    cursors = {
+    positions = {
         key: int(claimed)
         for key, claimed in session.rows(
             f"SELECT partition_key, offset_claimed FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
@@ -136,48 +136,26 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
         )
     }
     if not whole:
-        cursors.update(_cursors(session, ref, [key for key in last if key not in cursors]))
-    behind = sorted((cursors.get(key, start), key) for key, end in last.items() if end > cursors.get(key, start))
-    select = (
-        "SELECT %s AS k, COUNT(*), MIN(w.place) FROM (SELECT m.`offset` AS place "
-        f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
-    )
-    number, numbers, firsts = 0, {}, {}
+        positions.update(of_partitions.positions(session, ref, [key for key in last if key not in positions]))
+    behind = sorted((positions.get(key, start), key) for key, end in last.items() if end > positions.get(key, start))
+    number = 0
+    numbers: dict[str, int] = {}
+    firsts: dict[str, int] = {}
     patience.begin()
     for place in range(0, len(behind), bounds.piece):
         if number > most or (place and patience.is_over()):
             whole = False
             break
         piece = behind[place : place + bounds.piece]
-        rows = session.rows(
-            " UNION ALL ".join([select] * len(piece)),
-            flat((key, ref.topic, key, cursor, ref.group, bounds.depth) for cursor, key in piece),
-        )
-        places = {key: cursor for cursor, key in piece}
-        for key, count, first in rows:
-            if not count:
-                continue
-            firsts[key] = int(first)
-            if count == bounds.depth and number <= most:
+        places = {key: place for place, key in piece}
+        for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
+            firsts[key], numbers[key] = counted.first, counted.number
+            if counted.number == bounds.depth and number <= most:
                 # Count long ones one by one, so that together they cost no more than the limit.
-                ((_, count, _),) = session.rows(
-                    select, (key, ref.topic, key, places[key], ref.group, max(bounds.depth, most + 1 - number))
+                alone = of_partitions.count(
+                    session, ref, [(places[key], key)], depth=max(bounds.depth, most + 1 - number)
                 )
-            numbers[key] = int(count)
+                numbers[key] = alone[key].number if key in alone else 0
             number += numbers[key]
     patience.end()
     return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
-
-
-def _cursors(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for chunk in session.chunks(sorted(keys)):
-        found.update(
-            session.rows(
-                f"SELECT s.partition_key, s.offset_claimed FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join_to(OFFSETS, 's')} "
-                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
-                (*chunk, *ref),
-            )
-        )
-    return found

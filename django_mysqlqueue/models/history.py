@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import KEY_LENGTH, LATENCY_BOUNDS_MS, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.limits import KEY_LENGTH, LATENCY_COLUMNS, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.outcomes import Outcome
 
@@ -92,8 +92,9 @@ class Operation(models.Model):
 class Rollup(models.Model):
     """The counts of a minute or an hour for one group. Subscribers add to them every few seconds.
 
-    ``latency_n`` counts acked messages by the time from entering the log to the ack: bucket n counts
-    times up to ``limits.LATENCY_BOUNDS_MS[n]``.
+    The columns ``latency_…`` count acked messages by the time from entering the log to the ack, see
+    ``limits.LATENCY_COLUMNS``. A message that took more than a minute is counted in a column by position, and in one
+    that is named by its bound; 0.1 counts only in the former.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")
@@ -107,6 +108,20 @@ class Rollup(models.Model):
     filtered = models.BigIntegerField(_("filtered"), db_default=0)
     expired = models.BigIntegerField(_("expired"), db_default=0)
     superseded = models.BigIntegerField(_("superseded"), db_default=0)
+    sampled_at = models.BigIntegerField(
+        _("sampled at"), db_default=0, help_text=_("when a subscriber began to count the backlog; 0: none has")
+    )
+    backlog = models.BigIntegerField(
+        _("backlog"), null=True, help_text=_("of an hour: its highest sample; NULL: there is no sample")
+    )
+    backlog_exact = models.BooleanField(_("backlog is exact"), db_default=True)
+    oldest_ms = models.BigIntegerField(
+        _("age of the oldest unsettled message"), db_default=0, help_text=_("of an hour: its highest sample")
+    )
+    entered = models.BigIntegerField(_("entered the log"), db_default=0)
+    entered_minutes = models.PositiveIntegerField(
+        _("minutes"), db_default=0, help_text=_("number of minutes in which these messages were counted")
+    )
 
     objects = QueueManager["Rollup"]()
 
@@ -116,8 +131,8 @@ class Rollup(models.Model):
         verbose_name_plural = _("rollups")
 
 
-for _place in range(len(LATENCY_BOUNDS_MS) + 1):
-    Rollup.add_to_class(f"latency_{_place}", models.BigIntegerField(db_default=0))
+for _column in LATENCY_COLUMNS:
+    Rollup.add_to_class(_column.name, models.BigIntegerField(db_default=0))
 
 
 class ArchiveSegment(models.Model):

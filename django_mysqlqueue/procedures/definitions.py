@@ -22,7 +22,7 @@ from django_mysqlqueue.limits import (
     EXPIRES_IN,
     KEY_LENGTH,
     LANE_LENGTH,
-    LATENCY_BOUNDS_MS,
+    LATENCY_COLUMNS,
     LATEST_DELIVERY,
     NAME_LENGTH,
     NOW_MS_MYSQL,
@@ -30,6 +30,7 @@ from django_mysqlqueue.limits import (
     PUBLISHER_KEY,
     REPLACES,
     TOPIC_COLUMN_LENGTH,
+    LatencyColumn,
 )
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
 from django_mysqlqueue.service.messages import ERROR_LENGTH
@@ -116,7 +117,6 @@ def _fill(name: str, text: str, values: Mapping[str, str]) -> str:
 
 def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> dict[str, str]:
     bytewise = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
-    buckets = len(LATENCY_BOUNDS_MS) + 1
     numbers = {
         "key_length": KEY_LENGTH,
         "lease_ms": round(settings.lease_duration * 1000),
@@ -172,7 +172,7 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
             f"JSON_UNQUOTE(JSON_EXTRACT(v_limits, '$.{name}')), 'null')"
             for name in ("rate", "rate_per_key", "max_in_flight", "max_in_flight_per_key")
         },
-        "count_latency": ", ".join(_count_latency(place) for place in range(buckets)),
+        "count_latency": ", ".join(map(_count_latency, LATENCY_COLUMNS)),
         "partitions.ASC": _PARTITIONS.replace("{order}", "ASC"),
         "partitions.DESC": _PARTITIONS.replace("{order}", "DESC"),
         "reserved": ", ".join(
@@ -245,10 +245,11 @@ def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _count_latency(place: int) -> str:
-    above = f"p_latency > {LATENCY_BOUNDS_MS[place - 1]}" if place else "TRUE"
-    below = f"p_latency <= {LATENCY_BOUNDS_MS[place]}" if place < len(LATENCY_BOUNDS_MS) else "TRUE"
-    return f"latency_{place} = latency_{place} + IF(p_outcome = 'acked' AND {above} AND {below}, p_number, 0)"
+def _count_latency(column: LatencyColumn) -> str:
+    name = column.name
+    below = "TRUE" if column.upto is None else f"p_latency <= {column.upto}"
+    above = f"p_latency > {column.above}" if column.above >= 0 else "TRUE"
+    return f"{name} = {name} + IF(p_outcome = 'acked' AND {above} AND {below}, p_number, 0)"
 
 
 def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:

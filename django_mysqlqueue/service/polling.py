@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ class News:
 
     partitions: set[tuple[str, str]]
     """(topic, partition key)."""
+    numbers: Counter[str]
+    """How many messages there are, by topic."""
     tail: int
     more: bool
 
@@ -80,10 +83,14 @@ def read_news(session: Session, tail: int, *, limit: int) -> News:
         "WHERE `offset` > %s ORDER BY `offset` LIMIT %s) n GROUP BY n.topic, n.partition_key",
         (tail, limit),
     )
+    numbers = Counter[str]()
+    for topic, _, _, count in rows:
+        numbers[topic] += int(count)
     return News(
         {(topic, key) for topic, key, _, _ in rows},
+        numbers,
         max((offset for _, _, offset, _ in rows), default=tail),
-        sum(count for _, _, _, count in rows) >= limit,
+        numbers.total() >= limit,
     )
 
 

@@ -1,7 +1,8 @@
 """Rollups: counts per minute and hour, for charts that must not read the log.
 
 A subscriber counts in memory, and adds its counts to the rows every few seconds. If a process is killed, its last few
-seconds of counts are lost. The rollups are only for display: no operation depends on them.
+seconds of counts are lost. The rollups are only for display: no operation depends on them. ``service.samples`` adds
+what one subscriber per minute samples.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import ALL_LATENCY_BOUNDS_MS, LATENCY_BOUNDS_MS, LATENCY_COLUMNS, LONG_LATENCY_BOUNDS_MS
 from django_mysqlqueue.models import Rollup
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
@@ -23,12 +26,27 @@ MINUTE, HOUR = 60, 3600
 MINUTES_KEPT = 6 * HOUR
 """Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
-BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
+BUCKETS = tuple(column.name for column in LATENCY_COLUMNS)
 PASSED = ("filtered", "expired", "superseded")
 """The counts of messages that were settled without a call of the handler."""
 COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *BUCKETS)
+SAMPLED = ("backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
+"""What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
+
+NO_LATENCY = (0,) * (len(ALL_LATENCY_BOUNDS_MS) + 2)
+"""``Bucket.latency`` without acks."""
+_PARTS = tuple(
+    tuple(
+        place
+        for place, bound in enumerate((*ALL_LATENCY_BOUNDS_MS, None))
+        if (ALL_LATENCY_BOUNDS_MS[place - 1] if place else -1) >= column.above
+        and (column.upto is None or (bound is not None and bound <= column.upto))
+    )
+    for column in LATENCY_COLUMNS
+)
+"""For each latency column, the places in ``Tally.buckets`` that it counts."""
 
 
 @dataclass(slots=True)
@@ -39,16 +57,18 @@ class Tally:
     dead_lettered: int = 0
     passed: Counter[str] = field(default_factory=Counter)
     """By name in ``PASSED``."""
-    buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(ALL_LATENCY_BOUNDS_MS) + 1))
+    """Numbers of acks by latency: bucket n counts latencies up to ``ALL_LATENCY_BOUNDS_MS[n]``."""
 
     def acked(self, latency_ms: int) -> None:
         """Count an ack, with the time in milliseconds since the message entered the log."""
-        self.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        self.buckets[bisect_left(ALL_LATENCY_BOUNDS_MS, latency_ms)] += 1
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
         passed = (self.passed[name] for name in PASSED)
-        return (sum(self.buckets), self.failed, self.dead_lettered, *passed, *self.buckets)
+        latency = (sum(self.buckets[place] for place in places) for places in _PARTS)
+        return (sum(self.buckets), self.failed, self.dead_lettered, *passed, *latency)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
@@ -114,7 +134,22 @@ class Bucket:
     expired: int
     superseded: int
     latency: tuple[int, ...]
-    """Numbers of acks by latency: bucket n counts latencies up to ``LATENCY_BOUNDS_MS[n]``."""
+    """Numbers of acks by latency: bucket n counts latencies up to ``ALL_LATENCY_BOUNDS_MS[n]``. The last but one counts
+    those above an hour of which no more is known, because 0.1 has counted them, the last one those above a day."""
+    backlog: Count | None
+    """The number of unsettled messages in the sample of the minute, or the highest one of the hour; None without one.
+    """
+    oldest_ms: int
+    """The age of the oldest of them in milliseconds; of an hour, the highest one."""
+    entered: int
+    """How many messages of the topic have entered the log."""
+    entered_minutes: int
+    """In how many minutes these were counted; 0 if nobody has counted them."""
+
+    @property
+    def settled(self) -> int:
+        """The number of messages that were settled: acked, dead-lettered or passed."""
+        return self.acked + self.dead_lettered + self.filtered + self.expired + self.superseded
 
     @property
     def passed(self) -> Counter[str]:
@@ -122,47 +157,118 @@ class Bucket:
         return Counter({name: getattr(self, name) for name in PASSED})
 
 
-def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None) -> list[Bucket]:
-    """Return the rows since a time, in order of time.
+def since(session: Session, grain: int, moment: int) -> list[Bucket]:
+    """Return the rows of all groups since a time, in order of time.
 
     Args:
         session: the session.
         grain: ``MINUTE`` or ``HOUR``.
         moment: the time in epoch milliseconds.
-        ref: the group (default: all groups).
     """
-    one, parameters = ("", ()) if ref is None else (" AND consumer_group = %s AND topic = %s", tuple(ref))
     rows = session.rows(
-        f"SELECT consumer_group, topic, bucket_at, {', '.join(COUNTS)} FROM {ROLLUPS} "
-        f"WHERE grain = %s AND bucket_at >= %s{one}",
-        (grain, moment, *parameters),
+        f"SELECT consumer_group, topic, bucket_at, {', '.join((*SAMPLED, *COUNTS))} FROM {ROLLUPS} "
+        "WHERE grain = %s AND bucket_at >= %s",
+        (grain, moment),
     )
-    found = [
-        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, expired, superseded, tuple(latency))
-        for group, topic, at, acked, failed, dead, filtered, expired, superseded, *latency in rows
-    ]
-    return sorted(found, key=lambda bucket: (bucket.at, bucket.ref))
+    return sorted((_bucket(*row) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
 
 
-def percentile(latency: Sequence[int], share: float) -> float | None:
-    """Return the latency in milliseconds that a share of the acks did not exceed, or None if there were no acks.
-
-    Acks are assumed to be spread evenly within a bucket, so the result is as precise as the bucket is narrow. Above the
-    last bound it is that bound.
+def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
+    """Return the rows of one group since a time, in order of time, by their primary keys.
 
     Args:
-        latency: numbers of acks by bucket.
+        session: the session.
+        grain: ``MINUTE`` or ``HOUR``.
+        moment: the time in epoch milliseconds.
+        ref: the group.
+        now: the database's time in epoch milliseconds.
+    """
+    length = grain * 1000
+    found: list[Bucket] = []
+    for chunk in session.chunks(range(-(-moment // length) * length, now + 1, length)):
+        rows = session.rows(
+            f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in (*SAMPLED, *COUNTS))} "
+            f"FROM {session.dialect.rows(('b',), len(chunk))} {session.dialect.join_to(ROLLUPS, 's')} "
+            "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = %s AND s.topic = %s",
+            (*chunk, grain, *ref),
+        )
+        found += [_bucket(*row) for row in rows]
+    return sorted(found, key=lambda bucket: bucket.at)
+
+
+def _bucket(
+    group: str,
+    topic: str,
+    at: int,
+    backlog: int | None,
+    exact: int,
+    oldest_ms: int,
+    entered: int,
+    entered_minutes: int,
+    acked: int,
+    failed: int,
+    dead_lettered: int,
+    *counts: int,
+) -> Bucket:
+    filtered, expired, superseded = counts[: len(PASSED)]
+    return Bucket(
+        ref=GroupRef(group, topic),
+        at=at,
+        acked=acked,
+        failed=failed,
+        dead_lettered=dead_lettered,
+        filtered=filtered,
+        expired=expired,
+        superseded=superseded,
+        latency=_latency(dict(zip(BUCKETS, counts[len(PASSED) :], strict=True))),
+        backlog=None if backlog is None else Count(backlog, bool(exact)),
+        oldest_ms=oldest_ms,
+        entered=entered,
+        entered_minutes=entered_minutes,
+    )
+
+
+def _latency(columns: Mapping[str, int]) -> tuple[int, ...]:
+    """Return ``Bucket.latency`` from the columns. Those by position count what the named ones count, too."""
+    rest = {}
+    long = {column: columns[column.name] for column in LATENCY_COLUMNS[len(LATENCY_BOUNDS_MS) + 1 :]}
+    for column in LATENCY_COLUMNS[: len(LATENCY_BOUNDS_MS) + 1]:
+        inside = sum(
+            number
+            for one, number in long.items()
+            if one.above >= column.above and (column.upto is None or (one.upto is not None and one.upto <= column.upto))
+        )
+        rest[column.upto] = columns[column.name] - inside
+    named = {column.upto: number for column, number in long.items()}
+    within = [named[bound] if bound in LONG_LATENCY_BOUNDS_MS else rest[bound] for bound in ALL_LATENCY_BOUNDS_MS]
+    return (*within, rest[None], named[None])
+
+
+class Percentile(NamedTuple):
+    """A bound of the latency that a share of the acks did not exceed."""
+
+    ms: int
+    """The bound in milliseconds."""
+    above: bool = False
+    """True if the latency is above the bound, False if it is at most that."""
+
+
+def percentile(latency: Sequence[int], share: float) -> Percentile | None:
+    """Return a bound of the latency that a share of the acks did not exceed, or None if there were no acks.
+
+    It is a bound of the bucket that the latency is in: where in it the acks are is not known.
+
+    Args:
+        latency: numbers of acks by bucket, as in ``Bucket.latency``.
         share: the share, from 0 to 1.
     """
     total = sum(latency)
     if not total:
         return None
-    wanted = share * total
     passed = 0
-    for place, count in enumerate(latency):
-        if passed + count >= wanted and count:
-            low = LATENCY_BOUNDS_MS[place - 1] if place else 0
-            high = LATENCY_BOUNDS_MS[min(place, len(LATENCY_BOUNDS_MS) - 1)]
-            return low + (high - low) * (wanted - passed) / count
+    for bound, count in zip(ALL_LATENCY_BOUNDS_MS, latency, strict=False):
         passed += count
-    return float(LATENCY_BOUNDS_MS[-1])
+        if count and passed >= share * total:
+            return Percentile(bound)
+    is_last = share * total > total - latency[-1]
+    return Percentile(LONG_LATENCY_BOUNDS_MS[-1] if is_last else LATENCY_BOUNDS_MS[-1], above=True)

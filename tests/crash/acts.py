@@ -34,7 +34,7 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, rollups
+from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, rollups, samples
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session, run
@@ -291,6 +291,18 @@ def _() -> None:
 def _() -> None:
     tally = rollups.Tally(failed=1)
     rollups.add(ALIAS, {G: tally})
+
+
+@act("sample", counted, audited=False)
+def _() -> None:
+    minute = Session(ALIAS).now() // 60_000 * 60_000
+    for ref, at in samples.claim(ALIAS, [G], {minute - 60_000: {TOPIC: 3}}).items():
+        sample = samples.Sample(ALIAS, ref, at)
+        sample.begin()
+        sample.add(["a", "b"])
+        while not sample.is_counted():
+            sample.count()
+        sample.end()
 
 
 @act("collect history", counted, audited=False)

@@ -53,6 +53,7 @@ from django_mysqlqueue.service import (
     releasing,
     retention,
     rollups,
+    samples,
     schedules,
     scheduling,
     sequencing,
@@ -459,6 +460,18 @@ def _(a: Actor) -> object:
 @operation("add to rollups")
 def _(a: Actor) -> object:
     rollups.add(ALIAS, {G: rollups.Tally(failed=1)})
+    return None
+
+
+@operation("sample the backlog")
+def _(a: Actor) -> object:
+    for ref, minute in samples.claim(ALIAS, [G], {}).items():
+        sample = samples.Sample(ALIAS, ref, minute)
+        sample.begin()
+        sample.add(["a", "b"])
+        while not sample.is_counted():
+            sample.count()
+        sample.end()
     return None
 
 

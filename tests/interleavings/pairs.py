@@ -10,7 +10,14 @@ from tests.interleavings.operations import OPERATIONS, UNDO_OTHERS, both, of
 from tests.interleavings.trials import Pair
 
 PUBLISHERS = ("publish", "publish a duplicate", "publish_many in chunks", "cancel in a transaction", "reschedule")
-HOUSEKEEPING = ("sequence", "collect", "collect history", "add to rollups", "forget old heartbeats")
+HOUSEKEEPING = (
+    "sequence",
+    "collect",
+    "collect history",
+    "add to rollups",
+    "sample the backlog",
+    "forget old heartbeats",
+)
 GROUPS = (
     "register again",
     "register another group from the beginning",

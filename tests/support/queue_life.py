@@ -510,7 +510,8 @@ def _operate(ref: GroupRef) -> None:
     assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
     rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
-    rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
+    now = session.now()
+    rollups.of_group(session, rollups.MINUTE, now - 3_600_000, ref, now=now)
     delivery_events.of_message(session, places[:2])
     _look(session, ref, places)
     for collect in (delivery_events.collect, rollups.collect, audit.collect):

@@ -100,7 +100,7 @@ class GroupPage(Page):
         """Return the group's filter for people, and how many messages it has passed."""
         if group.filter is None:
             return {}
-        buckets = rollups.since(session, rollups.MINUTE, now - SPARK_MINUTES * 60_000, group.ref)
+        buckets = rollups.of_group(session, rollups.MINUTE, now - SPARK_MINUTES * 60_000, group.ref, now=now)
         return {
             # The reason is one of the problems on the page.
             "filter": _("cannot be parsed by this release") if isinstance(group.filter, str) else str(group.filter),

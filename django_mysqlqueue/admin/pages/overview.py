@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import causes, charts
 from django_mysqlqueue.admin.causes import ShownCause
+from django_mysqlqueue.admin.formatting import latency_text
 from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
 from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.humanize import duration
@@ -32,7 +33,7 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
-from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
+from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket, Percentile
 from django_mysqlqueue.sql.session import Session
 
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
@@ -220,7 +221,7 @@ class OverviewPage(Page):
         """Return the charts of throughput and latency, over all groups."""
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
-        latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
+        latency = [list(rollups.NO_LATENCY) for _place in range(number)]
         passed = Counter[str]()
         for bucket in buckets:
             place = bucket.at // (grain * 1000) - first
@@ -233,7 +234,7 @@ class OverviewPage(Page):
         kinds = ((_("acked"), "mq-acked"), (_("failed"), "mq-failed"), (_("dead-lettered"), "mq-dead"))
         counted = [charts.Series(name, css, [one[kind] for one in sums]) for kind, (name, css) in enumerate(kinds)]
         percentiles = [
-            charts.Series(name, css, [rollups.percentile(one, share) for one in latency])
+            charts.Series(name, css, [_milliseconds(rollups.percentile(one, share)) for one in latency])
             for name, css, share in (("p50", "mq-p50", 0.5), ("p95", "mq-p95", 0.95))
         ]
         whole = [sum(column) for column in zip(*latency, strict=True)]
@@ -244,8 +245,8 @@ class OverviewPage(Page):
             ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "passed": _passed_texts(passed),
-            "p50": _said(rollups.percentile(whole, 0.5)),
-            "p95": _said(rollups.percentile(whole, 0.95)),
+            "p50": latency_text(rollups.percentile(whole, 0.5)),
+            "p95": latency_text(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
 
@@ -254,8 +255,8 @@ def _passed_texts(passed: Counter[str]) -> list[str]:
     return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed[name]]
 
 
-def _said(milliseconds: float | None) -> str:
-    return "-" if milliseconds is None else duration(milliseconds / 1000)
+def _milliseconds(found: Percentile | None) -> float | None:
+    return None if found is None else found.ms
 
 
 def _clock(milliseconds: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from django_mysqlqueue.runtime.log import orphans_deleted
@@ -20,14 +20,19 @@ from django_mysqlqueue.service import (
     leasing,
     retention,
     rollups,
+    samples,
     slots,
     watermarks,
 )
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Checkpoint
+from django_mysqlqueue.service.samples import Sample
 from django_mysqlqueue.sql.session import Session
 
 EVERY = 60.0
-"""Seconds between two rounds."""
+"""Seconds between two rounds: one in each minute, so that each minute gets a sample of the backlog."""
+MARGIN = 5.0
+"""Seconds around the full minute in which no round starts."""
 SLICE = 500
 """Partitions per step."""
 PAUSE = 0.05
@@ -42,13 +47,15 @@ class Collect(Protocol):
 
 
 class Maintenance:
-    """Rounds of small steps: find work that the lists of partitions missed, sweep watermarks, run GC.
+    """Rounds of small steps: find work that the lists of partitions missed, sample backlogs, sweep watermarks, run GC.
 
     Args:
         using: alias of the queue's database.
         groups: all groups of the process.
         shared: those in shared mode.
         check_tail: called at the start of each round.
+        clock: returns the database's time in epoch milliseconds.
+        entered: returns how many messages entered the log, see ``samples.claim``.
         only_scans: if True, there are no rounds: partitions are scanned only after ``scan_all``.
     """
 
@@ -59,12 +66,18 @@ class Maintenance:
         shared: Sequence[SharedGroup],
         *,
         check_tail: Callable[[Session], None],
+        clock: Callable[[], int],
+        entered: Callable[[], Mapping[int, Mapping[str, int]]],
         only_scans: bool = False,
     ) -> None:
         self._using = using
         self._groups = groups
         self._shared = shared
         self._check_tail = check_tail
+        self._clock = clock
+        self._entered = entered
+        self._second = random.uniform(MARGIN, EVERY - MARGIN)
+        """The second of a minute of the database's clock in which rounds start."""
         self._only_scans = only_scans
         self._steps: Iterator[None] | None = None
         self._scan: Iterator[None] | None = None
@@ -101,7 +114,7 @@ class Maintenance:
             self._steps = self.round()
         if next(self._steps, "done") == "done":
             self._steps = None
-            self.next_at = now + EVERY * (0.75 + random.random() / 2)
+            self.next_at = now + (self._second - self._clock() / 1000) % EVERY
         else:
             self.next_at = time.monotonic() + PAUSE
 
@@ -109,7 +122,9 @@ class Maintenance:
         """Run one round, step by step."""
         self._check_tail(Session(self._using))
         yield
-        yield from self._find_work()
+        claimed = samples.claim(self._using, [group.ref for group in self._groups], self._entered())
+        yield
+        yield from self._find_work(claimed)
         yield from self._sweep_watermarks()
         yield from self._collect()
         heartbeats.forget_old(self._using)
@@ -123,17 +138,35 @@ class Maintenance:
             while job_results.collect(self._using):
                 yield
 
-    def _find_work(self) -> Iterator[None]:
-        """Notify each group of all partitions that may have work, known to it or not."""
+    def _find_work(self, claimed: Mapping[GroupRef, int] | None = None) -> Iterator[None]:
+        """Notify each group of all partitions that may have work, known to it or not.
+
+        Args:
+            claimed: by group, the minute whose sample of the backlog is taken on the way.
+        """
         for group in list(self._groups):
+            minute = (claimed or {}).get(group.ref)
+            sample = None if minute is None else Sample(self._using, group.ref, minute)
+            if sample is not None:
+                sample.begin()
+                yield
             after: str | None = None
             while True:
                 keys, after = leasing.find_work(Session(self._using), group.ref, after=after, limit=SLICE)
                 for key in keys:
                     group.notify(key)
                 yield
+                if sample is not None:
+                    sample.add(keys)
+                    while not sample.is_counted():
+                        yield
+                        sample.count()
+                    yield
                 if after is None:
                     break
+            if sample is not None:
+                sample.end()
+                yield
 
     def _sweep_watermarks(self) -> Iterator[None]:
         """Advance watermarks of shared groups that lost subscribers left behind."""

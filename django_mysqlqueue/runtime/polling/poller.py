@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from django.db import Error, connections
@@ -19,6 +20,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.entered import Entered
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.maintenance import Maintenance
 from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
@@ -66,8 +68,15 @@ class Poller:
             self.by_topic.setdefault(group.ref.topic, []).append(group)
         self.ordered = [group for group in self.groups if isinstance(group, OrderedGroup)]
         self.shared = [group for group in self.groups if isinstance(group, SharedGroup)]
+        self.entered = Entered()
         self.maintenance = Maintenance(
-            context.using, self.groups, self.shared, check_tail=self.check_tail, only_scans=only_scans
+            context.using,
+            self.groups,
+            self.shared,
+            check_tail=self.check_tail,
+            clock=context.clock.now,
+            entered=self.entered.whole,
+            only_scans=only_scans,
         )
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
@@ -268,6 +277,7 @@ class Poller:
         moved, again = self._sequence() if look.due else (False, False)
         if self._tail is None:
             self._tail = log.end_of_log(session)
+            self.entered.reset()
             self.maintenance.scan_all()
             self.context.relays.look()
         read, more = self._read_news(session)
@@ -307,18 +317,21 @@ class Poller:
 
     def _read_news(self, session: Session) -> tuple[bool, bool]:
         """Notify the groups of partitions with new messages; return whether there are any, and whether to read more."""
-        read = False
+        numbers = Counter[str]()
+        more = True
         for _ in range(NEWS_PASSES):
             batch = polling.read_news(session, self._tail or 0, limit=NEWS_ROWS)
             self._tail = batch.tail
-            read = read or bool(batch.partitions)
+            numbers += batch.numbers
             self.context.relays.found(topic for topic, _ in batch.partitions)
             for topic, key in batch.partitions:
                 for group in self.by_topic.get(topic, ()):
                     group.notify(key)
-            if not batch.more:
-                return read, False
-        return read, True
+            more = batch.more
+            if not more:
+                break
+        self.entered.add(self.context.clock.now(), numbers)
+        return bool(numbers), more
 
     def check_tail(self, session: Session) -> None:
         """Notice, from time to time, what reading the news misses.

@@ -1,0 +1,67 @@
+"""Counts of the messages that a group has not claimed, by partition, at a bounded cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django_mysqlqueue import log_queries
+from django_mysqlqueue.models import ConsumerOffset
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session, flat
+
+OFFSETS = ConsumerOffset._meta.db_table
+
+
+def positions(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, int]:
+    """Return the offsets up to which the group has claimed partitions, of those that it has read.
+
+    Args:
+        session: the session.
+        ref: the group and its topic.
+        keys: the partitions.
+    """
+    found: dict[str, int] = {}
+    for chunk in session.chunks(sorted(keys)):
+        found.update(
+            session.rows(
+                f"SELECT s.partition_key, s.offset_claimed FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join_to(OFFSETS, 's')} "
+                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+                (*chunk, *ref),
+            )
+        )
+    return found
+
+
+class Counted(NamedTuple):
+    """Messages of a partition that a group has not claimed."""
+
+    number: int
+    first: int
+    """The offset of the first one."""
+    last: int
+    """The offset of the last one that was counted."""
+
+
+def count(session: Session, ref: GroupRef, piece: Sequence[tuple[int, str]], *, depth: int) -> dict[str, Counted]:
+    """Count the messages of partitions that the group has not claimed, by one statement.
+
+    Args:
+        session: the session.
+        ref: the group and its topic.
+        piece: offset up to which the group has claimed, and partition key; few enough for one statement.
+        depth: number of messages to count of each partition.
+
+    Returns:
+        The partitions that have such messages.
+    """
+    select = (
+        "SELECT %s AS k, COUNT(*), MIN(w.place), MAX(w.place) FROM (SELECT m.`offset` AS place "
+        f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
+    )
+    rows = session.rows(
+        " UNION ALL ".join([select] * len(piece)),
+        flat((key, ref.topic, key, position, ref.group, depth) for position, key in piece),
+    )
+    return {key: Counted(*map(int, counted)) for key, *counted in rows if counted[0]}
