@@ -133,6 +133,17 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         for _place in range(1000):
             tally.acked(20)
         rollups.add("default", {ref: tally})
+    # What the charts read: six hours of minutes and a week of hours, of many groups.
+    columns = "consumer_group, topic, acked, failed, backlog, oldest_ms, entered, entered_minutes, latency_4"
+    for grain, number in ((rollups.MINUTE, 360), (rollups.HOUR, 168)):
+        _rows(
+            "default",
+            f"INSERT INTO queue_rollups (grain, bucket_at, {columns}) SELECT %s, "
+            "FLOOR(UNIX_TIMESTAMP() / %s - n.n) * %s, CASE WHEN g.n < 3 THEN ELT(g.n + 1, 'billing', 'search', 'mail') "
+            "ELSE CONCAT('group', g.n) END, %s, 600, 3, 1000 + n.n, 5000, 600, 1, 600 "
+            "FROM scale_numbers n JOIN scale_numbers g WHERE n.n > 0 AND n.n < %s AND g.n < 100",
+            (grain, grain, grain * 1000, TOPIC, number),
+        )
     _analyze("default")
     return {"message": first, "stuck": head, "letter": letter}
 
@@ -156,6 +167,8 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("overview", "", {}),
         ("overview, a day", "", {"span": "day"}),
         ("group", "group/", group),
+        ("group, 6 hours", "group/", {**group, "range": "6h"}),
+        ("group, 7 days", "group/", {**group, "range": "7d"}),
         ("group, by key", "group/", {**group, "order": "key", "after": "k5"}),
         ("group, shared", "group/", {"group": "mail", "topic": TOPIC}),
         ("group, stuck head", "group/", {"group": "stuck", "topic": BUSY}),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from django.conf import settings as django_settings
 from django.utils import formats, timezone
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -54,6 +55,15 @@ def duration(seconds: float) -> str:
     large, small = divmod(rounded, UNITS[place])
     first = f"{large} {names[place]}"
     return f"{first} {small // smaller} {names[place + 1]}" if small else first
+
+
+def messages_per_second(rate: float) -> str:
+    """Format a rate with as many digits as matter, in the active language: ``0``, ``0.02``, ``3.5``, ``1,250``."""
+    if not rate or rate >= 9.95:
+        return number_format(round(rate), use_l10n=True, force_grouping=True)
+    if rate < 0.005:
+        return f"< {number_format(0.01, 2)}"
+    return number_format(f"{rate:.2f}" if rate < 0.095 else f"{rate:.1f}")
 
 
 def shortened(text: str, *, most: int = SHORT) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -12,31 +13,7 @@ from django_mysqlqueue.humanize import duration
 
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
-SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 STRIP_HEIGHT = 12
-
-
-def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """Return a small line chart without axes.
-
-    Args:
-        values: the values, at equal distances.
-        label: text for screen readers.
-    """
-    top = max(values, default=0) or 1
-    step = SPARK_WIDTH / max(1, len(values) - 1)
-    points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    area = f"0,{SPARK_HEIGHT} {line} {SPARK_WIDTH},{SPARK_HEIGHT}"
-    return format_html(
-        '<svg class="mq-spark" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
-        '<polygon class="mq-area" points="{}"/><polyline class="mq-line" points="{}"/></svg>',
-        SPARK_WIDTH,
-        SPARK_HEIGHT,
-        label,
-        area,
-        line,
-    )
 
 
 def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:
@@ -118,35 +95,47 @@ def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeStri
     return _frame(inside, top, times, label)
 
 
-def lines(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
-    """Return a line chart with a dot for each value, so that single values are visible.
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The axis of a line chart."""
+
+    say: Callable[[float], str]
+    """Formats a value."""
+    end: Callable[[float], float]
+    """Returns the end of the axis, at or above the highest value."""
+
+
+def lines(series: Sequence[Series], times: Sequence[str], label: str, axis: Axis | None = None) -> SafeString:
+    """Return a line chart. A value without neighbors is a dot, so that it is visible.
 
     Args:
-        series: the quantities, in milliseconds.
+        series: the quantities.
         times: label of each point.
         label: text for screen readers.
+        axis: the axis (default: of times in milliseconds).
     """
-    top = nice(max((value for one in series for value in one.values if value is not None), default=0))
+    axis = axis or TIMES
+    top = axis.end(max((value for one in series for value in one.values if value is not None), default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
     runs, dots = [], []
     for one in series:
         run: list[str] = []
-        for place, value in enumerate(one.values):
-            if value is None:
-                runs.append((one.css, " ".join(run)))
-                run = []
+        for place, value in enumerate([*one.values, None]):
+            if value is not None:
+                y = HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+                run.append(f"{LEFT + (place + 0.5) * width:.2f},{y:.2f}")
                 continue
-            x = LEFT + (place + 0.5) * width
-            y = HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
-            run.append(f"{x:.2f},{y:.2f}")
-            dots.append((one.css, f"{x:.2f}", f"{y:.2f}", times[place], one.name, _time(value)))
-        runs.append((one.css, " ".join(run)))
+            if len(run) == 1:
+                dots.append((one.css, *run[0].split(",")))
+            elif run:
+                runs.append((one.css, " ".join(run)))
+            run = []
     inside = format_html(
         "{}{}",
-        format_html_join("", '<polyline class="mq-line {}" points="{}"/>', [run for run in runs if " " in run[1]]),
-        format_html_join("", '<circle class="{}" cx="{}" cy="{}" r="2"><title>{} · {}: {}</title></circle>', dots),
+        format_html_join("", '<polyline class="mq-line {}" points="{}"/>', runs),
+        format_html_join("", '<circle class="{}" cx="{}" cy="{}" r="2.5"/>', dots),
     )
-    return _frame(inside, top, times, label, _time)
+    return _frame(inside, top, times, label, axis.say)
 
 
 def nice(highest: float) -> float:
@@ -155,6 +144,23 @@ def nice(highest: float) -> float:
         return 1.0
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
     return next((power * step for step in (1, 2, 5, 10) if power * step >= highest), highest)
+
+
+def nice_count(highest: float) -> float:
+    """Return the end of an axis of numbers of messages: at least 2, so that the middle is a whole number, too."""
+    return max(2.0, nice(highest))
+
+
+NICE_SECONDS = (1, 2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 43_200, 86_400, 172_800)
+"""Ends of axes of times of which the half is a short text, too."""
+
+
+def nice_time(highest: float) -> float:
+    """Return the end of an axis of times, in milliseconds."""
+    if highest <= NICE_SECONDS[0] * 500:
+        return nice(highest)
+    found = next((seconds for seconds in NICE_SECONDS if seconds * 1000 >= highest), 0)
+    return float(found * 1000) or nice(highest / 86_400_000) * 86_400_000
 
 
 def _frame(
@@ -187,13 +193,17 @@ def _frame(
         ],
     )
     return format_html(
-        '<svg class="mq-chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}{}</svg>',
+        '<svg class="mq-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" data-left="{}">{}{}{}'
+        '<line class="mq-cross" y1="{}" y2="{}" visibility="hidden"/></svg>',
         WIDTH,
         HEIGHT,
         label,
+        LEFT,
         grid,
         inside,
         ticks,
+        TOP,
+        HEIGHT - BOTTOM,
     )
 
 
@@ -203,5 +213,14 @@ def _time(milliseconds: float) -> str:
 
 def _number(value: float) -> str:
     if value >= 1_000_000:
-        return f"{value / 1_000_000:g}M"
-    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
+        return f"{_digits(value / 1_000_000)}M"
+    return f"{_digits(value / 1000)}k" if value >= 10_000 else _digits(value)
+
+
+def _digits(value: float) -> str:
+    return number_format(f"{value:g}")
+
+
+TIMES = Axis(_time, nice_time)
+COUNTS = Axis(_number, nice_count)
+RATES = Axis(_number, nice)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
@@ -26,6 +29,25 @@ INDENTED_CHARACTERS = 100_000
 def latency_text(found: Percentile | None) -> str:
     """Format a percentile of the latency as the bound that is known: ``≤ 10 min``, ``> 1 d``; ``-`` without acks."""
     return "-" if found is None else f"{'>' if found.above else '≤'} {duration(found.ms / 1000)}"
+
+
+def clock(milliseconds: int) -> str:
+    """Format the time of day of epoch milliseconds in the active language and the current time zone."""
+    return date_format(_local(milliseconds), "TIME_FORMAT")
+
+
+def date(milliseconds: int) -> str:
+    """Format the date of epoch milliseconds in the active language and the current time zone."""
+    return date_format(_local(milliseconds), "SHORT_DATE_FORMAT")
+
+
+def day(milliseconds: int) -> str:
+    """Format the day and month of epoch milliseconds in the active language and the current time zone."""
+    return date_format(_local(milliseconds), "MONTH_DAY_FORMAT")
+
+
+def _local(milliseconds: int) -> datetime.datetime:
+    return timezone.localtime(datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC))
 
 
 def payload_text(beginning: bytes, size: int) -> str:

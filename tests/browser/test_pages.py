@@ -64,6 +64,8 @@ def queue(db: None, settings: Any) -> Sub:
     sub.flush()
     sub.step()
     sub.poller.write_rollups()
+    for _ in sub.poller.maintenance.round():
+        pass
     gone = Sub(handler("orders", "billing"), name="host-8")
     SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
     values = [{"exists": False}, *(f"{LONG}-{n}" for n in range(50))]  # all of the messages match
@@ -110,14 +112,18 @@ def queries(sub: Sub) -> list[str]:
     offset = QueueMessage.objects.filter(topic="orders").order_by("offset").values_list("offset", flat=True)[0]
     dead = QueueMessage.objects.filter(topic="orders_dlq").order_by("offset").values_list("offset", flat=True)[0]
     named = {
-        "group": ["group/?group=billing&topic=orders", f"group/?group={LONG}&topic=orders&order=key"],
+        "group": [
+            "group/?group=billing&topic=orders",
+            "group/?group=billing&topic=orders&range=7d",
+            f"group/?group={LONG}&topic=orders&order=key",
+        ],
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
         "messages": ["messages/", "messages/?topic=orders"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
         "leases": ["leases/", "leases/?group=billing&topic=orders"],
-        "changelist": ["", "?span=day"],
+        "changelist": ["", "?span=day", "?sort=-backlog"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
     names = ("pause", "resume", "seek", "replay", "retry", "move-retries", "override", "drop")

@@ -186,15 +186,16 @@ def overview_page(client: Client) -> State:
     for cells in rows:
         if len(cells) == 1:
             continue  # "No group is registered yet"
-        name, topic, _mode, lag, oldest, in_flight, retrying, dead, subscribers, _acked = cells
-        group, *tags = name.split()
-        shown[f"{group}/{topic.strip()}"] = Group(
-            number(lag),
+        name, state, lag, oldest, _in, _out, _drain, _failed, dead, _limits, subscribers = cells
+        group, topic, _mode = name.replace(",", "").split()
+        held = {kind: number(count) for count, kind in re.findall(r"([\d,]+) (in flight|retrying)", lag)}
+        shown[f"{group}/{topic}"] = Group(
+            number(lag.split()[0]),
             seconds(oldest),
-            number(in_flight),
-            number(retrying),
+            held.get("in flight", 0),
+            held.get("retrying", 0),
             number(dead),
-            "paused" in tags,
+            "paused" in state,
             number(subscribers),
         )
     return State(shown, frozenset(page.problems), number(page.cards["due in the outbox"]))

@@ -32,8 +32,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 
-SPARK_MINUTES = 30
-"""Number of minutes up to now whose counts are shown for each group."""
 UNAVAILABLE = 503
 """The HTTP status of a page whose database refuses or does not answer."""
 PAGE_ROWS = 50

@@ -12,7 +12,9 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, SPARK_MINUTES, Page
+from django_mysqlqueue.admin.group_table import SETTLED_MINUTES
+from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
@@ -23,6 +25,7 @@ from django_mysqlqueue.inspection import (
     partitions,
     status_of,
 )
+from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.inspection.partitions import Partition
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -79,6 +82,8 @@ class GroupPage(Page):
         live = {row.name for row in group.live}
         problems = [one for one in find_problems(overview, stall_times=self.stall_times) if one.ref == ref]
         found_causes = find_causes(overview, problems)
+        name = self.text("range")
+        name = name if name in SPANS else DEFAULT
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
@@ -86,6 +91,7 @@ class GroupPage(Page):
             **causes.split(causes.shown(self.dashboard, found_causes, now)),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
+            "history": make_history(name, read_history(session, ref, SPANS[name], now)),
             **self._filter(session, group, now),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
@@ -100,12 +106,12 @@ class GroupPage(Page):
         """Return the group's filter for people, and how many messages it has passed."""
         if group.filter is None:
             return {}
-        buckets = rollups.of_group(session, rollups.MINUTE, now - SPARK_MINUTES * 60_000, group.ref, now=now)
+        buckets = rollups.of_group(session, rollups.MINUTE, now - SETTLED_MINUTES * 60_000, group.ref, now=now)
         return {
             # The reason is one of the problems on the page.
             "filter": _("cannot be parsed by this release") if isinstance(group.filter, str) else str(group.filter),
             "filtered": f"{sum(one.filtered for one in buckets):,}",
-            "filtered_minutes": SPARK_MINUTES,
+            "filtered_minutes": SETTLED_MINUTES,
         }
 
     def _options(self, group: GroupOverview) -> dict[str, Any]:

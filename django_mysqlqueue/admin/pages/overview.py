@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.utils import timezone
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import causes, charts
 from django_mysqlqueue.admin.causes import ShownCause
-from django_mysqlqueue.admin.formatting import latency_text
-from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
+from django_mysqlqueue.admin.formatting import clock, latency_text
+from django_mysqlqueue.admin.group_table import SETTLED_MINUTES, in_order, make_rows, passed_texts
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     Cause,
-    GroupOverview,
     Problem,
     QueueOverview,
     QueueStatus,
@@ -38,12 +35,6 @@ from django_mysqlqueue.sql.session import Session
 
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
 """For each span: seconds per bucket, and number of buckets in a chart."""
-PASSED = {
-    "filtered": gettext_lazy("%(number)s filtered"),
-    "expired": gettext_lazy("%(number)s expired"),
-    "superseded": gettext_lazy("%(number)s superseded"),
-}
-"""By reason (``rollups.PASSED``), the text for messages that were settled without a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +45,6 @@ class Card:
     value: str
     link: str = ""
     alarming: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """A group in the table."""
-
-    group: GroupOverview
-    link: str
-    spark: SafeString
-    oldest: str
-    acked: str
-    """Number of acked messages in the minutes of the sparkline."""
-    passed: list[str]
-    """Numbers of messages in these minutes that were settled without a call, such as "3 expired"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +83,18 @@ class OverviewPage(Page):
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
-        minutes = self._buckets(session, MINUTE, found.now - SPARK_MINUTES * 60_000)
+        minutes = self._buckets(session, MINUTE, found.now - SETTLED_MINUTES * 60_000)
+        problems = [problem for cause in read.causes for problem in cause.problems]
+        rows, columns = in_order(
+            make_rows(self.dashboard, found.groups, problems, minutes, found.now), self.text("sort")
+        )
         return {
             "overview": found,
             "cards": summary.cards,
             "banner": causes.banner(self.dashboard, summary.status),
             **causes.split(summary.causes),
-            "rows": [self._row(group, minutes, found.now) for group in found.groups],
+            "rows": rows,
+            "columns": columns,
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
             **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
@@ -191,31 +173,6 @@ class OverviewPage(Page):
     def _to(self, name: str, **parameters: object) -> str:
         return self.dashboard.url(name, **parameters)
 
-    def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> GroupRow:
-        counts = dict.fromkeys(range(SPARK_MINUTES), 0)
-        first = now // 60_000 - SPARK_MINUTES + 1
-        passed = Counter[str]()
-        for bucket in minutes:
-            place = bucket.at // 60_000 - first
-            if bucket.ref == group.ref and place in counts:
-                counts[place] += bucket.acked
-                passed += bucket.passed
-        values = list(counts.values())
-        label = _("%(number)s acked in the last %(minutes)s minutes") % {
-            "number": sum(values),
-            "minutes": SPARK_MINUTES,
-        }
-        oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
-        link = self._to("group", group=group.ref.group, topic=group.ref.topic)
-        return GroupRow(
-            group,
-            link,
-            charts.sparkline(values, label),
-            oldest,
-            f"{sum(values):,}",
-            _passed_texts(passed),
-        )
-
     @staticmethod
     def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
         """Return the charts of throughput and latency, over all groups."""
@@ -230,7 +187,7 @@ class OverviewPage(Page):
                 for kind, count in enumerate((bucket.acked, bucket.failed, bucket.dead_lettered)):
                     sums[place][kind] += count
                 latency[place] = [a + b for a, b in zip(latency[place], bucket.latency, strict=True)]
-        times = [_clock((first + place) * grain * 1000) for place in range(number)]
+        times = [clock((first + place) * grain * 1000) for place in range(number)]
         kinds = ((_("acked"), "mq-acked"), (_("failed"), "mq-failed"), (_("dead-lettered"), "mq-dead"))
         counted = [charts.Series(name, css, [one[kind] for one in sums]) for kind, (name, css) in enumerate(kinds)]
         percentiles = [
@@ -244,21 +201,12 @@ class OverviewPage(Page):
                 percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
             ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
-            "passed": _passed_texts(passed),
+            "passed": passed_texts(passed),
             "p50": latency_text(rollups.percentile(whole, 0.5)),
             "p95": latency_text(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
 
 
-def _passed_texts(passed: Counter[str]) -> list[str]:
-    return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed[name]]
-
-
 def _milliseconds(found: Percentile | None) -> float | None:
     return None if found is None else found.ms
-
-
-def _clock(milliseconds: int) -> str:
-    at = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
-    return at.astimezone(timezone.get_current_timezone()).strftime("%H:%M")

@@ -1,4 +1,4 @@
-/* Refreshes a page of the queue in place, and makes filters by group and "select all" work.
+/* Refreshes a page of the queue in place, and makes filters by group, "select all" and the crosshair of charts work.
    Without it every page works, too: it is then as old as its last load. */
 "use strict";
 (() => {
@@ -17,6 +17,74 @@
       target.form.elements.topic.value = chosen.dataset.topic || "";
     }
   });
+
+  // -- the crosshair of charts, which all show the row of the table that is chosen --
+  let chosen = null; // Its time: it outlives a refresh.
+  const rows = () => [...document.querySelectorAll("#mq-values tbody tr")];
+  const cross = () => {
+    const row = rows().find((one) => one.dataset.at === chosen);
+    for (const plot of document.querySelectorAll(".mq-plot")) {
+      const line = plot.querySelector(".mq-cross");
+      const text = plot.querySelector(".mq-values");
+      plot.tabIndex = 0;
+      text.setAttribute("aria-live", plot === document.activeElement ? "polite" : "off");
+      line.setAttribute("visibility", row ? "visible" : "hidden");
+      let said = "";
+      if (row) {
+        const { left, width } = size(plot);
+        const x = String(left + ((Number(row.dataset.place) + 0.5) * width) / rows().length);
+        line.setAttribute("x1", x);
+        line.setAttribute("x2", x);
+        const heads = row.closest("table").tHead.rows[0].cells;
+        const values = plot.dataset.columns.split(",").map((column) => `${heads[column].textContent} ${row.cells[column].textContent}`);
+        said = [row.cells[0].textContent, ...values].join(" \u00b7 ");
+      }
+      if (text.textContent !== said) text.textContent = said;
+    }
+  };
+  const size = (plot) => {
+    const chart = plot.querySelector(".mq-chart");
+    const left = Number(chart.dataset.left);
+    return { chart, left, width: chart.viewBox.baseVal.width - left };
+  };
+  const choose = (place) => {
+    const number = Math.max(0, Math.min(rows().length - 1, place));
+    const row = rows().find((one) => Number(one.dataset.place) === number);
+    chosen = row ? row.dataset.at : null;
+    cross();
+  };
+  const point = (event) => {
+    const plot = event.target.closest && event.target.closest(".mq-plot");
+    if (!plot) return;
+    const { chart, left, width } = size(plot);
+    const box = chart.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * (left + width) - left;
+    choose(Math.floor((x / width) * rows().length));
+  };
+  page.addEventListener("pointermove", point);
+  page.addEventListener("pointerdown", point);
+  page.addEventListener("pointerout", (event) => {
+    const plot = event.target.closest(".mq-plot");
+    // A refresh takes the element away from below the pointer, which then is on no other one.
+    if (!plot || event.pointerType !== "mouse" || !event.relatedTarget || plot.contains(event.relatedTarget)) return;
+    chosen = null;
+    cross();
+  });
+  page.addEventListener("keydown", (event) => {
+    if (!event.target.matches(".mq-plot")) return;
+    const row = rows().find((one) => one.dataset.at === chosen);
+    const last = rows().length - 1;
+    const place = row ? Number(row.dataset.place) : last + 1;
+    const places = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: last };
+    if (event.key === "Escape") {
+      chosen = null;
+      cross();
+    } else if (event.key in places) {
+      event.preventDefault();
+      choose(places[event.key]);
+    }
+  });
+  cross();
 
   const seconds = Number(page.dataset.live);
   const live = document.getElementById("mq-live");
@@ -50,7 +118,7 @@
       if (kept.scrolled[place]) [box.scrollLeft, box.scrollTop] = kept.scrolled[place];
     });
     if (kept.focus) {
-      for (const element of live.querySelectorAll("a, button, input, select, textarea, summary")) {
+      for (const element of live.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")) {
         if (describe(element) === kept.focus) {
           element.focus({ preventScroll: true });
           break;
@@ -95,6 +163,7 @@
         const kept = remember();
         const before = live.querySelector("[data-state]")?.dataset.state;
         live.replaceChildren(...found.childNodes);
+        cross();
         restore(kept);
         const after = showState(answered);
         if (after && after !== before) told = after;

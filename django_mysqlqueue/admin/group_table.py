@@ -1,0 +1,266 @@
+"""The table of consumer groups: a state for each, its rates, and the order of the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.humanize import duration, messages_per_second
+from django_mysqlqueue.inspection import GroupOverview, Problem
+from django_mysqlqueue.inspection.history import Rates, current_rates
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
+
+SETTLED_MINUTES = 30
+"""Failed attempts and passed messages of these last minutes are counted."""
+YOUNG_MS = 60_000
+"""A backlog whose oldest message is younger may be one that subscribers keep up with."""
+PASSED = {
+    "filtered": gettext_lazy("%(number)s filtered"),
+    "expired": gettext_lazy("%(number)s expired"),
+    "superseded": gettext_lazy("%(number)s superseded"),
+}
+"""By reason (``rollups.PASSED``), the text for messages that were settled without a call."""
+STATES = {
+    "drop_ended_early": gettext_lazy("drop unfinished"),
+    "seek_ended_early": gettext_lazy("seek unfinished"),
+    "no_subscriber": gettext_lazy("no subscribers"),
+    "filter": gettext_lazy("filter cannot be parsed"),
+    "failing": gettext_lazy("failing"),
+    "unserved": gettext_lazy("partition without subscriber"),
+    "recent_dead_letters": gettext_lazy("too many dead letters"),
+    "still": gettext_lazy("stalled"),
+    "stuck": gettext_lazy("message stuck"),
+    "paused": gettext_lazy("paused"),
+    "moves": gettext_lazy("moving"),
+    "limited": gettext_lazy("limited"),
+}
+"""By kind of problem, the state of a group that has it, in the order in which they are shown."""
+CSS = {0: "mq-bad", 1: "mq-warn", 2: "mq-ok"}
+"""By severity of a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The state of a group in a few words."""
+
+    text: str
+    kind: str
+    """The kind of problem, or ``"growing"``, ``"working"`` or ``"idle"``."""
+    rank: int
+    """0: messages are stalled or handlers fail; 1: attention is needed; 2: all is well."""
+
+    @property
+    def css(self) -> str:
+        """The CSS class of its color."""
+        return "" if self.kind == "idle" else CSS[self.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in the table."""
+
+    group: GroupOverview
+    link: str
+    state: GroupState
+    rates: Rates
+    age_ms: int | None
+    """Age of the oldest unsettled message."""
+    drain: float | None
+    """Seconds after which the backlog is settled at these rates; infinity for never; None: not known."""
+    failed: int
+    """Number of attempts that failed lately."""
+    passed: Counter[str]
+    """Numbers of messages that were lately settled without a call, by reason."""
+
+    @property
+    def oldest(self) -> str:
+        """The age of the oldest unsettled message."""
+        return "" if self.age_ms is None else duration(self.age_ms / 1000)
+
+    @property
+    def held(self) -> str:
+        """How many messages of the backlog are in flight or wait for another attempt."""
+        group = self.group
+        texts = ((group.in_flight, _("%(number)s in flight")), (group.retrying, _("%(number)s retrying")))
+        return ", ".join(text % {"number": str(number)} for number, text in texts if number)
+
+    @property
+    def entered(self) -> str:
+        """How many messages come in per second."""
+        return "-" if self.rates.entered is None else messages_per_second(self.rates.entered)
+
+    @property
+    def settled(self) -> str:
+        """How many messages are settled per second."""
+        return messages_per_second(self.rates.settled)
+
+    @property
+    def time_to_drain(self) -> str:
+        """How long the backlog lasts at these rates."""
+        if not self.drain:
+            return "-"
+        if self.drain == float("inf"):
+            return _("never")
+        text = duration(max(1, self.drain))
+        return text if self.group.lag.exact else _("more than %(time)s") % {"time": text}
+
+    @property
+    def limits(self) -> str:
+        """The limits that apply to the group."""
+        return self.group.limits.text
+
+    @property
+    def passed_texts(self) -> list[str]:
+        """The numbers of messages that were settled without a call, such as "3 expired"."""
+        return passed_texts(self.passed)
+
+
+def passed_texts(passed: Mapping[str, int]) -> list[str]:
+    """Return texts for the numbers of messages that were settled without a call, by reason."""
+    return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed.get(name)]
+
+
+def make_rows(
+    dashboard: DashboardContext,
+    groups: Sequence[GroupOverview],
+    problems: Iterable[Problem],
+    minutes: Iterable[Bucket],
+    now: int,
+) -> list[GroupRow]:
+    """Return the rows of groups, in the same order.
+
+    Args:
+        dashboard: makes the links.
+        groups: the groups.
+        problems: the problems, also those of other groups.
+        minutes: rows of the rollups of the last ``SETTLED_MINUTES``.
+        now: the database's time in epoch milliseconds.
+    """
+    found: dict[GroupRef, list[Problem]] = {}
+    for problem in problems:
+        if problem.ref is not None:
+            found.setdefault(problem.ref, []).append(problem)
+    buckets: dict[GroupRef, list[Bucket]] = {}
+    for bucket in minutes:
+        buckets.setdefault(bucket.ref, []).append(bucket)
+    return [_row(dashboard, group, found.get(group.ref, []), buckets.get(group.ref, []), now) for group in groups]
+
+
+def _row(
+    dashboard: DashboardContext, group: GroupOverview, problems: Sequence[Problem], minutes: Sequence[Bucket], now: int
+) -> GroupRow:
+    rates = current_rates(minutes, now, registered_at=group.registered_at)
+    age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
+    drain = rates.seconds_to_drain(group.lag.value)
+    if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
+        drain = None
+    passed = Counter[str]()
+    for bucket in minutes:
+        passed += bucket.passed
+    return GroupRow(
+        group=group,
+        link=dashboard.url("group", group=group.ref.group, topic=group.ref.topic),
+        state=_state(group, problems, drain),
+        rates=rates,
+        age_ms=age_ms,
+        drain=drain,
+        # The last attempt at a dead letter is a failure, too. A poison message has only the dead letter.
+        failed=sum(max(one.failed, one.dead_lettered) for one in minutes),
+        passed=passed,
+    )
+
+
+def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> GroupState:
+    kinds = list(STATES)
+    shown = [one for one in problems if one.kind in STATES]
+    if shown:
+        worst = min(shown, key=lambda one: (one.severity, kinds.index(one.kind)))
+        return GroupState(str(STATES[worst.kind]), worst.kind, worst.severity)
+    if drain == float("inf"):
+        return GroupState(_("growing"), "growing", 1)
+    if group.lag:
+        return GroupState(_("working"), "working", 2)
+    return GroupState(_("idle") if group.live else _("no subscribers"), "idle", 2)
+
+
+# -- the order of the rows -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column by which the rows can be sorted."""
+
+    name: str
+    title: str
+    is_number: bool = True
+    order: str = ""
+    """``"ascending"`` or ``"descending"`` if the rows are sorted by it."""
+    next: str = ""
+    """The value of the parameter ``sort`` that a click leads to."""
+
+
+def _number(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+KEYS: dict[str, Callable[[GroupRow], Any]] = {
+    "group": lambda row: (row.group.ref.topic, row.group.ref.group),
+    "state": lambda row: -row.state.rank,
+    "backlog": lambda row: row.group.lag.value,
+    "oldest": lambda row: _number(row.age_ms),
+    "in": lambda row: _number(row.rates.entered),
+    "out": lambda row: row.rates.settled,
+    "drain": lambda row: _number(row.drain),
+    "failed": lambda row: row.failed,
+    "dead": lambda row: row.group.dead_letters.value,
+    "limits": lambda row: row.limits,
+    "subscribers": lambda row: len(row.group.live),
+}
+"""By name of a column, the value to sort by."""
+ASCENDING = ("group", "limits")
+"""Columns that a first click sorts in ascending order. Of the others, the largest values matter."""
+DEFAULT = "-state"
+
+
+def _titles() -> dict[str, str]:
+    return {
+        "group": _("group"),
+        "state": _("state"),
+        "backlog": _("backlog"),
+        "oldest": _("oldest"),
+        "in": _("in/s"),
+        "out": _("out/s"),
+        "drain": _("time to drain"),
+        "failed": _("failed, %(number)s min") % {"number": SETTLED_MINUTES},
+        "dead": _("dead letters"),
+        "limits": _("limits"),
+        "subscribers": _("subscribers"),
+    }
+
+
+def in_order(rows: list[GroupRow], sort: str | None) -> tuple[list[GroupRow], list[Column]]:
+    """Return the rows sorted by a column, and the columns.
+
+    Args:
+        rows: the rows, in order of topic and group, which remains the order of equal ones.
+        sort: name of a column, after ``-`` in descending order; unknown ones count as the default.
+    """
+    name = (sort or DEFAULT).removeprefix("-")
+    if name not in KEYS:
+        sort, name = DEFAULT, DEFAULT.removeprefix("-")
+    descending = (sort or DEFAULT).startswith("-")
+    columns = []
+    for one, title in _titles().items():
+        order = ("descending" if descending else "ascending") if one == name else ""
+        goes_down = order == "ascending" or (not order and one not in ASCENDING)
+        columns.append(
+            Column(one, title, one not in ("group", "state", "limits"), order, f"{'-' if goes_down else ''}{one}")
+        )
+    return sorted(rows, key=KEYS[name], reverse=descending), columns

@@ -1,0 +1,147 @@
+"""What rollups tell of a group: how fast messages come and go, and how that changed over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import HOUR, MINUTE, NO_LATENCY, Bucket, Percentile
+from django_mysqlqueue.sql.session import Session
+
+RATE_MINUTES = 5
+"""The current rates are those of the last whole minutes, of this number, and of the minute that has begun."""
+SHORTEST = 20.0
+"""Seconds after which a period that has begun has a rate: subscribers write their counts every ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How many messages per second a group gets and settles."""
+
+    entered: float | None
+    """Messages of its topic that enter the log; None if nobody has counted them."""
+    settled: float
+    """Messages that are acked, dead-lettered, filtered, expired or superseded."""
+
+    def seconds_to_drain(self, backlog: int) -> float | None:
+        """Return the seconds after which a backlog is settled at these rates; infinity if it does not shrink.
+
+        Args:
+            backlog: the number of messages.
+
+        Returns:
+            None if ``entered`` is not known.
+        """
+        if not backlog:
+            return 0.0
+        if self.entered is None:
+            return None
+        return backlog / (self.settled - self.entered) if self.settled > self.entered else float("inf")
+
+
+def current_rates(buckets: Iterable[Bucket], now: int, *, registered_at: int = 0) -> Rates:
+    """Return the rates of the last minutes.
+
+    Args:
+        buckets: the group's rows of minutes, ``RATE_MINUTES`` ago and later.
+        now: the database's time in epoch milliseconds.
+        registered_at: when the group was registered.
+    """
+    begin = (now // 60_000 - RATE_MINUTES) * 60_000
+    recent = [one for one in buckets if one.at >= begin]
+    minutes = sum(one.entered_minutes for one in recent)
+    seconds = max(1.0, (now - max(begin, registered_at)) / 1000)
+    return Rates(
+        sum(one.entered for one in recent) / (minutes * 60) if minutes else None,
+        sum(one.settled for one in recent) / seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A period up to now, in points of equal length."""
+
+    grain: int
+    """Seconds of the rows that it is made of."""
+    rows: int
+    """Number of rows per point."""
+    points: int
+
+    @property
+    def length(self) -> int:
+        """Seconds of a point."""
+        return self.grain * self.rows
+
+
+SPANS = {
+    "15m": Span(MINUTE, 1, 15),
+    "1h": Span(MINUTE, 1, 60),
+    "6h": Span(MINUTE, 5, 72),
+    "24h": Span(HOUR, 1, 24),
+    "7d": Span(HOUR, 1, 168),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A part of a span. What nobody has counted or sampled is None: no subscriber ran."""
+
+    at: int
+    """When it begins, in epoch milliseconds."""
+    backlog: Count | None
+    """The highest sample."""
+    oldest_ms: int | None
+    """The highest age of the oldest unsettled message in these samples, in milliseconds."""
+    entered: float | None
+    """Messages of the topic that enter the log, per second."""
+    settled: float | None
+    """Messages that are settled, per second."""
+    failed: int | None
+    """Number of failed attempts."""
+    dead_lettered: int | None
+    """Number of dead-lettered messages."""
+    p50: Percentile | None
+    p95: Percentile | None
+    """Latency from entering the log to the ack; None if there were no acks."""
+
+
+def read_history(session: Session, ref: GroupRef, span: Span, now: int) -> list[Point]:
+    """Return the history of a group, oldest point first. Each row is read by its primary key.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        span: the period.
+        now: the database's time in epoch milliseconds.
+    """
+    length = span.length * 1000
+    first = now // length - span.points + 1
+    parts: dict[int, list[Bucket]] = {}
+    for bucket in rollups.of_group(session, span.grain, first * length, ref, now=now):
+        parts.setdefault(bucket.at // length, []).append(bucket)
+    return [
+        _point(place * length, parts.get(place, []), min(span.length, now / 1000 - place * span.length))
+        for place in range(first, first + span.points)
+    ]
+
+
+def _point(at: int, buckets: list[Bucket], seconds: float) -> Point:
+    if not buckets:
+        return Point(at, None, None, None, None, None, None, None, None)
+    samples = [(one.backlog, one.oldest_ms) for one in buckets if one.backlog is not None]
+    minutes = sum(one.entered_minutes for one in buckets)
+    latency = [sum(column) for column in zip(NO_LATENCY, *(one.latency for one in buckets), strict=True)]
+    return Point(
+        at=at,
+        backlog=max((backlog for backlog, _ in samples), key=lambda one: (one.value, not one.exact), default=None),
+        oldest_ms=max((oldest for _, oldest in samples), default=None),
+        entered=sum(one.entered for one in buckets) / (minutes * 60) if minutes else None,
+        settled=sum(one.settled for one in buckets) / seconds if seconds >= SHORTEST else None,
+        failed=sum(one.failed for one in buckets),
+        dead_lettered=sum(one.dead_lettered for one in buckets),
+        p50=rollups.percentile(latency, 0.5),
+        p95=rollups.percentile(latency, 0.95),
+    )

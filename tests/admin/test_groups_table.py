@@ -1,0 +1,233 @@
+"""The table of groups on the overview: states, rates, time to drain, and the order of the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from django_mysqlqueue import operations
+from django_mysqlqueue.admin.group_table import KEYS
+from django_mysqlqueue.admin.pages import base
+from django_mysqlqueue.models import ConsumerGroup, Rollup
+from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.support.dashboard import ROOT, page
+from tests.support.handlers import fail
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.scenarios import dead_letters, log
+
+MINUTE_MS = 60_000
+
+
+def rows(client, **query):
+    return client.get(ROOT, query).context["rows"]
+
+
+def row_of(client, group="g"):
+    return next(row for row in rows(client) if row.group.ref.group == group)
+
+
+def counts(ref=("g", "t"), *, entered=None, minutes=range(1, 6), **numbers):
+    """Rows of the rollups of some minutes ago, and the group is older."""
+    now = Session(USING).now()
+    ConsumerGroup.objects.update(registered_at=now - 3_600_000)
+    for ago in minutes:
+        Rollup.objects.update_or_create(
+            grain=60,
+            bucket_at=(now // MINUTE_MS - ago) * MINUTE_MS,
+            consumer_group=ref[0],
+            topic=ref[1],
+            defaults={"entered": entered or 0, "entered_minutes": 0 if entered is None else 1, **numbers},
+        )
+    return now
+
+
+def seconds(now):
+    """How long the last five minutes and the one that has begun are."""
+    return 300 + now % MINUTE_MS / 1000
+
+
+def test_rates_of_the_last_minutes(db, client):
+    Sub(handler())
+    now = counts(entered=120, acked=240, dead_lettered=60, filtered=60, expired=30, superseded=30, failed=999)
+    row = row_of(client)
+    assert row.rates.entered == 2
+    assert row.rates.settled == pytest.approx(420 * 5 / seconds(now), rel=0.02)
+    assert row.entered == "2.0"
+    text = page(client)
+    assert "in/s" in text
+    assert "out/s" in text
+    assert "150 superseded" in text
+    assert row.failed == 999 * 5
+
+
+def test_rates_of_a_group_that_was_registered_just_now(db, client, clock):
+    sub = Sub(handler())
+    log(30)
+    sub.settle()
+    sub.poller.write_rollups()
+    row = row_of(client)
+    assert row.rates.settled > 5, "not 30 messages in five minutes"
+    assert row.entered == "-", "nobody has counted a whole minute"
+    assert row.time_to_drain == "-"
+
+
+@pytest.mark.parametrize(
+    ("entered", "acked", "age", "expected"),
+    [
+        (0, 60, 0, "1 min 40 s"),
+        (60, 120, 0, "1 min 40 s"),
+        (120, 60, 0, "-"),
+        (120, 60, 61, "never"),
+        (60, 60, 61, "never"),
+        (None, 60, 61, "-"),
+        (0, 0, 61, "never"),
+    ],
+)
+def test_time_to_drain(db, client, clock, monkeypatch, entered, acked, age, expected):
+    now = Session(USING).now()
+    clock.advance((-now % MINUTE_MS) / 1000)  # A minute begins: the one that has begun does not dilute the rates.
+    Sub(handler())
+    log(100, "a")
+    clock.advance(age)
+    clock.advance((-Session(USING).now() % MINUTE_MS) / 1000 if age else 0)
+    counts(entered=entered, acked=acked)
+    ConsumerGroup.objects.update(registered_at=1)
+    found = row_of(client).time_to_drain
+    assert re.sub(r"1 min (3[89]|4\d) s", "1 min 40 s", found) == expected
+
+
+def test_a_backlog_that_is_not_counted_to_its_end_lasts_longer(db, client, monkeypatch):
+    monkeypatch.setattr(base.Page, "bounds", dataclasses.replace(base.Page.bounds, count=10))
+    Sub(handler())
+    log(100, "a")
+    counts(entered=0, acked=60)
+    assert row_of(client).time_to_drain.startswith("more than ")
+
+
+def test_states(db, client, clock):
+    live = [Sub(handler(group=name)) for name in ("idle", "works", "grows", "pauses")]
+    live[0].leave()
+    for name in ("alone", "empty"):
+        Sub(handler(group=name)).leave()
+    live = [Sub(handler(group=name)) for name in ("idle", "works", "grows", "pauses")]
+    log(20)
+    live[0].settle()
+    operations.seek("empty", "t", "latest", actor="ada")
+    pausing.pause(USING, GroupRef("pauses", "t"), actor="ada")
+    clock.advance(61)
+    for sub in live:
+        sub.beat()
+    counts(("grows", "t"), entered=60, acked=30)
+    counts(("works", "t"), entered=30, acked=600)
+    found = {row.group.ref.group: (row.state.text, row.state.rank) for row in rows(client)}
+    assert found == {
+        "alone": ("no subscribers", 0),
+        "grows": ("growing", 1),
+        "pauses": ("paused", 1),
+        "empty": ("no subscribers", 2),
+        "idle": ("idle", 2),
+        "works": ("working", 2),
+    }
+    assert [row.group.ref.group for row in rows(client)] == list(found), "the worst first, then by name"
+    text = page(client)
+    assert '<tr class="mq-state-0">' in text
+    assert '<span class="mq-tag mq-bad">no subscribers</span>' in text
+
+
+def test_dead_letters_and_failures_of_a_group(db, client):
+    dead_letters(3)
+    sub = Sub(handler("t", "g", fail, max_attempts=1))
+    log(2)
+    sub.settle()
+    sub.poller.write_rollups()
+    sequence()
+    row = row_of(client)
+    assert row.group.dead_letters.value == 5
+    assert row.failed == 2
+    links = re.findall(r'href="([^"]*deadletters/\?group=g&topic=t)"', page(client))
+    assert links
+    assert client.get(links[-1]).status_code == 200
+
+
+def test_limits(db, client):
+    Sub(handler(rate="10/s"))
+    assert row_of(client).limits == "10/s"
+
+
+# -- the order -------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(db, clock):
+    """Groups a on u, b and c on t, whose figures are all different."""
+    subs = {
+        name: Sub(handler(topic, name, fail, max_attempts=1)) for topic, name in (("u", "a"), ("t", "b"), ("t", "c"))
+    }
+    log(4)
+    log(9, topic="u")
+    subs["b"].settle()
+    subs["b"].poller.write_rollups()
+    sequence()
+    clock.advance(30)
+    log(1)
+    Sub(handler("t", "c"))
+    counts(("a", "u"), entered=5, acked=1)
+    counts(("b", "t"), entered=6, acked=8)
+    counts(("c", "t"), entered=4, acked=3)
+
+
+@pytest.mark.parametrize(
+    ("sort", "names"),
+    [
+        ("group", "bca"),
+        ("-group", "acb"),
+        ("backlog", "bca"),
+        ("-backlog", "acb"),
+        ("-oldest", "cab"),
+        ("-in", "bac"),
+        ("-out", "bca"),
+        ("-dead", "bca"),
+        ("-failed", "bca"),
+        ("-subscribers", "cba"),
+        ("", "bca"),
+        ("nonsense", "bca"),
+        ("-", "bca"),
+    ],
+)
+def test_the_order_of_the_rows(three, client, sort, names):
+    found = "".join(row.group.ref.group for row in rows(client, sort=sort))
+    if sort in ("", "nonsense", "-"):
+        assert sorted(found) == sorted(names)
+    else:
+        assert found == names
+
+
+def test_every_head_is_a_link_that_sorts(three, client):
+    text = page(client)
+    links = re.findall(r'<th scope="col"[^>]*><a href="([^"]*)">', text)
+    assert len(links) == len(KEYS)
+    for link in links:
+        found = client.get(link).content.decode()
+        name = link.split("sort=")[1]
+        order = "descending" if name.startswith("-") else "ascending"
+        (head,) = re.findall(r'<th scope="col"[^>]*aria-sort="(\w+)"[^>]*><a href="([^"]*)"', found)
+        back = name.removeprefix("-") if name.startswith("-") else f"-{name}"
+        assert head == (order, head[1])
+        assert head[1].endswith(f"sort={back}")
+
+
+def test_the_order_keeps_the_span_and_the_span_the_order(three, client):
+    text = page(client, sort="-backlog", span="day")
+    assert re.search(r"\?sort=backlog&span=day|\?span=day&sort=backlog", text)
+    assert re.search(r"span=hour[^\"]*sort=-backlog|sort=-backlog[^\"]*span=hour", text)
+
+
+def test_the_groups_come_before_the_charts(db, client):
+    Sub(handler())
+    text = page(client)
+    places = [text.index(f'aria-labelledby="mq-{name}"') for name in ("problems", "groups", "throughput")]
+    assert places == sorted(places)
