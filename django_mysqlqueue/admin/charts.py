@@ -14,6 +14,10 @@ from django_mysqlqueue.humanize import duration
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
 STRIP_HEIGHT = 12
+CELL, COLUMNS = 24, 24
+"""Side of a cell of a heat map, and number of cells in a row."""
+SIDES = (0, 6, 11, 16, 20, 0)
+"""Side of the square in a cell, by level. So levels differ not only by their color."""
 
 
 def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:
@@ -40,6 +44,67 @@ def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:
             '<rect class="{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>',
             [(css, x, width, STRIP_HEIGHT, tooltip) for css, x, width, tooltip in shapes],
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a heat map."""
+
+    level: int
+    """0: nothing; 1 to 4: the larger, the more; 5: not known."""
+    title: str
+    href: str
+
+
+def heat_map(cells: Sequence[Cell], label: str) -> SafeString:
+    """Return rows of cells, each with a square that is larger the higher its level is.
+
+    Cells with a level above 0 are links. The keyboard reaches them, but not the others.
+
+    Args:
+        cells: the cells in reading order.
+        label: text for screen readers.
+    """
+    shapes = []
+    for place, cell in enumerate(cells):
+        row, column = divmod(place, COLUMNS)
+        inside = format_html("<title>{}</title>{}", cell.title, _cell(cell.level, column * CELL, row * CELL))
+        if cell.level:
+            shapes.append(format_html('<a href="{}" aria-label="{}">{}</a>', cell.href, cell.title, inside))
+        else:
+            shapes.append(format_html('<g aria-hidden="true">{}</g>', inside))
+    return format_html(
+        '<svg class="mq-heat" viewBox="0 0 {} {}" role="group" aria-label="{}">{}</svg>',
+        COLUMNS * CELL,
+        -(-len(cells) // COLUMNS) * CELL,
+        label,
+        format_html_join("", "{}", ((shape,) for shape in shapes)),
+    )
+
+
+def heat_key(level: int) -> SafeString:
+    """Return a cell of a level for the legend."""
+    return format_html(
+        '<svg class="mq-heat-key" viewBox="0 0 {} {}" aria-hidden="true">{}</svg>', CELL, CELL, _cell(level, 0, 0)
+    )
+
+
+def _cell(level: int, x: int, y: int) -> SafeString:
+    side = SIDES[level]
+    frame = format_html(
+        '<rect class="mq-cell mq-cell-{}" x="{}" y="{}" width="{}" height="{}"/>',
+        level,
+        x + 1,
+        y + 1,
+        CELL - 2,
+        CELL - 2,
+    )
+    if not side:
+        return frame
+    at = (CELL - side) / 2
+    return format_html(
+        '{}<rect class="mq-level-{}" x="{}" y="{}" width="{}" height="{}"/>', frame, level, x + at, y + at, side, side
     )
 
 

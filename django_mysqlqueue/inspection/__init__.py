@@ -31,6 +31,12 @@ if TYPE_CHECKING:
         RecordedDelivery,
         get_message,
     )
+    from django_mysqlqueue.inspection.offsets import (
+        PartitionBacklogs,
+        PartitionListing,
+        get_partition_backlogs,
+        list_partitions,
+    )
     from django_mysqlqueue.inspection.options import list_options
     from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
     from django_mysqlqueue.inspection.overview import (
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
         get_overview,
         list_groups,
     )
+    from django_mysqlqueue.inspection.partitions import Partition
     from django_mysqlqueue.inspection.problem import Problem
     from django_mysqlqueue.inspection.problems import find_problems
     from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
@@ -79,6 +86,9 @@ __all__ = [
     "MessageListing",
     "OutboxOverview",
     "Override",
+    "Partition",
+    "PartitionBacklogs",
+    "PartitionListing",
     "Problem",
     "QueueOverview",
     "QueueStatus",
@@ -99,11 +109,13 @@ __all__ = [
     "get_job",
     "get_message",
     "get_overview",
+    "get_partition_backlogs",
     "list_dead_letters",
     "list_groups",
     "list_jobs",
     "list_messages",
     "list_options",
+    "list_partitions",
     "list_scheduled",
     "list_schedules",
     "status_of",
@@ -118,9 +130,11 @@ _HOMES = {
     "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
+    "offsets": ("PartitionBacklogs", "PartitionListing", "get_partition_backlogs", "list_partitions"),
     "options": ("list_options",),
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
+    "partitions": ("Partition",),
     "problem": ("Problem",),
     "problems": ("find_problems",),
     "relays": ("RefusedMessage", "RelayBacklog"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
@@ -127,17 +128,8 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count
     last, whole = ends.of(ref.topic)
-    positions = {
-        key: int(claimed)
-        for key, claimed in session.rows(
-            f"SELECT partition_key, offset_claimed FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
-            "ORDER BY partition_key LIMIT %s",
-            (*ref, ends.most + 1),
-        )
-    }
-    if not whole:
-        positions.update(of_partitions.positions(session, ref, [key for key in last if key not in positions]))
-    behind = sorted((positions.get(key, start), key) for key, end in last.items() if end > positions.get(key, start))
+    places = {key: claimed for key, (_, claimed) in positions_of(session, ref, last, ends.most).items()}
+    behind = sorted((places.get(key, start), key) for key, end in last.items() if end > places.get(key, start))
     number = 0
     numbers: dict[str, int] = {}
     firsts: dict[str, int] = {}
@@ -159,3 +151,25 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
             number += numbers[key]
     patience.end()
     return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
+
+
+def positions_of(session: Session, ref: GroupRef, keys: Collection[str], most: int) -> dict[str, tuple[int, int]]:
+    """Return a group's watermark and position in partitions: those of many partitions by one range of the index.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        keys: the partition keys.
+        most: maximum number of rows of the range. Keys that are not among them are read one by one.
+    """
+    if not keys:
+        return {}
+    rows = session.rows(
+        f"SELECT partition_key, offset_acked, offset_claimed FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s AND partition_key >= %s ORDER BY partition_key LIMIT %s",
+        (*ref, min(keys, key=str.encode), most + 1),
+    )
+    found = {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
+    if len(rows) > most:
+        found |= of_partitions.positions(session, ref, [key for key in keys if key not in found])
+    return found

@@ -1,9 +1,10 @@
-"""Lists of a group's partitions, in-flight messages and leases. Each page is read along an index."""
+"""A group's state in its partitions, its in-flight messages and its leases. Each list is read along an index."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.heads import HeadMessage, heads
@@ -11,6 +12,7 @@ from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLea
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.partitions import in_log
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.unclaimed import positions
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -19,135 +21,201 @@ OFFSETS = ConsumerOffset._meta.db_table
 LEASES = PartitionLease._meta.db_table
 
 
+class ReadingGroup(Protocol):
+    """What the state of a group's partitions depends on. An overview of the group has it."""
+
+    @property
+    def ref(self) -> GroupRef:
+        """The group and its topic."""
+
+    @property
+    def start_offset(self) -> int:
+        """Its position in partitions that it has not read yet."""
+
+    def waiting_since(self, at: int, /) -> int:
+        """Return when a message that entered the log at a time started to wait for the group."""
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A group's state in a partition."""
+    """A group's state in a partition. Times are in epoch milliseconds."""
 
+    ref: GroupRef
+    """The group and its topic."""
     key: str
+    """The partition key."""
     watermark: int
-    cursor: int
-    updated_at: int
-    owner: str | None
-    """The owner of the lease; empty if the partition has no owner; None without a lease, if there is no work."""
+    """Every message up to this offset is settled."""
+    position: int
+    """Every message up to this offset has been claimed or passed."""
+    end: int | None
+    """The offset of the partition's newest message; None if the log has no message of it."""
     lag: Count
+    """Messages in the log that the group has not settled, counted up to ``Bounds.partition_count``."""
     head: HeadMessage | None
     """The first unsettled message."""
+    oldest_at: int | None
+    """When the first unsettled message started to wait; None if there is none."""
+    owner: str | None
+    """The owner of the lease; empty if the partition has no owner; None without a lease: there is no work, or the group
+    is in shared mode."""
+    leased_at: int | None
+    """When the owner took the lease; None without an owner."""
 
 
-def partitions(
-    session: Session,
-    ref: GroupRef,
-    *,
-    after: str | None = None,
-    prefix: str = "",
-    start: int | None = None,
-    limit: int = 50,
-    bounds: Bounds = PAGES,
-) -> list[Partition]:
-    """List a group's partitions in order of key.
+def keys(session: Session, ref: GroupRef, *, after: str | None = None, prefix: str = "", limit: int = 50) -> list[str]:
+    """Return partitions of a group in order of key: those that it has read, and those with messages in the log.
 
     Args:
         session: session on the queue's database.
         ref: the group and its topic.
         after: only keys above this one.
         prefix: only keys with this prefix.
-        start: the group's start offset: then partitions of the log that the group has not read yet are included.
         limit: maximum number of partitions.
-        bounds: limits of what is read.
     """
-    last = after if after is not None and after >= prefix else None
-    condition, parameters = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
+    last = after if after is not None and after.encode() >= prefix.encode() else None
+    condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
     rows = session.rows(
         f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
         f"WHERE consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
-        (*ref, parameters, limit),
+        (*ref, parameter, limit),
     )
-    keys = {key for (key,) in rows}
-    if start is not None:
-        keys.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
-    shown = [key for key in sorted(keys, key=str.encode)[:limit] if key.startswith(prefix)]
-    return at(session, ref, shown, start=start, bounds=bounds)
+    found = {key for (key,) in rows}
+    found.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
+    return [key for key in sorted(found, key=str.encode)[:limit] if key.startswith(prefix)]
 
 
-def at(
-    session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None, bounds: Bounds = PAGES
-) -> list[Partition]:
-    """Read a group's state in some partitions, in the given order.
+def owned(
+    session: Session, ref: GroupRef, owner: str, *, after: str | None = None, prefix: str = "", limit: int = 50
+) -> list[str]:
+    """Return partitions whose lease a subscriber owns, in order of key.
 
     Args:
         session: session on the queue's database.
         ref: the group and its topic.
+        owner: name of the subscriber; ``""`` for partitions that have a lease without an owner.
+        after: only keys above this one.
+        prefix: only keys with this prefix.
+        limit: maximum number of partitions.
+    """
+    last = after if after is not None and after.encode() >= prefix.encode() else None
+    condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
+    rows = session.rows(
+        f"SELECT partition_key FROM {LEASES}{session.dialect.force_index('queue_leases_owner')} "
+        f"WHERE leased_by = %s AND consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
+        (owner, *ref, parameter, limit),
+    )
+    return [key for (key,) in rows if key.startswith(prefix)]
+
+
+def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
+    """Read a group's state in some partitions, in the given order.
+
+    Args:
+        session: session on the queue's database.
+        group: the group.
         keys: the partition keys.
-        start: the group's start offset, which is its position in partitions that it has not read yet; if None,
-            these are left out.
         bounds: limits of what is read.
     """
-    most = bounds.partition_count
-    places: dict[str, tuple[int, int, int]] = {} if start is None else dict.fromkeys(keys, (start, start, 0))
-    owners: dict[str, str] = {}
+    ref = group.ref
+    places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) | positions(session, ref, keys)
+    owners: dict[str, tuple[str, int]] = {}
     for chunk in session.chunks(sorted(set(keys))):
-        for table, columns in ((OFFSETS, "offset_acked, s.offset_claimed, s.updated_at"), (LEASES, "leased_by")):
-            rows = session.rows(
-                f"SELECT s.partition_key, s.{columns} FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join_to(table, 's')} "
+        owners |= {
+            key: (owner, int(since))
+            for key, owner, since in session.rows(
+                "SELECT s.partition_key, s.leased_by, s.leased_at "
+                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(LEASES, 's')} "
                 "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
                 (*chunk, *ref),
             )
-            if table == OFFSETS:
-                places.update({key: (int(acked), int(claimed), int(updated)) for key, acked, claimed, updated in rows})
-            else:
-                owners.update(dict(rows))
-    known = [key for key in dict.fromkeys(keys) if key in places]
+        }
+    ends = _ends(session, ref.topic, keys)
+    counts = unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
+    firsts = [(one.first, key) for key, one in counts.items() if one.first is not None]
+    first = {head.key: head for head in heads(session, ref, firsts)}
+    found = []
+    for key in dict.fromkeys(keys):
+        head = first.get(key)
+        oldest_at = None if head is None else group.waiting_since(head.published_at)
+        owner, since = owners.get(key, (None, 0))
+        found.append(
+            Partition(
+                ref, key, *places[key], ends.get(key), counts[key].lag, head, oldest_at, owner, since if owner else None
+            )
+        )
+    return found
+
+
+def _ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
+    """Return the offset of the newest message of each partition that has messages in the log."""
+    select = (
+        f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s ORDER BY `offset` DESC LIMIT 1"
+    )
+    found: dict[str, int] = {}
+    for start in range(0, len(keys), UNION_TERMS):
+        piece = keys[start : start + UNION_TERMS]
+        sql = session.dialect.union(select, len(piece))
+        found |= {key: int(offset) for key, offset in session.rows(sql, flat((topic, key) for key in piece))}
+    return found
+
+
+class Unsettled(NamedTuple):
+    """Messages of a partition that a group has not settled."""
+
+    lag: Count
+    first: int | None
+    """The offset of the first of those that were counted."""
+
+
+def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: int) -> dict[str, Unsettled]:
+    """Count the messages in each partition that a group has not settled.
+
+    Messages between watermark and position without a row of delivery state were passed, so they are not counted.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        places: the group's position in each partition.
+        most: limit of each count, and of the messages that are read for it.
+    """
     unclaimed = _counts(
         session,
-        "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END) FROM ("
-        f"SELECT target_group FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END), "
+        f"MIN(CASE WHEN w.target_group IN ('', %s) THEN w.place END) FROM (SELECT target_group, `offset` AS place "
+        f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s) w",
-        [(key, ref.group, ref.topic, key, places[key][1], most + 1) for key in known],
+        [(key, ref.group, ref.group, ref.topic, key, position, most + 1) for key, position in places.items()],
         most,
     )
     claimed = _counts(
         session,
-        f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
+        "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END), "
+        f"MIN(CASE WHEN w.acked = 0 THEN w.message_offset END) FROM (SELECT acked, message_offset FROM {STATE}"
         f"{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w",
-        [(key, *ref, key, most + 1) for key in known],
+        [(key, *ref, key, most + 1) for key in places],
         most,
     )
-    first = _firsts(session, ref, {key: places[key][0] for key in known})
-    return [
-        Partition(key, *places[key], owners.get(key), (unclaimed[key] + claimed[key]).capped(most), first.get(key))
-        for key in known
-    ]
+    return {
+        key: Unsettled(
+            (unclaimed[key].lag + claimed[key].lag).capped(most),
+            min((one.first for one in (claimed[key], unclaimed[key]) if one.first is not None), default=None),
+        )
+        for key in places
+    }
 
 
-def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Count]:
-    """Count per key. ``select`` returns the key, the number of rows read, and the number of those that count."""
-    found: dict[str, Count] = {}
+def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Unsettled]:
+    """Count per key. ``select`` returns the key, the number of rows read, the number of those that count, the first."""
+    found: dict[str, Unsettled] = {}
     for start in range(0, len(parameters), UNION_TERMS):
         piece = parameters[start : start + UNION_TERMS]
-        for key, looked, number in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
-            found[key] = Count(int(number or 0), looked <= most)
+        for key, looked, number, first in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
+            count = Count(int(number or 0), looked <= most)
+            found[key] = Unsettled(count, None if first is None else int(first))
     return found
-
-
-def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, HeadMessage]:
-    """Return the first unsettled message of each partition that has one."""
-    select = (
-        f"SELECT m.`offset`, m.partition_key FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
-        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} WHERE d.consumer_group = %s "
-        "AND d.topic = m.topic AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` "
-        "AND d.acked = %s) ORDER BY m.`offset` LIMIT 1"
-    )
-    places = list(watermarks.items())
-    first: list[tuple[int, str]] = []
-    for start in range(0, len(places), UNION_TERMS):
-        piece = places[start : start + UNION_TERMS]
-        sql = session.dialect.union(select, len(piece))
-        rows = session.rows(sql, flat((ref.topic, key, acked, ref.group, ref.group, True) for key, acked in piece))
-        first += [(int(offset), key) for offset, key in rows]
-    return {head.key: head for head in heads(session, ref, first)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,60 +260,6 @@ def in_flight(
         InFlight(ref, key, int(offset), int(retries) + 1, by, int(since), int(until))
         for key, offset, retries, by, since, until in rows
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """A lease."""
-
-    ref: GroupRef
-    key: str
-    owner: str
-    """The owner, or empty if the partition has none."""
-    leased_at: int
-    """When it was leased, in epoch milliseconds."""
-
-
-def leases(
-    session: Session,
-    *,
-    ref: GroupRef | None = None,
-    owner: str | None = None,
-    after: tuple[str, str, str] | None = None,
-    limit: int = 50,
-) -> list[LeaseRow]:
-    """List leases in order of group, topic and key.
-
-    Args:
-        session: session on the queue's database.
-        ref: only leases of this group.
-        owner: only leases of this subscriber; ``""`` for partitions without an owner.
-        after: (group, topic, key) of the last lease on the previous page.
-        limit: maximum number of leases.
-    """
-    parts: list[str] = []
-    parameters: list[object] = []
-    if owner is not None:
-        parts.append("leased_by = %s")
-        parameters.append(owner)
-    if ref is not None:
-        parts.append("consumer_group = %s AND topic = %s AND partition_key " + (">= ''" if after is None else "> %s"))
-        parameters += [*ref] if after is None else [*ref, after[2]]
-        order = "partition_key"
-    else:
-        order = "consumer_group, topic, partition_key"
-        parts.append("consumer_group >= %s")
-        parameters.append("" if after is None else after[0])
-    if ref is None and after is not None:
-        parts.append("(consumer_group > %s OR topic > %s OR (topic = %s AND partition_key > %s))")
-        parameters += [after[0], after[1], after[1], after[2]]
-    hint = session.dialect.force_index("queue_leases_owner" if owner is not None else "PRIMARY")
-    rows = session.rows(
-        f"SELECT consumer_group, topic, partition_key, leased_by, leased_at FROM {LEASES}{hint} "
-        f"WHERE {' AND '.join(parts)} ORDER BY {order} LIMIT %s",
-        (*parameters, limit),
-    )
-    return [LeaseRow(GroupRef(group, topic), key, by, int(at)) for group, topic, key, by, at in rows]
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:

@@ -75,11 +75,13 @@ class Ends:
     Args:
         session: the session.
         most: maximum number of partitions to read.
+        prefix: only partitions whose keys begin with this.
     """
 
-    def __init__(self, session: Session, most: int) -> None:
+    def __init__(self, session: Session, most: int, prefix: str = "") -> None:
         self._session = session
         self.most = most
+        self._prefix = prefix
         self._found: dict[str, tuple[dict[str, int], bool]] = {}
 
     def of(self, topic: str) -> tuple[dict[str, int], bool]:
@@ -89,9 +91,10 @@ class Ends:
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        found = partitions.last_offsets(self._session, topic, limit=self.most + 1)
+        read = partitions.last_offsets(self._session, topic, limit=self.most + 1, since=self._prefix)
+        found = {key: last for key, last in read.items() if key.startswith(self._prefix)}
         if len(found) <= self.most:
-            return found, True
+            return found, True  # Those that begin with the prefix are next to each other.
         newest = self._session.rows(
             "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
             f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} WHERE `offset` > 0 "
@@ -100,7 +103,8 @@ class Ends:
             (NEWEST, topic),
         )
         for key, offset in newest:
-            found[key] = max(found.get(key, 0), int(offset))
+            if key.startswith(self._prefix):
+                found[key] = max(found.get(key, 0), int(offset))
         return found, False
 
 

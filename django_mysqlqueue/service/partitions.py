@@ -26,21 +26,23 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
-def last_offsets(session: Session, topic: str, *, limit: int) -> dict[str, int]:
+def last_offsets(session: Session, topic: str, *, limit: int, since: str = "") -> dict[str, int]:
     """Return the first partitions of a topic that have messages in the log, with their last offsets, by one query.
 
     Args:
         session: the session.
         topic: the topic.
         limit: maximum number of partitions.
+        since: the partition at which to start.
     """
     # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
     # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
+    above, parameters = (" AND partition_key >= %s", (since,)) if since else ("", ())
     rows = session.rows(
         f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
-        f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s "
+        f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s{above} "
         "GROUP BY topic, partition_key LIMIT %s",
-        (topic, topic, limit),
+        (topic, topic, *parameters, limit),
     )
     return {key: int(last) for key, last in rows}
 

@@ -167,8 +167,8 @@ class Sample:
         """
         if self._start is None:  # The group has been dropped.
             return
-        positions = unclaimed.positions(Session(self._using), self._ref, keys)
-        self._todo = sorted((positions.get(key, self._start), key) for key in keys)
+        places = dict.fromkeys(keys, (0, self._start)) | unclaimed.positions(Session(self._using), self._ref, keys)
+        self._todo = sorted((claimed, key) for key, (_, claimed) in places.items())
 
     def is_counted(self) -> bool:
         """Return whether the partitions that were added are counted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
@@ -13,24 +13,23 @@ from django_mysqlqueue.sql.session import Session, flat
 OFFSETS = ConsumerOffset._meta.db_table
 
 
-def positions(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, int]:
-    """Return the offsets up to which the group has claimed partitions, of those that it has read.
+def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return a group's watermark and position in partitions, without those that it has not read yet.
 
     Args:
         session: the session.
         ref: the group and its topic.
         keys: the partitions.
     """
-    found: dict[str, int] = {}
-    for chunk in session.chunks(sorted(keys)):
-        found.update(
-            session.rows(
-                f"SELECT s.partition_key, s.offset_claimed FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join_to(OFFSETS, 's')} "
-                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
-                (*chunk, *ref),
-            )
+    found: dict[str, tuple[int, int]] = {}
+    for chunk in session.chunks(sorted(set(keys))):
+        rows = session.rows(
+            "SELECT s.partition_key, s.offset_acked, s.offset_claimed "
+            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(OFFSETS, 's')} "
+            "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+            (*chunk, *ref),
         )
+        found |= {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
     return found
 
 

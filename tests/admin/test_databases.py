@@ -139,7 +139,7 @@ def test_the_choice_of_a_database(client, both):
         ("deadletters", {"topic": "orders"}, QUEUE),
         ("scheduled", {"topic": "orders"}, QUEUE),
         ("inflight", {"group": "g", "topic": "orders"}, QUEUE),
-        ("leases", {"group": "g", "topic": "orders"}, QUEUE),
+        ("offsets", {"group": "g", "topic": "orders"}, QUEUE),
         ("group", {"group": "g", "topic": "orders", "database": DEFAULT}, DEFAULT),
         ("messages", {"topic": "t"}, DEFAULT),
         ("messages", {}, DEFAULT),
@@ -147,7 +147,7 @@ def test_the_choice_of_a_database(client, both):
         ("scheduled", {}, DEFAULT),
         ("inflight", {}, DEFAULT),
         ("subscribers", {}, DEFAULT),
-        ("leases", {}, DEFAULT),
+        ("offsets", {}, DEFAULT),
     ],
 )
 def test_the_database_of_a_page_that_names_none_is_that_of_its_topic(client, both, name, query, alias):
@@ -181,10 +181,11 @@ def test_a_database_that_is_none_of_the_queue_is_refused(client, both, name, ali
 
 
 def test_the_lists_are_paged_in_their_database(client, both, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.admin.pages.subscribers.PAGE_ROWS", 1)
-    answer = client.get(f"{ROOT}leases/", {"group": "g", "topic": "orders"})
-    assert "database=queue" in answer.context["next_link"]
-    assert "queue." in client.get(answer.context["next_link"]).content.decode()
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.offsets.PAGE_ROWS", 1)
+    text = client.get(f"{ROOT}offsets/", {"group": "g", "topic": "orders"}).content.decode()
+    (link,) = re.findall(r'<a href="([^"]*)">Next page</a>', text)
+    assert "database=queue" in link
+    assert "queue." in without_other_databases(client.get(unescape(link)).content.decode())
 
 
 # -- the overview of all ------------------------------------------------------

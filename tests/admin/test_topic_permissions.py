@@ -149,7 +149,7 @@ def test_buttons_are_shown_with_the_permission_on_the_topic(make, queue):
             ("deadletter", {"offset": dead}),
             ("deadletters", {"topic": topic}),
             ("scheduled", {"topic": topic}),
-            ("leases", {"group": "g", "topic": topic}),
+            ("offsets", {"group": "g", "topic": topic}),
         ):
             page = client.get(f"{ROOT}{name}/", query).content.decode()
 
@@ -216,7 +216,9 @@ OF_THE_TOPIC = (
     ("recurring/", {"topic": "t"}),
     ("inflight/", {}),
     ("inflight/", {"group": "g", "topic": "t"}),
-    ("leases/", {"group": "g", "topic": "t"}),
+    ("offsets/", {}),
+    ("offsets/", {"group": "g", "topic": "t"}),
+    ("offsets/", {"order": "behind"}),
 )
 
 
@@ -281,9 +283,8 @@ def _problems(text):
         ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),
         ("recurring/", {"topic": "hidden.topic"}),
         ("inflight/", {"group": "hidden.group", "topic": "hidden.topic"}),
-        ("leases/", {}),
-        ("leases/", {"group": "g"}),
-        ("leases/", {"group": "hidden.group", "topic": "hidden.topic"}),
+        ("offsets/", {"group": "hidden.group", "topic": "hidden.topic"}),
+        ("offsets/", {"topic": "hidden.topic"}),
         ("subscribers/", {}),
     ],
 )

@@ -115,14 +115,14 @@ def queries(sub: Sub) -> list[str]:
         "group": [
             "group/?group=billing&topic=orders",
             "group/?group=billing&topic=orders&range=7d",
-            f"group/?group={LONG}&topic=orders&order=key",
+            f"group/?group={LONG}&topic=orders",
         ],
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
         "messages": ["messages/", "messages/?topic=orders"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
-        "leases": ["leases/", "leases/?group=billing&topic=orders"],
+        "offsets": ["offsets/", "offsets/?group=billing", "offsets/?group=billing&topic=orders&order=behind"],
         "changelist": ["", "?span=day", "?sort=-backlog"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
@@ -260,11 +260,57 @@ def test_select_all_ticks_the_rows_of_its_table(desk: Desk, queue: Sub):
 
 
 def test_a_filter_by_group(desk: Desk, queue: Sub):
-    page = desk.open("leases/")
+    page = desk.open("inflight/")
     page.get_by_label("Group").select_option("billing/orders")
     page.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile(r"group=billing&topic=orders"))
-    expect(page.get_by_role("checkbox", name="Select partition customer-010")).to_be_visible()
+    expect(page.get_by_label("Group")).to_have_value("billing/orders")
+    expect(page.locator("#mq-live tbody tr").first).to_contain_text("billing")
+
+
+def test_offsets_are_filtered_without_scripts_and_again_on_back(open_desk: Open, queue: Sub):
+    desk = open_desk(java_script_enabled=False)
+    page = desk.open("offsets/")
+    page.get_by_label("Group").select_option("billing")
+    page.get_by_label("Partition key begins with").fill("customer-01")
+    page.locator("select[name=order]").select_option("behind")
+    page.get_by_role("button", name="Show", exact=True).click()
+    rows = page.locator("#mq-live tbody tr")
+    expect(rows).to_have_count(2)
+    expect(page.get_by_text("furthest behind among the 2 partitions")).to_be_visible()
+    page.locator(".mq-heat a").first.click()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_label("Partition key begins with")).to_have_value("customer-010")
+    page.go_back()
+    expect(rows).to_have_count(2)
+    expect(page.get_by_label("Group")).to_have_value("billing")
+    expect(page.get_by_label("Partition key begins with")).to_have_value("customer-01")
+    expect(page.locator("select[name=order]")).to_have_value("behind")
+    page.get_by_role("link", name="Show all").click()
+    expect(page.get_by_label("Group")).to_have_value("")
+
+
+def test_the_heat_map_by_keyboard(desk: Desk, live, queue: Sub):
+    live("offsets/?group=billing")
+    page = desk.page
+    tab_to(page, "Skip to the table")
+    expect(page.get_by_role("link", name="Skip to the table")).to_be_in_viewport()
+    page.keyboard.press("Tab")
+    cell = page.locator(".mq-heat a").first
+    expect(cell).to_be_focused()
+    cell.evaluate("one => { one.dataset.old = 'yes'; }")
+    refresh(page)
+    expect(page.locator("[data-old]")).to_have_count(0)
+    expect(cell).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Select all")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(page.locator(".mq-heat a").last).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("prefix="))
+    expect(page.locator("#mq-live tbody tr")).to_have_count(1)
 
 
 def test_a_hidden_tab_asks_nothing(desk: Desk, live, queue: Sub):

@@ -56,6 +56,7 @@ def test_names_are_loaded_on_first_use_and_need_no_settings():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_database_that_does_not_exist_is_refused(name):
     given = {"get_group": ("g", "t"), "get_message": ("t", "x"), "list_dead_letters": ("t",), "get_job": ("x",)}
+    given["get_partition_backlogs"] = ("g", "t")
     arguments = given.get(name, ())
     with pytest.raises(InvalidMessage, match="there is no such database"):
         getattr(inspection, name)(*arguments, using="nowhere")
@@ -75,6 +76,7 @@ def test_the_database_of_the_setting_is_read_by_default(settings):
 def test_the_database_of_a_topic_is_read_by_default(settings, name):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": "other"}}}  # It has no tables.
     given = {"get_group": {"group": "g"}, "get_message": {"message_id": "x"}, "get_job": {"job_id": "x"}}
+    given["get_partition_backlogs"] = {"group": "g"}
     arguments = given.get(name, {})
     for topic in ("u", "u_dlq"):
         getattr(inspection, name)(topic=topic, **arguments)

@@ -15,7 +15,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
     partitions,
 )
-from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerOffset, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import groups, sequencing
 from django_mysqlqueue.service import log as service_log
@@ -129,6 +129,15 @@ def test_of_very_many_partitions_the_first_and_the_newest_are_looked_at():
     assert group(bounds=bounds).lag.value == 0
 
 
+def test_positions_in_partitions_whose_messages_were_deleted_hide_no_other():
+    sub = Sub(handler())
+    log(8, keys="abcdefgh")
+    sub.settle()
+    QueueMessage.objects.exclude(partition_key__in=("a", "h")).delete()
+    log(1, keys="h")
+    assert group(bounds=Bounds(partitions=2)).lag == Count(1)
+
+
 def test_looking_into_partitions_takes_a_bounded_time():
     register()
     log(6, keys="abcdef")
@@ -206,26 +215,6 @@ def test_every_topic_is_found_by_its_index():
     assert service_log.all_topics(Session(USING)) == ["B", "a", "b", "c"]
 
 
-def test_partitions_that_a_group_has_never_worked_on():
-    """Nobody has ever started a subscriber of it: what waits is in the lists of its partitions all the same."""
-    log(6, "abc")
-    ref = GroupRef("new", "t")
-    groups.register(USING, ref, mode="ordered", start="earliest")
-    session = Session(USING)
-    for found in (
-        partitions.at(session, ref, ["a", "b", "c"], start=0),
-        partitions.partitions(session, ref, start=0),
-        partitions.partitions(session, ref, start=0, limit=2) + partitions.partitions(session, ref, start=0, after="b"),
-        partitions.partitions(session, ref, start=0, prefix="", after=""),
-    ):
-        assert [(one.key, str(one.lag), one.head is not None) for one in found] == [(key, "2", True) for key in "abc"]
-    assert [one.key for one in partitions.partitions(session, ref, start=0, prefix="b")] == ["b"]
-    assert partitions.partitions(session, ref) == []
-    sub = Sub(handler(group="new"))
-    sub.settle()
-    assert [str(one.lag) for one in partitions.partitions(session, ref, start=0)] == ["0", "0", "0"]
-
-
 def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped():
     (first,) = dead_letters(1, keys="a")
     for name in ("h", "i"):
@@ -235,15 +224,14 @@ def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped
     sub.settle()
     redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(first,)), actor="ada")
     sequence()
-    session = Session(USING)
-    assert str(partitions.at(session, ref, ["a"])[0].lag) == "0"
-    assert str(partitions.at(session, G, ["a"])[0].lag) == "1"
+    assert str(partitions.at(Session(USING), group(ref), ["a"])[0].lag) == "0"
+    assert str(partitions.at(Session(USING), group(), ["a"])[0].lag) == "1"
     # Behind one that waits more are acked than are looked at.
     log(5, "b")
     waits = Sub(handler(group="i", mode="shared", backoff=WAITS, function=lambda one: one.payload or one.nack()))
     waits.settle()
     few = Bounds(partition_count=2)
-    assert str(partitions.at(session, GroupRef("i", "t"), ["b"], bounds=few)[0].lag) == "1+"
+    assert str(partitions.at(Session(USING), group(GroupRef("i", "t")), ["b"], bounds=few)[0].lag) == "1+"
 
 
 @both_modes

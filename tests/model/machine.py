@@ -17,7 +17,7 @@ from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.inspection import get_overview
+from django_mysqlqueue.inspection import get_overview, get_partition_backlogs, list_partitions
 from django_mysqlqueue.limits import AT_ONCE, lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, overriding, retrying
@@ -701,6 +701,13 @@ class Machine(OtherDatabase, SqlClients):
             first = min([*waiting, *([] if oldest is None else [oldest])], default=None)
             assert (shown.lag.value, shown.oldest_at) == (count, first), ref
             assert not shown.live or shown.lag.exact
+            listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=1000)
+            lags = {one.key: one.lag for one in listing.partitions if one.lag}
+            backlogs = get_partition_backlogs(*ref, using=USING)
+            assert backlogs is not None
+            assert lags == {key: lag for key, lag in backlogs.lags.items() if lag}, ref
+            ages = [one.oldest_at for one in listing.partitions if one.oldest_at is not None]
+            assert (sum(lag.value for lag in lags.values()), min(ages, default=None)) == (count, oldest), ref
 
     @invariant()
     def agrees_with_the_model(self) -> None:

@@ -33,6 +33,24 @@ def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
     return int(row[0]), None if row[1] is None else int(row[1])
 
 
+def unsettled_by_partition(session: Session, ref: GroupRef) -> dict[str, tuple[int, int]]:
+    """For each partition with unsettled messages, how many there are, and the offset of the first."""
+    start = f"(SELECT start_offset FROM {GROUPS} WHERE consumer_group = %s AND topic = %s)"
+    return {
+        key: (int(count), int(first))
+        for key, count, first in session.rows(
+            f"SELECT m.partition_key, COUNT(*), MIN(m.`offset`) FROM {LOG} m "
+            f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
+            "ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+            f"WHERE m.topic = %s AND m.`offset` > COALESCE(o.offset_acked, {start}) AND m.target_group IN ('', %s) "
+            f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
+            "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = %s) "
+            "GROUP BY m.partition_key",
+            (ref.group, ref.topic, *ref, ref.group, ref.group, True),
+        )
+    }
+
+
 def unsettled_beside_passed(tables: Tables, ref: GroupRef) -> tuple[int, int | None]:
     """The same for a group that has had filters: what was passed is not counted, though the watermark is before it."""
     found = [

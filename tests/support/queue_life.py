@@ -22,9 +22,11 @@ from django_mysqlqueue.inspection import (
     get_group,
     get_job,
     get_overview,
+    get_partition_backlogs,
     jobs,
     list_jobs,
     list_messages,
+    list_partitions,
     list_scheduled,
     list_schedules,
     log_entries,
@@ -531,16 +533,22 @@ def _glance(session: Session, ref: GroupRef) -> None:
     problems._with_leases(Session(USING), ["gone", "vanished"])
     group = get_group(*ref, using=USING)
     assert group is not None
-    assert partitions.at(session, ref, [head.key for head in group.heads])
-    places = partitions.partitions(session, ref, start=0, limit=10)
-    assert partitions.partitions(session, ref, start=0, prefix="k", limit=10)
-    assert partitions.partitions(session, ref, after=places[2].key, prefix="k", start=0, limit=10)
+    assert partitions.at(session, group, [head.key for head in group.heads])
+    listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=10)
+    assert listing.after is not None
+    assert list_partitions(group=ref.group, topic=ref.topic, using=USING, prefix="k", limit=10).partitions
+    assert list_partitions(using=USING, prefix="k", after=listing.after, limit=10).partitions
+    few = Bounds(surveyed_partitions=2, depth=1)  # of tens of thousands
+    for given in ({}, {"prefix": "k"}, {"bounds": few}):
+        backlogs = get_partition_backlogs(*ref, using=USING, **given)
+        assert backlogs is not None
+        assert backlogs.whole is ("bounds" not in given)
+        assert "k1" in backlogs.furthest
     for subscriber in (None, "nobody"):
         partitions.in_flight(session, ref, subscriber=subscriber)
     for owner in (None, "", "nobody"):
-        for one in (None, ref):
-            partitions.leases(session, ref=one, owner=owner)
-            partitions.leases(session, ref=one, owner=owner, after=(*ref, "k1"))
+        list_partitions(using=USING, owner=owner)
+        list_partitions(using=USING, owner=owner, prefix="k", after=(*ref, "k1"))
     partitions.shares(session)
     assert ref in groups.registered_refs(USING)
 

@@ -43,6 +43,7 @@ CAPPED = {
     "inspection.backlog.claimed": "deliveries, up to 10,000, by partition",
     "inspection.backlog.unclaimed": "messages, up to 10,000",
     "inspection.outbox.read_outbox": "messages, up to 10,000",
+    "inspection.partitions._counts": "messages, up to 1,000 of each partition, 10,000 in a statement of a survey",
     "inspection.dead_letters.count_by_group": "dead letters, up to 10,000 of a topic",
     "inspection.groupless._look": "messages, up to 10,000 of a topic",
 }
@@ -55,7 +56,7 @@ SORT_ON_SQLITE = {
     "inspection.outbox.read_outbox": "up to 10,000, by topic",
     "inspection.jobs._places": "jobs of the same millisecond, or all that have not ended, by id",
     "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
-    "inspection.partitions.leases": "those of one owner",
+    "inspection.partitions.owned": "those of one owner",
     "service.groups.registered_refs": "the groups",
 }
 """Functions for people that sort there what the servers read in order or do not sort."""

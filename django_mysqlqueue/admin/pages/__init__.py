@@ -10,13 +10,15 @@ from django_mysqlqueue.admin.pages.job import JobPage
 from django_mysqlqueue.admin.pages.jobs import JobsPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
+from django_mysqlqueue.admin.pages.offsets import OffsetsPage
 from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
-from django_mysqlqueue.admin.pages.subscribers import InFlightPage, LeasesPage, SubscribersPage
+from django_mysqlqueue.admin.pages.subscribers import InFlightPage, SubscribersPage
 
 PAGES: tuple[type[Page], ...] = (
     DatabasesPage,
     GroupPage,
+    OffsetsPage,
     InFlightPage,
     DeadLettersPage,
     DeadLetterPage,
@@ -25,7 +27,6 @@ PAGES: tuple[type[Page], ...] = (
     JobPage,
     RecurringPage,
     SubscribersPage,
-    LeasesPage,
     MessagesPage,
     MessagePage,
 )

@@ -1,4 +1,4 @@
-"""The page of a consumer group: its position in each partition."""
+"""The page of a consumer group, with the partitions whose messages wait longest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.group_table import SETTLED_MINUTES
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     GroupOverview,
+    Partition,
     find_causes,
     find_problems,
     get_overview,
@@ -26,7 +27,6 @@ from django_mysqlqueue.inspection import (
     status_of,
 )
 from django_mysqlqueue.inspection.history import SPANS, read_history
-from django_mysqlqueue.inspection.partitions import Partition
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.sql.session import Session
@@ -68,17 +68,7 @@ class GroupPage(Page):
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
         (group,), now = overview.groups, overview.now
         session = Session(self.using)
-        order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
-        prefix = self.text("prefix") or ""
-        if order == "oldest":
-            found = partitions.at(
-                session, ref, [head.key for head in group.heads], start=group.start_offset, bounds=self.bounds
-            )
-        else:
-            after = self.request.GET.get("after")
-            found = partitions.partitions(
-                session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS, bounds=self.bounds
-            )
+        found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)
         live = {row.name for row in group.live}
         problems = [one for one in find_problems(overview, stall_times=self.stall_times) if one.ref == ref]
         found_causes = find_causes(overview, problems)
@@ -94,12 +84,8 @@ class GroupPage(Page):
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
             **self._filter(session, group, now),
             "registered": moment(group.registered_at),
-            "rows": [self._row(partition, group, now, live) for partition in found],
+            "rows": [self._row(partition, now, live) for partition in found],
             **self._options(group),
-            "order": order,
-            "prefix": prefix,
-            "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,
-            "is_first": not self.text("after"),
         }
 
     def _filter(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
@@ -122,11 +108,11 @@ class GroupPage(Page):
             return {"options": [], "options_error": str(error)}
         return {"options": [(one, "" if one.override is None else moment(one.override.at)) for one in found]}
 
-    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
+    def _row(self, partition: Partition, now: int, live: set[str]) -> PartitionRow:
         head = partition.head
-        oldest = next_at = error = ""
+        oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
+        next_at = error = ""
         if head is not None:
-            oldest = duration((now - group.waiting_since(head.published_at)) / 1000)
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
                 next_at = duration((head.invisible_until - now) / 1000)

@@ -1,22 +1,19 @@
-"""The pages of in-flight messages, subscribers and leases."""
+"""The pages of in-flight messages and subscribers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
-from django_mysqlqueue.inspection.partitions import InFlight, LeaseRow
+from django_mysqlqueue.inspection.partitions import InFlight
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.refs import GroupRef
@@ -133,61 +130,3 @@ class SubscribersPage(Page):
                 (owner, ref, number) for (owner, ref), number in shares.items() if owner and (owner, ref) not in known
             ),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class ListedLease:
-    """A row of the leases page."""
-
-    lease: LeaseRow
-    value: str
-    since: str
-    live: bool
-
-
-class LeasesPage(Page):
-    """The list of leases."""
-
-    name = "leases"
-    title = gettext_lazy("Leases")
-    template = "leases.html"
-
-    def context(self) -> dict[str, Any]:
-        session = Session(self.using)
-        ref = self.ref()
-        self.about = None if ref is None else ref.topic
-        after = None
-        if "after_key" in self.request.GET:
-            after = tuple(self.request.GET.get(name, "") for name in ("after_group", "after_topic", "after_key"))
-        owner = self.text("owner")
-        if self.text("unowned"):
-            owner = ""
-        found = partitions.leases(session, ref=ref, owner=owner, after=after, limit=PAGE_ROWS)  # type: ignore[arg-type]
-        subscribers = read_subscribers(session, lease_ms=self.lease_ms)
-        live = {row.name for rows in subscribers.values() for row in rows if row.live}
-        last = found[-1] if len(found) == PAGE_ROWS else None
-        return {
-            "rows": list(self._rows(found, live)),
-            "refs": [one for one in registered_refs(self.using) if self.may_view(one.topic)],
-            "ref": ref,
-            "owner": self.text("owner") or "",
-            "unowned": bool(self.text("unowned")),
-            "last": last,
-            "next_link": self._next(last),
-            "is_first": after is None,
-            "none_said": _("Leases exist only in ordered mode, and only for partitions that may have work."),
-        }
-
-    def _next(self, last: LeaseRow | None) -> str:
-        if last is None:
-            return ""
-        query = self.request.GET.copy()
-        query["after_group"], query["after_topic"], query["after_key"] = last.ref.group, last.ref.topic, last.key
-        if self.dashboard.database:
-            query["database"] = self.dashboard.database
-        return f"{self.request.path}?{query.urlencode()}"
-
-    @staticmethod
-    def _rows(found: Iterable[LeaseRow], live: set[str]) -> Iterable[ListedLease]:
-        for lease in found:
-            yield ListedLease(lease, json.dumps(lease.key), moment(lease.leased_at), lease.owner in live)

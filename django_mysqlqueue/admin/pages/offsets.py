@@ -1,0 +1,231 @@
+"""The page of offsets: each group's state in each partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_mysqlqueue.admin import charts
+from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.formatting import messages, moment
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.humanize import duration, partition_text
+from django_mysqlqueue.inspection import Partition, PartitionBacklogs, offsets, partitions
+from django_mysqlqueue.inspection.offsets import ListedGroup, Place
+from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.limits import lane_of
+from django_mysqlqueue.service.counts import Count, total
+from django_mysqlqueue.sql.session import Session
+
+CELLS = 240
+"""Maximum number of cells of the heat map. With more partitions, a cell stands for several."""
+FURTHEST = "behind"
+"""The value of ``order`` for the partitions with the largest backlogs."""
+UNKNOWN = 5
+"""The level of a cell none of whose partitions was counted in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRow:
+    """A partition in the table."""
+
+    partition: Partition
+    value: str
+    """Value of the row's checkbox."""
+    since: str
+    oldest: str
+    live: bool
+    """True if the owner is a live subscriber."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """An entry of the heat map's legend."""
+
+    key: SafeString
+    text: str
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The heat map of a group's backlogs."""
+
+    picture: SafeString
+    levels: tuple[Level, ...]
+    each: str
+    """What a cell stands for."""
+
+
+def key_text(key: str) -> str:
+    """Return the text for a partition on one line."""
+    return visible(partition_text(*lane_of(key)))
+
+
+class OffsetsPage(Page):
+    """The list of partitions with each group's offsets."""
+
+    name = "offsets"
+    title = gettext_lazy("Offsets")
+    template = "offsets.html"
+    shows_several_topics = True
+
+    def context(self) -> dict[str, Any]:
+        session = Session(self.using)
+        listed = [one for one in offsets.listed_groups(session) if self.may_view(one.ref.topic)]
+        wanted, topic = self.text("group"), self.text("topic")
+        groups = [one for one in listed if wanted in (None, one.ref.group) and topic in (None, one.ref.topic)]
+        one = groups[0] if len(groups) == 1 else None
+        self.about = topic if one is None else one.ref.topic
+        prefix, owner = self.text("prefix") or "", self._owner()
+        backlogs = None
+        if one is not None:
+            backlogs = offsets.survey(session, one, prefix=prefix, owner=owner, bounds=self.bounds)
+        by_backlog = self.text("order") == FURTHEST
+        after: Place | None = None
+        if by_backlog and one is not None and backlogs is not None:
+            found = partitions.at(session, one, backlogs.furthest[:PAGE_ROWS], bounds=self.bounds)
+            found.sort(key=lambda partition: -partition.lag.value)
+        else:
+            page = offsets.listing(
+                session,
+                groups,
+                prefix=prefix,
+                owner=owner,
+                after=self._after(),
+                limit=PAGE_ROWS,
+                bounds=self.bounds,
+            )
+            found, after = list(page.partitions), page.after
+        subscribers = read_subscribers(session, lease_ms=self.lease_ms, ref=None if one is None else one.ref)
+        live = {row.name for rows in subscribers.values() for row in rows if row.live}
+        now = session.now()
+        return {
+            "rows": [self._row(partition, live, now) for partition in found],
+            "one": one,
+            "groups": sorted({one.ref.group for one in listed}),
+            "topics": sorted({one.ref.topic for one in listed}),
+            "given": {name: self.text(name) or "" for name in ("group", "topic", "prefix", "owner")},
+            "unowned": owner == "",
+            "filtered": any(self.text(name) for name in ("group", "topic", "prefix", "owner", "unowned")),
+            "by_backlog": by_backlog,
+            "order": self.text("order"),
+            "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
+            "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
+            "next_after": None if after is None else json.dumps(after),
+            "is_first": by_backlog or not self.text("after"),
+        }
+
+    def _owner(self) -> str | None:
+        """Return the owner that is searched for; an empty string: partitions without an owner; None: all."""
+        return "" if self.text("unowned") else self.text("owner")
+
+    def _after(self) -> Place | None:
+        text = self.text("after")
+        if text is None:
+            return None
+        try:
+            group, topic, key = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            group = topic = key = 0
+        if not (isinstance(group, str) and isinstance(topic, str) and (key is None or isinstance(key, str))):
+            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
+        return group, topic, key
+
+    @staticmethod
+    def _row(partition: Partition, live: Collection[str], now: int) -> OffsetRow:
+        oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
+        return OffsetRow(
+            partition, json.dumps(partition.key), moment(partition.leased_at), oldest, partition.owner in live
+        )
+
+    @staticmethod
+    def _order_text(backlogs: PartitionBacklogs) -> str:
+        """Return which partitions were compared, in one sentence."""
+        number = len(backlogs.lags)
+        if backlogs.whole:
+            text = ngettext(
+                "furthest behind among the %(number)s partition with messages in the log",
+                "furthest behind among the %(number)s partitions with messages in the log",
+                number,
+            )
+        else:
+            text = ngettext(
+                "furthest behind among the %(number)s partition that was looked at, not of all",
+                "furthest behind among the %(number)s partitions that were looked at, not of all",
+                number,
+            )
+        text %= {"number": f"{number:,}"}
+        if backlogs.uncounted:
+            text += "; " + _("%(number)s of them were not counted in time") % {"number": f"{backlogs.uncounted:,}"}
+        return text
+
+    # -- the heat map ---------------------------------------------------------
+
+    def _heat_map(self, group: ListedGroup, backlogs: PartitionBacklogs) -> HeatMap | None:
+        """Return the heat map; None if there are no partitions."""
+        keys = list(backlogs.lags)
+        if not keys:
+            return None
+        size = -(-len(keys) // CELLS)
+        cells = [
+            self._cell(group, keys[start : start + size], backlogs.lags, keys[start - 1] if start else None)
+            for start in range(0, len(keys), size)
+        ]
+        each = _("each square is one partition")
+        if size > 1:
+            each = _("each square is a range of %(number)s partitions") % {"number": f"{size:,}"}
+        label = _("Backlog by partition, in order of key: %(each)s") % {"each": each}
+        numbers = [cell.level for cell in cells]
+        levels = (
+            Level(charts.heat_key(level), text, numbers.count(level)) for level, text in enumerate(_level_texts())
+        )
+        return HeatMap(charts.heat_map(cells, label), tuple(one for one in levels if one.cells), each)
+
+    def _cell(
+        self, group: ListedGroup, keys: list[str], lags: Mapping[str, Count | None], before: str | None
+    ) -> charts.Cell:
+        """Return the cell of some partitions.
+
+        Args:
+            group: their group.
+            keys: their keys, in order.
+            lags: the backlogs of all partitions.
+            before: the partition before them, if any.
+        """
+        backlog = total(Count(0, exact=False) if (lag := lags[key]) is None else lag for key in keys)
+        number = messages(backlog.value) if backlog.exact else _("%(number)s messages") % {"number": backlog}
+        title = f"{key_text(keys[0])}: {number}"
+        if len(keys) > 1:
+            title = f"{key_text(keys[0])} … {key_text(keys[-1])}: {number}"
+        parameters = {"prefix": self.text("prefix"), "owner": self.text("owner"), "unowned": self.text("unowned")}
+        if len(keys) == 1 and keys[0]:
+            parameters["prefix"] = keys[0]
+        elif before is not None:
+            parameters["after"] = json.dumps((*group.ref, before))
+        link = self.dashboard.url(self.name, group=group.ref.group, topic=group.ref.topic, **parameters)
+        return charts.Cell(_level(backlog), title, link)
+
+
+def _level(backlog: Count) -> int:
+    """Return the level of a backlog: 0, 1 to 9, 10 to 99, 100 to 999, 1,000 or more messages."""
+    return min(len(str(backlog.value)), 4) if backlog.value else 0 if backlog.exact else UNKNOWN
+
+
+def _level_texts() -> tuple[str, ...]:
+    """Return the texts of the levels for the legend."""
+    return (
+        _("no backlog"),
+        _("1 to 9 messages"),
+        _("10 to 99 messages"),
+        _("100 to 999 messages"),
+        _("1,000 messages or more"),
+        _("not counted in time"),
+    )
