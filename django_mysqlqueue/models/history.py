@@ -75,7 +75,9 @@ class Operation(models.Model):
     detail = BytewiseTextField(_("detail"), db_default=models.Value(""), blank=True)
     reason = BytewiseTextField(_("reason"), db_default=models.Value(""), blank=True)
     changed = models.BigIntegerField(_("changed"), db_default=0)
+    total = models.BigIntegerField(_("total"), db_default=0, help_text=_("maximum number to change; 0: not known"))
     started_at = models.BigIntegerField(_("started at"), db_default=NowMilliseconds())
+    progress_at = models.BigIntegerField(_("last progress at"), db_default=0, help_text=_("0: none since its start"))
     ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: running, or interrupted"))
 
     objects = QueueManager["Operation"]()

@@ -43,7 +43,12 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
         with audit.stopping(using, operation, steps.Stopped):
             job_results.skip(using, ref)
             steps.delete_all(
-                using, ref, lambda session: _delete_some(session, ref, operation, limits), lambda rows: None, limits
+                using,
+                ref,
+                lambda session: _delete_some(session, ref, operation, limits),
+                lambda rows: None,
+                limits,
+                beat=audit.beats(using, operation),
             )
             run(using, lambda session: _end(session, ref, operation, limits))
     return True

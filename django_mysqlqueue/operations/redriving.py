@@ -257,6 +257,10 @@ def _take_all(
     most = LIMITS.dead_letters
     size = most if rate is None else max(1, min(most, int(rate)))
 
+    total = limit or 0
+    if wanted.offsets is not None:
+        total = len(set(wanted.offsets)) if limit is None else min(limit, len(set(wanted.offsets)))
+
     def write(session: Session, page: Sequence[int]) -> int:
         found = _lock(session, page, wanted.topic)
         if found:
@@ -270,14 +274,24 @@ def _take_all(
         operation = run(
             using,
             lambda session: audit.begin(
-                session, action, actor=actor, reason=reason, group=wanted.group or "", topic=wanted.topic
+                session,
+                action,
+                actor=actor,
+                reason=reason,
+                group=wanted.group or "",
+                topic=wanted.topic,
+                detail=_condition_text(wanted),
+                total=total,
             ),
         )
+        beat = audit.beats(using, operation)
+        rests = 0.0
         with audit.ending(using, operation):
-            rests = 0.0
             for page in matching_offsets(Session(using), wanted, size=size):
-                if rests:
-                    time.sleep(rests)
+                _rest(rests, beat)
+                rests = 0.0
+                if not page:
+                    continue
                 began = time.monotonic()
                 chosen = page if limit is None else page[: limit - done]
                 taken = run(using, lambda session, chosen=chosen: write(session, chosen))  # type: ignore[misc]
@@ -288,6 +302,26 @@ def _take_all(
                 if rate is not None:
                     rests = max(0.0, taken / rate - (time.monotonic() - began))
     return done
+
+
+def _condition_text(wanted: DeadLetterFilter) -> str:
+    """Return the conditions beside topic and group, for the audit log."""
+    parts = [] if wanted.error is None else [audit.error_text(wanted.error)]
+    for text, at in (("failed since", wanted.since), ("failed until", wanted.until)):
+        if at is not None:
+            parts.append(f"{text} {audit.time_text(at)}")
+    if wanted.offsets is not None:
+        parts.append(f"offset {wanted.offsets[0]}" if len(wanted.offsets) == 1 else "selected offsets")
+    return ", ".join(parts)
+
+
+def _rest(seconds: float, beat: Callable[[], None]) -> None:
+    """Wait before the next transaction, and record meanwhile that the operation is running."""
+    beat()
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, audit.BEAT_SECONDS))
+        beat()
 
 
 def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLetter]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -77,8 +76,7 @@ def move(using: str, ids: Sequence[int], deliver_at: int, *, actor: str, topic: 
     def put(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, at, wait=False)
 
-    moment = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
-    detail = f"to {moment.isoformat(timespec='milliseconds')}"
+    detail = f"to {audit.time_text(at)}"
     return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=detail)
 
 

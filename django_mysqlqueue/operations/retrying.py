@@ -6,7 +6,6 @@ their partitions again.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -137,15 +136,14 @@ def retry(
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
         details = [
-            f"at {datetime.datetime.fromtimestamp(due / 1000, datetime.UTC).isoformat(timespec='milliseconds')}"
-            if due
-            else "",
+            f"at {audit.time_text(due)}" if due else "",
             "attempts counted from 1 again" if reset_attempts else "",
+            "" if error is None else audit.error_text(error),
+            "" if rows is None else f"offset {rows[0][1]}" if len(rows) == 1 else "selected deliveries",
         ]
         detail = ", ".join(filter(None, details))
-        operation = audit.begin(
-            session, "retry", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
-        )
+        names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}
+        operation = audit.begin(session, "retry", **names, detail=detail, total=len(set(rows or ())))
         return operation, found.id
 
     def make_due(session: Session, page: Sequence[tuple[str, int]]) -> int:
@@ -155,8 +153,10 @@ def retry(
     with apart(using):
         operation, registration = run(using, begin)
         changed = 0
+        beat = audit.beats(using, operation)
         with audit.ending(using, operation):
             for page in _pages(using, ref, limits.rows, due) if rows is None else _chunks(rows, limits.rows):
+                beat()
                 chosen = page if error is None else having(using, ref, page, error)
                 if chosen:
                     done = run(using, partial(make_due, page=chosen))

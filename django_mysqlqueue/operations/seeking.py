@@ -232,6 +232,7 @@ def seek(
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
+        beat = audit.beats(using, operation)
         with audit.stopping(using, operation, steps.Stopped):
             job_results.skip(using, ref)
             after: str | None = ""
@@ -241,9 +242,10 @@ def seek(
                     using,
                     lambda session, last=last: _reset_offsets(session, ref, position, operation, last, limits.rows),  # type: ignore[misc]
                 )
+                beat()
                 progress(reset)
             forgotten = steps.delete_all(
-                using, ref, lambda session: _delete_states(session, ref, operation, limits), progress, limits
+                using, ref, lambda session: _delete_states(session, ref, operation, limits), progress, limits, beat=beat
             )
             run(using, lambda session: _end(session, ref, operation))
     return forgotten
@@ -254,7 +256,8 @@ def _begin(session: Session, ref: GroupRef, position: Position, actor: str, deta
     if found.after_seek in (AfterSeek.DROPPED, AfterSeek.MOVES):
         groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
-    text = f"to offset {position.offset + 1}" + (f" ({detail})" if detail else "")
+    offset = str(position.offset + 1)
+    text = f"to offset {offset}" + (f" ({detail})" if detail not in ("", offset) else "")
     operation = steps.begin(session, ref, found, "seek", actor=actor, reason=reason, detail=text)
     groups.change(
         session,

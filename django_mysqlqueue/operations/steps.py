@@ -80,6 +80,8 @@ def delete_all(
     delete: Callable[[Session], int | None],
     progress: Callable[[int], object],
     limits: Limits = LIMITS,
+    *,
+    beat: Callable[[], None] = lambda: None,
 ) -> int:
     """Delete a group's rows, one transaction after another.
 
@@ -89,6 +91,7 @@ def delete_all(
         delete: deletes some rows and returns how many, or None if there are no more.
         progress: called after each transaction with the number of rows that it deleted.
         limits: limits of the wait for locks.
+        beat: called between two transactions.
 
     Returns:
         The number of deleted rows.
@@ -100,6 +103,7 @@ def delete_all(
     locked_since: float | None = None
     while (deleted := run(using, delete)) is not None:
         total += deleted
+        beat()
         progress(deleted)
         if deleted:
             locked_since = None

@@ -6,7 +6,9 @@ It is written in the operation's own transactions, so that it is exact even afte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import datetime
+import time
+from collections.abc import Callable, Iterator
 
 from django.db.models import F
 
@@ -21,6 +23,10 @@ OPERATIONS = Operation._meta.db_table
 
 KEEP_SECONDS = 365 * 86400.0
 """Seconds for which rows are kept."""
+BEAT_SECONDS = 10.0
+"""Seconds after which an operation between two transactions records that it is still running."""
+SILENT_MS = 60_000
+"""Milliseconds without progress after which an operation that has not ended counts as interrupted."""
 
 
 def begin(
@@ -32,6 +38,7 @@ def begin(
     group: str = "",
     topic: str = "",
     detail: str = "",
+    total: int = 0,
 ) -> int:
     """Write an operation into the audit log, and return its id.
 
@@ -43,9 +50,16 @@ def begin(
         group: the group that it changes, if any.
         topic: the topic that it changes, if any.
         detail: further details of what it does.
+        total: the maximum number of messages that it will change; 0: not known.
     """
     row = Operation.objects.using(session.using).create(
-        action=action, consumer_group=group, topic=topic, actor=actor[:KEY_LENGTH], detail=detail, reason=reason
+        action=action,
+        consumer_group=group,
+        topic=topic,
+        actor=actor[:KEY_LENGTH],
+        detail=detail,
+        reason=reason,
+        total=total,
     )
     return int(row.pk)
 
@@ -53,7 +67,45 @@ def begin(
 def add(session: Session, operation: int, changed: int) -> None:
     """Add the number of messages that the current transaction changes."""
     if changed:
-        Operation.objects.using(session.using).filter(pk=operation).update(changed=F("changed") + changed)
+        row = Operation.objects.using(session.using).filter(pk=operation)
+        row.update(changed=F("changed") + changed, progress_at=NowMilliseconds())
+
+
+def beats(using: str, operation: int) -> Callable[[], None]:
+    """Return a function to call between two transactions of an operation.
+
+    Every ``BEAT_SECONDS``, it records that the operation is still running, so that one that waits or searches does not
+    count as interrupted.
+
+    Args:
+        using: alias of the queue's database.
+        operation: the id of the operation.
+    """
+    last = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last
+        if time.monotonic() - last >= BEAT_SECONDS:
+            last = time.monotonic()
+            run(using, lambda session: touch(session, operation))
+
+    return beat
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time for the details of an operation, which pages show in the project's time zone."""
+    moment = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def error_text(error: str) -> str:
+    """Return a filter by error text for the details of an operation."""
+    return f"error contains {error!r}"
+
+
+def touch(session: Session, operation: int) -> None:
+    """Record that the operation is still running."""
+    Operation.objects.using(session.using).filter(pk=operation, ended_at=0).update(progress_at=NowMilliseconds())
 
 
 def end(session: Session, operation: int) -> None:

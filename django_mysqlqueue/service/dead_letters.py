@@ -151,7 +151,7 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
     """Yield the offsets of matching dead letters, in order of partition key and offset.
 
     This reads the topic's rows along the index. It does not see rows that are added before the place that it has
-    reached.
+    reached. For each query, there is one list, which may be empty.
 
     Args:
         session: the session.
@@ -172,8 +172,7 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
                     (*piece, chosen.topic, *parameters),
                 )
             ]
-            if found:
-                yield sorted(found)
+            yield sorted(found)
         return
     hint = session.dialect.force_index("queue_messages_partition")
     key, above = "", -1
@@ -203,9 +202,7 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
                     (*chunk, *parameters),
                 )
             )
-        found = [offset for offset in places if offset in matching]
-        if found:
-            yield found
+        yield [offset for offset in places if offset in matching]
 
 
 def failed_groups(session: Session, topic: str) -> set[str]:

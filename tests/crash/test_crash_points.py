@@ -424,7 +424,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 
 
 @pytest.mark.promise("Crashes")
-def test_every_function_that_writes_has_a_case(db, crasher):
+def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
     seen: set[str] = set()
     required = writing_functions()
     assert {"service.settling.flush", "service.groups.delete_rows", "operations.steps.delete_states"} <= required
@@ -454,9 +454,13 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         for call in (recurring.pause_recurring, recurring.resume_recurring, recurring.delete_recurring):
             Schedule.objects.update(seen_at=0)
             call(schedule_worlds.NAME, actor="test", using=ALIAS)
-    # An operation that another one has stopped.
+    # An operation that waits, and that another one has stopped.
+    monkeypatch.setattr(audit, "BEAT_SECONDS", 0)
     groups.register(USING, G, mode="ordered", start="earliest")
     operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))
+    with watched(seen, [connections[ALIAS]]):
+        audit.beats(ALIAS, operation)()
+    assert Operation.objects.get(pk=operation).progress_at
     with watched(seen, [connections[ALIAS]]), pytest.raises(steps.Stopped), audit.stopping(ALIAS, operation):
         steps.refuse_stopped(G, operation, None)
     assert Operation.objects.get(pk=operation).ended_at

@@ -130,12 +130,12 @@ def test_heartbeats_do_not_keep_a_drop_from_its_end(db, monkeypatch):
     Sub(handler()).step()
     real = steps.delete_all
 
-    def beating(using, ref, delete, progress, limits):
+    def beating(using, ref, delete, progress, limits, **options):
         def one(session):
             heartbeats.beat(USING, f"another-{next(numbers)}", [G], {})
             return delete(session)
 
-        return real(using, ref, one, progress, limits)
+        return real(using, ref, one, progress, limits, **options)
 
     numbers = itertools.count()
     monkeypatch.setattr(steps, "delete_all", beating)

@@ -81,7 +81,9 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
     record = Operation.objects.get(action="retry")
     assert record.changed == 2
     assert record.ended_at
-    assert record.detail.startswith("stopped: The group 'g' on topic 't' was dropped and registered again")
+    assert record.detail.startswith(
+        "selected deliveries; stopped: The group 'g' on topic 't' was dropped and registered again"
+    )
 
 
 # -- at another time ------------------------------------------------------------
