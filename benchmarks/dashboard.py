@@ -124,6 +124,13 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "published_at + 86400000 + `offset` FROM queue_messages WHERE topic = %s LIMIT 100000",
         (TOPIC, BUSY),
     )
+    _rows(
+        "default",
+        "INSERT INTO queue_operations (action, consumer_group, topic, actor, detail, reason, changed, started_at, "
+        "ended_at) SELECT 'pause', 'billing', topic, 'ada', 'at night', 'the warehouse moves', 0, published_at, "
+        "published_at FROM queue_messages WHERE topic = %s LIMIT 100000",
+        (BUSY,),
+    )
     keys = [f"k{number}" for number in range(options.partitions)]
     for number, ref in enumerate(refs[:2]):
         for start in range(0, len(keys), 1000):
@@ -188,6 +195,8 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("messages, an id of none", "messages/", {"id": naming.new_message_id()}),
         ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
+        ("operations", "operations/", {}),
+        ("operations, of nobody", "operations/", {"by": "nobody"}),
         ("message", "message/", {"offset": places["message"] + 5}),
         ("message, stuck", "message/", {"offset": places["stuck"]}),
         ("publish, preview", "do/publish/", {"topic": TOPIC, "payload": '{"n": 1}', "key": "k17"}),

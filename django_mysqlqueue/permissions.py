@@ -23,6 +23,8 @@ OPERATE = "django_mysqlqueue.operate_dashboard"
 """Run operations."""
 PUBLISH = "django_mysqlqueue.publish_messages"
 """Publish test messages."""
+VIEW_OPERATIONS = "django_mysqlqueue.view_operation"
+"""View the audit log of all topics."""
 
 
 def has_permission(user: Any, permission: str, topic: str | None) -> bool:

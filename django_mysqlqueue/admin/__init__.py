@@ -1,4 +1,4 @@
-"""The dashboard and the audit log in Django's admin.
+"""The dashboard in Django's admin.
 
 Only ``django.contrib.admin`` imports this module, by autodiscovery.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from django_mysqlqueue.admin.audit_log import OperationAdmin
 from django_mysqlqueue.admin.dashboard import DashboardAdmin
-from django_mysqlqueue.models import Dashboard, Operation
+from django_mysqlqueue.models import Dashboard
 
 admin.site.register(Dashboard, DashboardAdmin)
-admin.site.register(Operation, OperationAdmin)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.contrib import admin
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
 
 from django_mysqlqueue.admin import operations
-from django_mysqlqueue.admin.audit_log import ReadOnlyAdmin
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import databases_to_view, demand
 
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
 OVERVIEW = "changelist"
+
+
+class ReadOnlyAdmin(_ModelAdmin):
+    """An admin without adding, changing or deleting: editing rows would break the queue's protocol."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
 
 class DashboardAdmin(ReadOnlyAdmin):
@@ -44,8 +62,8 @@ class DashboardAdmin(ReadOnlyAdmin):
 
     def _page(self, page: type[Page]) -> Callable[..., HttpResponseBase]:
         @require_GET
-        def view(request: HttpRequest) -> HttpResponse:
-            demand(self.has_view_permission(request))
+        def view(request: HttpRequest) -> HttpResponseBase:
+            demand(self.has_view_permission(request) and page.may_open(request))
             return page(self._context(request), request).respond()
 
         return self.admin_site.admin_view(view)
@@ -65,6 +83,6 @@ class DashboardAdmin(ReadOnlyAdmin):
         return DashboardContext(
             self.admin_site,
             self.opts,
-            [page for page in PAGES if page.is_in_menu()],
+            [page for page in PAGES if page.is_in_menu() and page.may_open(request)],
             databases if len(databases) > 1 else (),
         )

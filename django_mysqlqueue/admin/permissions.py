@@ -16,6 +16,7 @@ from django_mysqlqueue.permissions import (
     PUBLISH,
     SEE_PAYLOADS,
     VIEW,
+    VIEW_OPERATIONS,
     has_permission,
     may_have_topics,
     visible_topics,
@@ -82,6 +83,19 @@ def may_view_in(request: HttpRequest, topic: str, using: str) -> bool:
     """Return True if the user may view a topic in a database."""
     topics = topics_to_view(request, using)
     return topics is None or naming.first_topic(topic) in topics
+
+
+def operations_to_view(request: HttpRequest, using: str) -> frozenset[str] | None:
+    """Return the topics of a database whose operations the user may view; None: all operations.
+
+    All of them need a permission of their own. Who may view single topics may view the operations on them.
+    """
+    return None if request.user.has_perm(VIEW_OPERATIONS) else topics_to_view(request, using) or frozenset()
+
+
+def may_view_operations(request: HttpRequest) -> bool:
+    """Return True if the user may view some operations of the audit log."""
+    return any(operations_to_view(request, using) != frozenset() for using in databases_to_view(request))
 
 
 def may_view(request: HttpRequest, topic: str | None) -> bool:

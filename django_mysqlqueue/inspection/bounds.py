@@ -49,6 +49,8 @@ class Bounds:
     """Number of jobs that are searched for a page of those that match, if an index does not have all conditions."""
     job_tasks: int = 100
     """Maximum number of tasks whose jobs are merged into one list."""
+    operations: int = 5000
+    """Number of operations of the audit log, newest first, that are searched for those that match."""
     recorded: int = 200
     """Maximum number of recorded deliveries of a message to read, newest first."""
     message_groups: int = 50

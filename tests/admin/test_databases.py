@@ -25,7 +25,7 @@ from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.topic_permissions import OnTopics
 from tests.support.two_databases import ALIASES, DEFAULT, LATER, QUEUE, SETTINGS, fill, offset, prepare, rows
 
-AUDIT = "/admin/django_mysqlqueue/operation/"
+AUDIT = f"{ROOT}operations/"
 NAMES = [one.name for one in PAGES]
 UNKNOWN = "must be a database of the queue ('default', 'queue')"
 
@@ -82,6 +82,8 @@ def selector(text):
 @pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both, name, alias):
+    for one in ALIASES:
+        Operation.objects.using(one).create(action="seek", consumer_group="g", topic="orders", actor=f"{one}.ada")
     answer = client.get(
         ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name, alias) | {"database": alias}
     )
@@ -300,8 +302,9 @@ def test_an_operation_whose_form_cannot_be_read(client, broken, name, values):
 
 def test_the_audit_log_of_a_database_that_cannot_be_read(client, broken):
     answer = client.get(AUDIT, {"database": "other"})
-    assert (answer.status_code, answer.content.decode()[: len(LACKS)]) == (503, LACKS)
-    assert client.get(AUDIT).status_code == 200
+    assert answer.status_code == 503
+    assert LACKS in unescape(answer.content.decode())
+    assert client.get(AUDIT, {"database": DEFAULT}).status_code == 200
 
 
 # -- operations ---------------------------------------------------------------
@@ -421,26 +424,14 @@ def test_the_audit_log_of_each_database(client, both):
     for alias in ALIASES:
         confirm(client, "pause", group="g", topic="orders", reason=f"{alias}. reason", database=alias)
     for query, alias in (({}, DEFAULT), ({"database": DEFAULT}, DEFAULT), ({"database": QUEUE}, QUEUE)):
-        answer = client.get(AUDIT, query)
-        text = answer.content.decode()
+        text = client.get(AUDIT, query).content.decode()
         assert f"{alias}. reason" in text
         assert f"{other(alias)}. reason" not in text
-        assert title(text) == f"Select operation to view ({alias})"
-        chosen = re.findall(r'<li class="selected">\s*<a href="([^"]*)">(default|queue)</a>', text)
-        assert chosen == [(f"?database={alias}", alias)]
-        # The page of an entry, and the way back.
-        (entry,) = re.findall(rf'href="({AUDIT}\d+/change/[^"]*)"', text)
-        entry = client.get(unescape(entry))
-        assert f"{alias}. reason" in entry.content.decode()
-        assert query == {} or f"database={alias}" in unescape(entry.content.decode())
-    for query in ({"action": "pause"}, {"q": "ada0"}, {"_facets": "True"}, {"o": "1"}):
-        assert "queue. reason" in client.get(AUDIT, {"database": QUEUE, **query}).content.decode()
-
-
-def test_the_audit_log_of_a_database_that_is_none_of_the_queue(client, both):
+        assert title(text) == f"Operations ({alias})"
+    assert "queue. reason" in client.get(AUDIT, {"topic": "orders"}).content.decode()
     answer = client.get(AUDIT, {"database": "other"})
-    assert (answer.status_code, answer.content.decode()) == (400, f"database='other': {UNKNOWN}\n")
-    assert client.get(f"{AUDIT}1/change/", {"_changelist_filters": "database=other"}).status_code == 400
+    assert answer.status_code == 400
+    assert f"database='other': {UNKNOWN}" in unescape(answer.content.decode())
 
 
 # -- permissions by topic -----------------------------------------------------
@@ -586,5 +577,3 @@ def test_one_database_is_not_named_and_the_other_not_read(client, queue_db, sett
     assert 'name="database"' not in text
     assert title(text)[-1] != ")"
     assert not [one["sql"] for one in elsewhere if "queue_" in one["sql"]]
-    assert 'name="database"' not in client.get(AUDIT).content.decode()
-    assert "?database=" not in client.get(AUDIT).content.decode()

@@ -36,7 +36,7 @@ def test_pause_and_resume(client):
         ("pause", "ada0", "at night"),
         ("resume", "ada0", ""),
     ]
-    assert "at night" in unescape(client.get("/admin/django_mysqlqueue/operation/").content.decode())
+    assert "at night" in unescape(client.get(f"{ROOT}operations/").content.decode())
 
 
 def test_an_option_is_overridden_shown_and_restored(client, no_handlers):

@@ -26,7 +26,7 @@ PAGES = (
     "messages/",
     "messages/?topic=orders&database=default",
     "messages/?database=nowhere",
-    "../operation/",
+    "operations/?database=queue",
 )
 
 

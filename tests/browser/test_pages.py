@@ -20,6 +20,7 @@ from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import (
     DeliveryState,
     JobResult,
+    Operation,
     OutboxMessage,
     QueueMessage,
     Schedule,
@@ -77,7 +78,15 @@ def queue(db: None, settings: Any) -> Sub:
     operations.settings(LONG, "orders", {"filter": {LONG: values}}, actor="ada")
     pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
     recur()
+    record()
     return sub
+
+
+def record() -> None:
+    """An operation that runs, and one that was interrupted."""
+    values = {"consumer_group": LONG, "topic": "orders_dlq", "actor": LONG, "reason": "y" * 300, "changed": 120}
+    Operation.objects.create(action="redrive", total=2000, **values)
+    Operation.objects.create(action="discard", detail=f"error contains '{'x' * 200}'", started_at=1, **values)
 
 
 def recur() -> None:
@@ -122,6 +131,7 @@ def queries(sub: Sub) -> list[str]:
         "messages": ["messages/", "messages/?topic=orders"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
+        "operations": ["operations/", "operations/?state=running", "operations/?by=nobody"],
         "offsets": ["offsets/", "offsets/?group=billing", "offsets/?group=billing&topic=orders&order=behind"],
         "changelist": ["", "?span=day", "?sort=-backlog"],
     }

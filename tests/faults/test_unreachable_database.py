@@ -245,7 +245,7 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
     connections[PRIVATE].ensure_connection()
     freeze(server.pid)
     try:
-        for where in (f"{DASHBOARD}group/?group=g&topic=t", "/admin/django_mysqlqueue/operation/"):
+        for where in (f"{DASHBOARD}group/?group=g&topic=t", f"{DASHBOARD}operations/"):
             began = time.monotonic()
             response = site.get(where)
             assert time.monotonic() - began < PAGES_CONNECT + 5
@@ -255,7 +255,7 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
         assert (scrape.status_code, scrape.content) == (503, f"The database '{PRIVATE}' does not answer.\n".encode())
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert site.get(DASHBOARD).status_code == site.get("/admin/django_mysqlqueue/operation/").status_code == 200
+    assert site.get(DASHBOARD).status_code == site.get(f"{DASHBOARD}operations/").status_code == 200
 
 
 @pytest.mark.promise("Health")

@@ -31,11 +31,13 @@ from django_mysqlqueue.inspection import (
     list_schedules,
     log_entries,
     message_history,
+    operations_log,
     partitions,
     problems,
     relays,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
+from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -516,6 +518,7 @@ def _operate(ref: GroupRef) -> None:
     rollups.of_group(session, rollups.MINUTE, now - 3_600_000, ref, now=now)
     delivery_events.of_message(session, places[:2])
     _look(session, ref, places)
+    _look_at_operations(session, ref)
     for collect in (delivery_events.collect, rollups.collect, audit.collect):
         collect(USING)
 
@@ -573,6 +576,21 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     assert message_history.states(session, entry, content.metadata)
     message_history.made_of(session, message_history.recorded(session, letters[0])[0])
     message_history.successors(session, ref, entry.key, entry.offset, content)
+
+
+def _look_at_operations(session: Session, ref: GroupRef) -> None:
+    """The audit log, and who has paused a group."""
+    pausing.pause(USING, ref, actor="test")
+    paused = operations_log.pause_of(session, ref, registered_at=0)
+    assert paused is not None
+    audit.touch(session, paused.id)
+    for state in ("running", "interrupted", "ended", None):
+        wanted = OperationFilter(topics=["t", "t_dlq"], actor="test", state=state)
+        operations_log.look(session, wanted, before=paused.id, limit=3)
+    assert operations_log.look(session, OperationFilter(), limit=3).before
+    for topics in (None, ["t", "t_dlq"]):
+        assert operations_log.count_unfinished(session, topics).interrupted == 0
+    pausing.resume(USING, ref, actor="test")
 
 
 def _life(*subs: Sub) -> None:

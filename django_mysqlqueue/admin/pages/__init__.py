@@ -11,6 +11,7 @@ from django_mysqlqueue.admin.pages.jobs import JobsPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.offsets import OffsetsPage
+from django_mysqlqueue.admin.pages.operations import OperationsPage
 from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.subscribers import InFlightPage, SubscribersPage
@@ -29,4 +30,5 @@ PAGES: tuple[type[Page], ...] = (
     SubscribersPage,
     MessagesPage,
     MessagePage,
+    OperationsPage,
 )

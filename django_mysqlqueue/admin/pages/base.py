@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
+from django_mysqlqueue.admin.csv_export import Export
 from django_mysqlqueue.admin.permissions import (
     may_operate,
     may_publish,
@@ -55,6 +58,8 @@ class Page:
     """True if the navigation may have it: it is not about one object."""
     live: bool = True
     """True if the page refreshes itself."""
+    exports: ClassVar[bool] = False
+    """True if the page has its list as CSV, too: ``export``."""
     shows_all_databases: ClassVar[bool] = False
     """True if the page is about all databases unless the query string names one."""
     shows_several_topics: ClassVar[bool] = False
@@ -79,9 +84,25 @@ class Page:
         """Return whether the navigation has the page now."""
         return cls.in_menu
 
+    @classmethod
+    def may_open(cls, request: HttpRequest) -> bool:
+        """Return whether a user who may view the dashboard, or a topic in it, may open the page."""
+        return True
+
     def context(self) -> dict[str, Any]:
         """Return the template's context, apart from that of all pages."""
         raise NotImplementedError
+
+    def export(self) -> Export:
+        """Return the list as CSV, with the filters of the query string. ``about`` is set as by ``context``.
+
+        The connection of the request is not used after this: reading a page of rows opens one, see ``reading``.
+        """
+        raise NotImplementedError
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context with a connection that does not wait for the database without a time limit."""
+        return bounded(self.using)
 
     def heading(self) -> str:
         """Return the page's title, with the name of its object."""
@@ -179,7 +200,7 @@ class Page:
 
     # -- the response ---------------------------------------------------------
 
-    def respond(self) -> HttpResponse:
+    def respond(self) -> HttpResponseBase:
         """Return the rendered page, or the reason why there is none with an error status.
 
         The status is 400 or 403 for the query string, 500 for an invalid setting, and 503 if the database refuses or
@@ -189,16 +210,22 @@ class Page:
             self._choose_database()
             if (unread := visible(self.request).unread.get(self.using)) is not None:
                 return self._response({}, UNAVAILABLE, unread.reason)
-            with bounded(self.using):
+            with self.reading():
                 if (topic := self.text("topic")) is not None:
                     self._demand_topic(topic)
+                exported = None
                 try:
-                    found = self.context()
+                    if self.exports and self.text("format") == "csv":
+                        exported, found = self.export(), {}
+                    else:
+                        found = self.context()
                 except BadQuery:
                     # Of a message that does not exist, too: otherwise, others could be told from those that do.
                     self._demand_topic(self.about)
                     raise
                 self._demand_topic(self.about)
+                if exported is not None:
+                    return csv_export.response(exported)
                 # Render here, so that the time limit covers queries of the template.
                 return self._response(found).render()
         except BadQuery as error:

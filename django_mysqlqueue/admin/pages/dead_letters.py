@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.context import BadQuery, Refused
+from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
@@ -57,6 +58,7 @@ class DeadLettersPage(Page):
     name = "deadletters"
     title = gettext_lazy("Dead letters")
     template = "deadletters.html"
+    exports = True
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
@@ -68,16 +70,11 @@ class DeadLettersPage(Page):
             topic = max(topics, key=lambda one: one[1].value)[0]
         else:
             return {"topics": [], "topic": ""}
-        group, error = self.text("group"), self.text("error")
-        self.about = topic
+        chosen = self._selection(topic)
+        group, error, since, until = chosen.group, chosen.error, chosen.since, chosen.until
         may_search = may_search_errors(self.request, topic)
-        if error is not None and not may_search:
-            # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
-            raise Refused(search_refused())
-        since, until = self.period()
         before = self.number("before")
-        wanted_dead_letters = DeadLetterFilter(topic, group=group, error=error, since=since, until=until)
-        found = dead_letters.look(session, wanted_dead_letters, bounds=self.bounds)
+        found = dead_letters.look(session, chosen, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
         kinds = dead_letters.kinds(session, found, bounds=self.bounds)
         registered = registered_refs(self.using)
@@ -107,6 +104,41 @@ class DeadLettersPage(Page):
             "told_apart": len(found.offsets) > self.bounds.errors,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
+
+    def _selection(self, topic: str) -> DeadLetterFilter:
+        self.about = topic
+        error = self.text("error")
+        if error is not None and not may_search_errors(self.request, topic):
+            # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
+            raise Refused(search_refused())
+        since, until = self.period()
+        return DeadLetterFilter(topic, group=self.text("group"), error=error, since=since, until=until)
+
+    def export(self) -> Export:
+        topic = self.text("topic")
+        if topic is None:
+            raise BadQuery(_("The parameter %(name)s is required.") % {"name": "topic"})
+        header = (
+            *(_("dead letter"), _("failed at"), _("group"), _("attempts"), _("last line of the error"), _("topic")),
+            *(_("offset"), _("message id"), _("partition"), _("bytes")),
+        )
+        return Export("dead-letters", header, self._pages(self._selection(naming.dlq_topic(topic))))
+
+    def _pages(self, wanted: DeadLetterFilter) -> Iterator[list[tuple[Any, ...]]]:
+        with self.reading():
+            matches = dead_letters.look(Session(self.using), wanted, bounds=self.bounds)
+        for start in range(0, len(matches.offsets), ROWS_AT_ONCE):
+            with self.reading():
+                found = dead_letters.at(Session(self.using), matches.offsets[start : start + ROWS_AT_ONCE])
+            yield [self._cells(self._row(one)) for one in found]
+        if not matches.whole:
+            yield [(_("Not complete: not all dead letters of the topic were searched."),)]
+
+    @staticmethod
+    def _cells(row: DeadLetterRow) -> tuple[Any, ...]:
+        one = row.dead_letter
+        origin = (one.ref.topic, one.original_offset, one.original_id, one.key, one.size)
+        return one.offset, row.failed_at, one.ref.group, one.attempts, row.error, *origin
 
     @staticmethod
     def _row(one: DeadLetterSummary) -> DeadLetterRow:

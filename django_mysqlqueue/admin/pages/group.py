@@ -15,6 +15,7 @@ from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.group_table import SETTLED_MINUTES
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
@@ -23,6 +24,7 @@ from django_mysqlqueue.inspection import (
     find_causes,
     find_problems,
     get_overview,
+    operations_log,
     partitions,
     status_of,
 )
@@ -79,6 +81,7 @@ class GroupPage(Page):
             "is_of_jobs": is_of_jobs(ref),
             "banner": causes.banner(self.dashboard, status_of(overview, found_causes)),
             **causes.split(causes.shown(self.dashboard, found_causes, now)),
+            "paused_by": self._paused_by(session, group, now),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
@@ -87,6 +90,17 @@ class GroupPage(Page):
             "rows": [self._row(partition, now, live) for partition in found],
             **self._options(group),
         }
+
+    def _paused_by(self, session: Session, group: GroupOverview, now: int) -> str:
+        """Return who has paused the group, when and why; empty if it is not paused or the audit log does not say."""
+        if not group.paused:
+            return ""
+        found = operations_log.pause_of(session, group.ref, registered_at=group.registered_at, bounds=self.bounds)
+        if found is None:
+            return ""
+        text = _("by %(actor)s %(age)s ago: %(reason)s") if found.reason else _("by %(actor)s %(age)s ago")
+        age = duration((now - found.started_at) / 1000)
+        return text % {"actor": visible(found.actor), "age": age, "reason": visible(found.reason)}
 
     def _filter(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
         """Return the group's filter for people, and how many messages it has passed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
@@ -78,6 +79,7 @@ class JobsPage(Page):
     title = gettext_lazy("Jobs")
     template = "jobs.html"
     shows_several_topics = True
+    exports = True
 
     @classmethod
     def is_in_menu(cls) -> bool:
@@ -95,7 +97,7 @@ class JobsPage(Page):
         sees_all = self.topics_to_view() is None
         # Names of tasks belong to their queues.
         tasks = jobs.tasks(session, bounds=self.bounds) if sees_all else None
-        found = self._found(session, status, tasks)
+        found = self._found(session, status, tasks, after=self._after(), limit=PAGE_ROWS)
         now = session.now()
         filtered = any(self.text(name) for name in FILTERS)
         topics = {job.topic for job in found.jobs if not job.has_ended}
@@ -130,7 +132,41 @@ class JobsPage(Page):
             raise BadQuery(text % {"status": status, "statuses": ", ".join(STATUSES)})
         return status
 
-    def _found(self, session: Session, status: str | None, tasks: list[str] | None) -> JobListing:
+    def export(self) -> Export:
+        topic = self.text("topic")
+        self.about = None if topic is None else naming.first_topic(topic)
+        header = (
+            *(_("id"), _("task"), _("status"), _("queue"), _("priority"), _("enqueued"), _("started"), _("finished")),
+            *(_("milliseconds"), _("attempts")),
+        )
+        return Export("jobs", header, self._pages(self._status(), self._after()))
+
+    def _pages(self, status: str | None, after: tuple[int, str] | None) -> Iterator[list[tuple[Any, ...]]]:
+        while True:
+            with self.reading():
+                session = Session(self.using)
+                tasks = jobs.tasks(session, bounds=self.bounds) if self.topics_to_view() is None else None
+                found = self._found(session, status, tasks, after=after, limit=ROWS_AT_ONCE)
+            yield [self._cells(job) for job in found.jobs]
+            after = found.after
+            if after is None:
+                return
+
+    @staticmethod
+    def _cells(job: JobSummary) -> tuple[Any, ...]:
+        times = (moment(job.enqueued_at), moment(job.started_at), moment(job.finished_at))
+        took = "" if job.took_ms is None else job.took_ms
+        return job.id, job.task, label_of(job.status), job.queue, job.priority, *times, took, job.attempts
+
+    def _found(
+        self,
+        session: Session,
+        status: str | None,
+        tasks: list[str] | None,
+        *,
+        after: tuple[int, str] | None,
+        limit: int,
+    ) -> JobListing:
         """Return the page of the list, or the job with the id of the query string."""
         topics = self.topics_to_view() if self.about is None else frozenset({self.about})
         job_id = self.text("id")
@@ -141,7 +177,7 @@ class JobsPage(Page):
         since, until = self.period()
         queues = None if topics is None else jobs.queues_of(topics)
         wanted = JobFilter(status, self.text("task"), queues, since, until)
-        return jobs.look(session, wanted, after=self._after(), limit=PAGE_ROWS, known=tasks, bounds=self.bounds)
+        return jobs.look(session, wanted, after=after, limit=limit, known=tasks, bounds=self.bounds)
 
     def _after(self) -> tuple[int, str] | None:
         text = self.text("after")

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('django_mysqlqueue', '0024_schedules'),
+        ('django_mysqlqueue', '0026_longer_history'),
     ]
 
     operations = [

@@ -1,0 +1,217 @@
+"""The audit log: operations of users, newest first.
+
+Its only index is the primary key. A page searches ``Bounds.operations`` rows along it, and the next page continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.service.audit import OPERATIONS, SILENT_MS
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+State = Literal["running", "interrupted", "ended"]
+LAST = 2**63 - 1
+COLUMNS = (
+    "s.id, s.action, s.consumer_group, s.topic, s.actor, s.detail, s.reason, s.changed, s.total, s.started_at, "
+    "s.progress_at, s.ended_at"
+)
+SILENT = "(started_at < %s AND progress_at < %s)"
+PAUSING = ("pause", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEntry:
+    """An operation in the audit log. Times are in epoch milliseconds."""
+
+    id: int
+    action: str
+    group: str
+    """The group that it changes; empty if there is none."""
+    topic: str
+    """The topic that it changes, which may be a DLQ topic; empty if there is none, or several."""
+    actor: str
+    detail: str
+    reason: str
+    changed: int
+    """Number of messages or other rows that it has changed so far."""
+    total: int
+    """Maximum number that it will change; 0: not known."""
+    started_at: int
+    progress_at: int
+    """When it last recorded progress; 0: not since its start."""
+    ended_at: int
+    """0: it has not ended."""
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class OperationListing:
+    """A page of the audit log."""
+
+    entries: tuple[OperationEntry, ...]
+    """Newest first."""
+    before: int | None
+    """The argument ``before`` for the next page; None if this is the last."""
+    whole: bool
+    """True if the page is full, or all operations after its start were searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFilter:
+    """Conditions for operations, all of which must be met."""
+
+    group: str | None = None
+    topics: Collection[str] | None = None
+    """The topics; None: all, and operations on no single topic."""
+    actor: str | None = None
+    actions: Collection[str] | None = None
+    state: State | None = None
+
+    def condition(self, now: int) -> tuple[str, list[Any]]:
+        """Return the condition on the columns of the table, or an empty text, and its parameters.
+
+        Args:
+            now: the database's time in epoch milliseconds.
+        """
+        conditions: list[str] = []
+        parameters: list[Any] = []
+        for column, values in (
+            ("consumer_group", None if self.group is None else [self.group]),
+            ("topic", self.topics),
+            ("actor", None if self.actor is None else [self.actor]),
+            ("action", self.actions),
+        ):
+            if values is not None:
+                conditions.append(f"{column} IN ({', '.join(['%s'] * len(values))})" if values else "0 = 1")
+                parameters += sorted(values)
+        if self.state == "ended":
+            conditions.append("ended_at <> 0")
+        elif self.state is not None:
+            conditions.append(f"ended_at = 0 AND {'' if self.state == 'interrupted' else 'NOT '}{SILENT}")
+            parameters += [now - SILENT_MS, now - SILENT_MS]
+        return " AND ".join(conditions), parameters
+
+
+def with_dlq(topics: Iterable[str]) -> frozenset[str]:
+    """Return some topics with their DLQ topics, which operations on dead letters name."""
+    firsts = {naming.first_topic(topic) for topic in topics}
+    return frozenset(firsts | {naming.dlq_topic(topic) for topic in firsts})
+
+
+def look(
+    session: Session,
+    wanted: OperationFilter,
+    *,
+    before: int | None = None,
+    limit: int = 50,
+    bounds: Bounds = PAGES,
+) -> OperationListing:
+    """Return a page of the operations that match a filter.
+
+    Args:
+        session: session on the queue's database.
+        wanted: the filter.
+        before: the attribute ``before`` of the previous page.
+        limit: maximum number of operations.
+        bounds: limits of what is read.
+    """
+    now = session.now()
+    condition, parameters = wanted.condition(now)
+    number = bounds.operations if condition else limit + 1
+    rows = session.rows(
+        f"SELECT id, {f'CASE WHEN {condition} THEN 1 ELSE 0 END' if condition else '1'} "
+        f"FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} WHERE id < %s ORDER BY id DESC LIMIT %s",
+        (*parameters, LAST if before is None else before, number),
+    )
+    ids = [int(operation) for operation, matches in rows if matches]
+    shown = _entries(session, ids[:limit], now)
+    if len(ids) > limit:
+        return OperationListing(shown, ids[limit - 1], whole=True)
+    if len(rows) < number:
+        return OperationListing(shown, None, whole=True)
+    return OperationListing(shown, int(rows[-1][0]), whole=False)
+
+
+def _entries(session: Session, ids: Sequence[int], now: int) -> tuple[OperationEntry, ...]:
+    found: list[OperationEntry] = []
+    for chunk in session.chunks(sorted(ids)):
+        rows = session.rows(
+            f"SELECT {COLUMNS} FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OPERATIONS, 's')} ON s.id = v.i",
+            chunk,
+        )
+        found += [_entry(row, now) for row in rows]
+    return tuple(sorted(found, key=lambda one: -one.id))
+
+
+class Unfinished(NamedTuple):
+    """Numbers of operations that have not ended."""
+
+    running: int
+    interrupted: int
+
+
+def count_unfinished(session: Session, topics: Collection[str] | None, *, bounds: Bounds = PAGES) -> Unfinished:
+    """Count the operations that have not ended, among the newest ``bounds.operations``.
+
+    Args:
+        session: session on the queue's database.
+        topics: only operations on these topics; None: all.
+        bounds: limits of what is read.
+    """
+    condition, parameters = OperationFilter(topics=topics).condition(0)
+    now = session.now()
+    row = session.row(
+        f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN {SILENT} THEN 1 ELSE 0 END), 0) FROM "
+        f"(SELECT topic, started_at, progress_at, ended_at FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE id < %s ORDER BY id DESC LIMIT %s) w WHERE ended_at = 0{f' AND {condition}' if condition else ''}",
+        (now - SILENT_MS, now - SILENT_MS, LAST, bounds.operations, *parameters),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return Unfinished(int(row[0]) - int(row[1]), int(row[1]))
+
+
+def _entry(row: Sequence[Any], now: int) -> OperationEntry:
+    operation, action, group, topic, actor, detail, reason, *numbers = row
+    changed, total, started_at, progress_at, ended_at = map(int, numbers)
+    return OperationEntry(
+        int(operation),
+        action,
+        group,
+        topic,
+        actor,
+        detail,
+        reason,
+        changed,
+        total,
+        started_at,
+        progress_at,
+        ended_at,
+        _state(started_at, progress_at, ended_at, now),
+    )
+
+
+def _state(started_at: int, progress_at: int, ended_at: int, now: int) -> State:
+    if ended_at:
+        return "ended"
+    return "running" if max(started_at, progress_at) >= now - SILENT_MS else "interrupted"
+
+
+def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bounds = PAGES) -> OperationEntry | None:
+    """Return the operation that has paused a group, if it is among the newest ``bounds.operations``.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group, which is paused.
+        registered_at: when the group was registered: an earlier operation has paused another group of this name.
+        bounds: limits of what is read.
+    """
+    wanted = OperationFilter(group=ref.group, topics=[ref.topic], actions=PAUSING)
+    found = look(session, wanted, limit=1, bounds=bounds).entries
+    return next((one for one in found if one.action == "pause" and one.started_at >= registered_at), None)
