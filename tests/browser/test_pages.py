@@ -269,6 +269,64 @@ def test_select_all_ticks_the_rows_of_its_table(desk: Desk, queue: Sub):
     expect(page.locator("tbody input[type=checkbox]:checked")).to_have_count(0)
 
 
+def test_a_selection_outlives_new_rows_and_those_that_leave_the_page(desk: Desk, live, db: None, monkeypatch: Any):
+    """All rows are selected, then others come before them, so that two are on the next page."""
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.dead_letters.PAGE_ROWS", 4)
+    sub = Sub(handler("orders", "billing", fails, max_attempts=1))
+
+    def fill(count: int) -> list[str]:
+        publish_many("orders", (Message({"n": n}, key="k") for n in range(count)))
+        sequence()
+        sub.settle()
+        sequence()
+        return [str(one) for one in QueueMessage.objects.filter(topic="orders_dlq").values_list("offset", flat=True)]
+
+    first = fill(4)
+    live("deadletters/")
+    page = desk.page
+    told = page.locator(".mq-selected")
+    expect(told).to_have_text("0 of these 4 selected")
+    page.get_by_label("Select all").check()
+    expect(told).to_have_text("4 of these 4 selected")
+    expect(page.locator(".mq-matching")).to_have_text("All (4):")
+    fill(2)
+    refresh(page)
+    expect(page.locator(".mq-matching")).to_have_text("All (6):")
+    expect(told).to_have_text("4 selected, 2 of them no longer on this page")
+    expect(page.locator("tbody input[type=checkbox]:checked")).to_have_count(2)
+    assert page.get_by_label("Select all").evaluate("box => [box.checked, box.indeterminate]") == [False, True]
+    refresh(page)
+    expect(told).to_have_text("4 selected, 2 of them no longer on this page")
+    page.get_by_role("button", name="Redrive selected").click()
+    expect(page.get_by_text("Dead letters of orders_dlq that will be redriven")).to_contain_text("4")
+    chosen = page.locator("input[name=row]").evaluate_all("found => found.map(one => one.value)")
+    assert sorted(chosen) == sorted(first)
+    # To untick all drops these, too.
+    live("deadletters/")
+    page.get_by_label("Select all").check()
+    fill(1)
+    refresh(page)
+    expect(told).to_have_text("4 selected, 1 of them no longer on this page")
+    page.get_by_label("Select all").check()
+    expect(told).to_have_text("5 selected, 1 of them no longer on this page")
+    page.get_by_label("Select all").uncheck()
+    expect(told).to_have_text("0 of these 4 selected")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_bar_of_a_selection_stays_in_sight(open_desk: Open, queue: Sub, width: int):
+    page = open_desk(width=width, height=400).open("deadletters/?topic=orders")
+    bar = page.locator(".mq-selection")
+    bar.scroll_into_view_if_needed()
+    page.locator("tbody tr").last.scroll_into_view_if_needed()
+    page.mouse.wheel(0, 200)
+    page.wait_for_function("window.scrollY > 300")
+    expect(page.get_by_role("button", name="Redrive selected")).to_be_in_viewport(ratio=1)
+    box = bar.bounding_box()
+    assert box is not None
+    assert box["y"] == 0
+
+
 def test_a_filter_by_group(desk: Desk, queue: Sub):
     page = desk.open("inflight/")
     page.get_by_label("Group").select_option("billing/orders")

@@ -6,11 +6,30 @@
   if (!page) return;
 
   // -- ticking all rows, and choosing a group (two parameters of the query) --
+  const boxes = (form) => [...form.querySelectorAll("tbody input[type=checkbox]")];
+  const away = (form) => [...form.querySelectorAll("input[data-away]")];
+  const count = (form) => {
+    const all = form.querySelector(".mq-all");
+    if (!all) return;
+    const rows = boxes(form);
+    const ticked = rows.filter((box) => box.checked).length;
+    const gone = away(form).length;
+    all.checked = ticked > 0 && ticked === rows.length;
+    all.indeterminate = ticked > 0 && ticked < rows.length;
+    const told = form.querySelector(".mq-selected");
+    if (!told) return;
+    const text = (gone ? told.dataset.more : told.dataset.some).replace("{n}", ticked + gone).replace("{all}", rows.length).replace("{k}", gone);
+    if (told.textContent !== text) told.textContent = text;
+  };
+  for (const form of page.querySelectorAll("form")) count(form);
   document.addEventListener("change", (event) => {
     const target = event.target;
+    const form = target.form;
     if (target.matches(".mq-all")) {
-      for (const box of target.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = target.checked;
+      for (const box of boxes(form)) box.checked = target.checked;
+      if (!target.checked) for (const one of away(form)) one.remove();
     }
+    if (form) count(form);
     if (target.matches(".mq-group-choice")) {
       const chosen = target.selectedOptions[0];
       target.form.elements.group.value = chosen.dataset.group || "";
@@ -102,7 +121,7 @@
 
   // Ticks, what is open, what has the focus and how far boxes are scrolled outlive a refresh.
   const remember = () => ({
-    ticked: new Set([...live.querySelectorAll("input[type=checkbox]:checked")].map((box) => `${box.name} ${box.id} ${box.value}`)),
+    ticked: [...live.querySelectorAll("form")].map((form) => [...boxes(form).filter((box) => box.checked), ...away(form)].map((box) => [box.name, box.value])),
     open: new Set([...live.querySelectorAll("details[open][id]")].map((one) => one.id)),
     scrolled: [...live.querySelectorAll(".mq-scroll, pre")].map((box) => [box.scrollLeft, box.scrollTop]),
     focus: describe(document.activeElement),
@@ -112,7 +131,18 @@
     return `${element.tagName} ${element.id} ${element.name || ""} ${element.value || ""} ${element.getAttribute("href") || ""}`;
   };
   const restore = (kept) => {
-    for (const box of live.querySelectorAll("input[type=checkbox]")) box.checked = kept.ticked.has(`${box.name} ${box.id} ${box.value}`);
+    live.querySelectorAll("form").forEach((form, place) => {
+      const ticked = new Map((kept.ticked[place] || []).map(([name, value]) => [`${name} ${value}`, [name, value]]));
+      for (const box of boxes(form)) box.checked = ticked.delete(`${box.name} ${box.value}`);
+      // Rows that are no longer on the page, since others have come before them, stay selected.
+      for (const [name, value] of ticked.values()) {
+        const one = document.createElement("input");
+        Object.assign(one, { type: "hidden", name, value });
+        one.dataset.away = "yes";
+        form.append(one);
+      }
+      count(form);
+    });
     for (const one of live.querySelectorAll("details[id]")) one.open = kept.open.has(one.id);
     live.querySelectorAll(".mq-scroll, pre").forEach((box, place) => {
       if (kept.scrolled[place]) [box.scrollLeft, box.scrollTop] = kept.scrolled[place];
