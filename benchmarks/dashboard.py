@@ -195,6 +195,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("messages, an id of none", "messages/", {"id": naming.new_message_id()}),
         ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
+        ("messages, with a text", "messages/", {"topic": TOPIC, "contains": "none has it"}),
         ("operations", "operations/", {}),
         ("operations, of nobody", "operations/", {"by": "nobody"}),
         ("message", "message/", {"offset": places["message"] + 5}),

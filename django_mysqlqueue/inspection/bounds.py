@@ -35,6 +35,12 @@ class Bounds:
     """Maximum number of partitions to list messages from at once; topics with more are listed by walking the log."""
     walked: int = 3000
     """Number of messages that a walk along the log reads."""
+    contents: int = 500
+    """Maximum number of messages whose contents a search reads."""
+    content_bytes: int = 8_000_000
+    """Bytes of payloads after which such a search ends."""
+    content_seconds: float = 0.1
+    """Seconds after which it ends."""
     searched_partitions: int = 20_000
     """Maximum number of partitions in which an id is searched for."""
     groupless_partitions: int = 1000

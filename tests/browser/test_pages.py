@@ -128,7 +128,7 @@ def queries(sub: Sub) -> list[str]:
         ],
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
-        "messages": ["messages/", "messages/?topic=orders"],
+        "messages": ["messages/", "messages/?topic=orders", "messages/?topic=orders&contains=n"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
         "operations": ["operations/", "operations/?state=running", "operations/?by=nobody"],
@@ -488,6 +488,20 @@ def test_every_page_is_accessible_and_keeps_the_policy(open_desk: Open, queue: S
         for rule in result.response["violations"]:
             found += [f"{address}: {rule['id']}: {node['target']} {node['failureSummary']}" for node in rule["nodes"]]
     assert not found, "\n".join(found)
+
+
+def test_a_message_is_copied(open_desk: Open, queue: Sub):
+    desk = open_desk(permissions=["clipboard-read", "clipboard-write"])
+    offset = QueueMessage.objects.filter(topic="orders").order_by("offset").values_list("offset", flat=True)[0]
+    page = desk.open(f"message/?offset={offset}")
+    page.get_by_text("Copy", exact=True).click()
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text == f"manage.py queuetail orders --offset {offset} --limit 1 --format json"
+    page.get_by_role("button", name="Copy JSON").click()
+    expect(page.get_by_role("button", name="Copied")).to_have_count(2)
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["offset"] == offset
 
 
 # -- by keyboard --------------------------------------------------------------

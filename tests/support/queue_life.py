@@ -30,6 +30,7 @@ from django_mysqlqueue.inspection import (
     list_scheduled,
     list_schedules,
     log_entries,
+    log_search,
     message_history,
     operations_log,
     partitions,
@@ -571,6 +572,8 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
         found = log_entries.by_id(session, entry.message_id, **what)
         assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
     log_entries.by_id(session, naming.new_message_id())
+    assert log_search.beginnings(session, [entry.offset], 10)
+    assert log_search.search(session, "none has it", topic="t", key="k1").searched
     content = message_history.content(session, entry.offset, most=100)
     assert content is not None
     assert message_history.states(session, entry, content.metadata)

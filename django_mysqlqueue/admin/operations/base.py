@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
+from django_mysqlqueue.admin.diffs import DiffLine
 from django_mysqlqueue.admin.permissions import (
     demand,
     may_operate,
@@ -221,6 +222,10 @@ class AdminOperation:
             raise OperationRefused(" ".join(result.summary))
         return [*result.summary, *result.warnings]
 
+    def diff(self) -> list[DiffLine]:
+        """Return what the operation changes in a text, line by line; empty if it changes none."""
+        return []
+
     def run(self) -> str:
         """Run the operation and return sentences about what was changed.
 
@@ -253,6 +258,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     back = _way_back(dashboard, request, given.get("next", ""))
     confirmed = posted and "confirmed" in given
     sentences: list[str] = []
+    diff: list[DiffLine] = []
     digest = subject = ""
     one, runs, lacks_reason = None, False, False
     # All that is read and done here uses one connection. The admin's log below is written with the request's own.
@@ -276,6 +282,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             try:
                 with _errors_as_refusals(using):
                     sentences = [one.run()] if runs else one.preview()
+                    diff = [] if runs else one.diff()
             except QueueError as error:
                 refusal = str(error)
     if one is not None and runs:
@@ -292,6 +299,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "hidden_errors": _hidden_errors(form),
         "sentences": sentences,
         "changed": confirmed and not lacks_reason and bool(sentences),
+        "diff": diff,
         "refusal": refusal,
         "previewed": digest,
         "back": back,

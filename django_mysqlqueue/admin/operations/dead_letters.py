@@ -13,7 +13,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
-from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.admin.diffs import DiffLine, unified
+from django_mysqlqueue.admin.formatting import json_lines, moment
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters
@@ -308,6 +309,13 @@ def _encoded(edited: Editable, stored: DeadLetter) -> bytes | None:
         return None
 
 
+def _normalized(stored: Editable, text: str) -> str:
+    """Return an edited text with the line endings, and for JSON the indentation, of the stored one."""
+    value = stored.parse(text)
+    lines = None if isinstance(value, bytes) else json_lines(value, most=EDITED_CHARACTERS)
+    return text.replace("\r\n", "\n") if lines is None else lines
+
+
 class Edit(AdminOperation):
     """Edit the payload of a dead letter and redrive it."""
 
@@ -322,6 +330,13 @@ class Edit(AdminOperation):
 
     def subject(self) -> str:
         return _("dead letter %(offset)s") % {"offset": self.values["offset"]}
+
+    def diff(self) -> list[DiffLine]:
+        found = dead_letters.one(Session(self.using), self.values["offset"])
+        if found is None:
+            return []
+        stored = editable(found)
+        return unified(stored.text, _normalized(stored, self.values["payload"]))
 
     def operate(self, **how: Any) -> Result:
         offset = self.values["offset"]

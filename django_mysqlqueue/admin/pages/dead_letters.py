@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin import contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
@@ -207,6 +207,7 @@ class DeadLetterPage(Page):
             "published_at": moment(dead_letter.published_at),
             "error": redacted(dead_letter.error, topic=topic, kind="error"),
             "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
+            "copy_command": copying.command("queueredrive", dead_letter.topic, listed.offset, using=self.using),
         }
         self.about = topic
         if self.may_see_payloads:

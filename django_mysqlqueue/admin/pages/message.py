@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.admin import copying
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
@@ -140,8 +141,15 @@ class MessagePage(Page):
             "error": self._redacted(found.last_error, "error"),
         }
         if self.may_see_payloads:
-            said["payload"] = self._redacted(payload_text(found.payload, entry.size), "payload")
-            said["metadata"] = self._redacted(metadata_text(found.metadata), "metadata")
+            payload, metadata = payload_text(found.payload, entry.size), metadata_text(found.metadata)
+            said["payload"] = self._redacted(payload, "payload")
+            said["metadata"] = self._redacted(metadata, "metadata")
+            if entry.size <= SHOWN_CHARACTERS:
+                shown = {"payload": (payload, said["payload"]), "metadata": (metadata, said["metadata"])}
+                shown["last_error"] = (found.last_error, said["error"])
+                said["copy_json"] = copying.message_json(found, shown)
+        options = ("--limit", "1", "--format", "json")
+        said["copy_command"] = copying.command("queuetail", entry.topic, entry.offset, *options, using=self.using)
         return said
 
     def _redacted(self, text: str, kind: str) -> str:

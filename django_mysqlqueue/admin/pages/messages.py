@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +11,26 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.permissions import may_see_payloads
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
+from django_mysqlqueue.humanize import duration, shortened
+from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries, log_search
 from django_mysqlqueue.limits import LOWEST_PRIORITY, check_priority, lane
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
 
-FILTERS = ("topic", "key", "priority", "keyed", "offset", "time", "id")
+FILTERS = ("topic", "key", "priority", "keyed", "offset", "time", "id", "contains")
+READ_BYTES = 2000
+"""Number of bytes of each payload that the list reads."""
+SHOWN = 120
+"""Number of characters of a payload in the list."""
+TEXT_LENGTH = 200
+"""Maximum length of a text to search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,8 @@ class MessageRow:
     size: str
     published: str
     age: str
+    payload: str | None
+    """The beginning of its payload, redacted; None if the user may not view it."""
 
 
 class MessagesPage(Page):
@@ -45,7 +57,14 @@ class MessagesPage(Page):
         topic, key, message_id = self.text("topic"), self._key(), self.text("id")
         self.about = topic
         said, is_newest, upwards = "", True, False
-        if message_id is not None:
+        contains = self.text("contains")
+        # The search is more expensive than other pages.
+        self.live = contains is None
+        if message_id is None and contains is not None:
+            before = self.number("before")
+            is_newest = before is None
+            listing, said = self._containing(session, contains, topic, key, self._start(session, before))
+        elif message_id is not None:
             found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=self.bounds)
             listing = MessageListing(found.entries, None, None)
             if not found.entries:
@@ -53,7 +72,7 @@ class MessagesPage(Page):
         else:
             before, after = self.number("before"), self.number("after")
             if before is None and after is None:
-                before = self._start(session)
+                before = self._start(session, None)
             is_newest, upwards = before is None and after is None, after is not None
             listing = list_messages(
                 topic=topic,
@@ -68,8 +87,12 @@ class MessagesPage(Page):
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
                 said = _("This topic has many partitions: only offsets %(first)s to %(last)s were searched.") % values
         now = session.now()
+        shown = self._payloads(session, listing.entries)
         return {
-            "rows": [self._row(entry, now) for entry in listing.entries],
+            "rows": [self._row(entry, now, shown.get(entry.offset)) for entry in listing.entries],
+            "may_see_payloads": bool(shown) or self.may_see_payloads,
+            "contains": contains or "",
+            "text_length": TEXT_LENGTH,
             "listing": listing,
             "is_newest": is_newest,
             "upwards": upwards,
@@ -103,9 +126,48 @@ class MessagesPage(Page):
         except InvalidMessage as error:
             raise BadQuery(str(error)) from None
 
-    def _start(self, session: Session) -> int | None:
-        """Return the offset below which the list starts, if the query string has an offset or a time."""
-        starts = []
+    def _containing(
+        self, session: Session, text: str, topic: str | None, key: str | None, before: int | None
+    ) -> tuple[MessageListing, str]:
+        """Search a text in the newest messages of a topic.
+
+        Returns:
+            What was found, and what was searched.
+        """
+        if topic is None:
+            raise BadQuery(_("Enter the topic to search in, too."))
+        if len(text) > TEXT_LENGTH:
+            raise BadQuery(_("The text to search is too long: at most %(most)s characters.") % {"most": TEXT_LENGTH})
+        if not self.may_see_payloads:
+            raise Refused(_("To search in contents, you need the permission to view payloads of the topic."))
+        found = log_search.search(
+            session, text, topic=topic, key=key, before=before, limit=PAGE_ROWS, bounds=self.bounds
+        )
+        if found.offsets is None:
+            return MessageListing([], None, found.older, None), ""
+        first, last = found.offsets
+        values = {"number": f"{found.searched:,}", "size": f"{found.read:,}", "first": first, "last": last}
+        text = _("Searched: %(number)s messages with %(size)s bytes of payloads, offsets %(first)s to %(last)s.")
+        said = text % values
+        if found.older is None:
+            said = f"{said} {_('There are no older ones.')}"
+        return MessageListing(found.entries, None, found.older, found.offsets), said
+
+    def _payloads(self, session: Session, entries: Sequence[LogMessage]) -> dict[int, str]:
+        """Return by offset the beginnings of the payloads that the user may view."""
+        topics = {topic for topic in {entry.topic for entry in entries} if may_see_payloads(self.request, topic)}
+        sizes = {entry.offset: entry for entry in entries if entry.topic in topics}
+        found = log_search.beginnings(session, list(sizes), READ_BYTES) if sizes else {}
+        return {offset: _payload(sizes[offset], one.payload) for offset, one in found.items()}
+
+    def _start(self, session: Session, before: int | None) -> int | None:
+        """Return the offset below which the list starts, if the query string has an offset or a time.
+
+        Args:
+            session: session on the queue's database.
+            before: another such offset.
+        """
+        starts = [] if before is None else [before]
         offset = self.number("offset")
         if offset is not None:
             starts.append(min(offset + 1, log_entries.LAST))
@@ -146,6 +208,19 @@ class MessagesPage(Page):
         return " ".join(said)
 
     @staticmethod
-    def _row(entry: LogMessage, now: int) -> MessageRow:
+    def _row(entry: LogMessage, now: int, payload: str | None) -> MessageRow:
         passed = duration((now - entry.published_at) / 1000)
-        return MessageRow(entry, f"{entry.size:,}", moment(entry.published_at), passed)
+        return MessageRow(entry, f"{entry.size:,}", moment(entry.published_at), passed, payload)
+
+
+def _payload(entry: LogMessage, beginning: bytes) -> str:
+    """Return the beginning of a payload on one line, redacted."""
+    if entry.size > READ_BYTES and get_settings().redact is not None:
+        # REDACT might not recognize a part of what it hides.
+        return _("(too long to redact)")
+    text = contents.payload(beginning, entry.size, topic=entry.topic) if entry.size <= READ_BYTES else _text(beginning)
+    return shortened(" ".join(text.split()), most=SHOWN)
+
+
+def _text(beginning: bytes) -> str:
+    return beginning.decode(errors="backslashreplace")

@@ -105,6 +105,25 @@
   });
   cross();
 
+  // -- copying a text: buttons without a function are hidden --
+  const offer = () => {
+    for (const one of page.querySelectorAll("button[data-copy]")) one.hidden = false;
+  };
+  offer();
+  document.addEventListener("click", async (event) => {
+    const copy = event.target.closest("button[data-copy]");
+    if (!copy) return;
+    const area = document.getElementById(copy.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(area.value);
+    } catch {
+      // Without TLS, there is no clipboard.
+      area.select();
+      if (!document.execCommand("copy")) return;
+    }
+    copy.textContent = copy.dataset.done;
+  });
+
   const seconds = Number(page.dataset.live);
   const live = document.getElementById("mq-live");
   if (!seconds || !live) return;
@@ -195,6 +214,7 @@
         live.replaceChildren(...found.childNodes);
         cross();
         restore(kept);
+        offer();
         const after = showState(answered);
         if (after && after !== before) told = after;
         // The job of the page has ended, for example.

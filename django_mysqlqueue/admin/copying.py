@@ -1,0 +1,67 @@
+"""Messages as texts to copy: JSON, and shell commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+from django_mysqlqueue.inspection import MessageContent
+from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.message_values import message_values
+from django_mysqlqueue.service.payloads import Body
+from django_mysqlqueue.service.received import ReceivedMessage
+
+
+def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) -> str:
+    """Return a message as indented JSON, with the names that ``queuetail`` uses.
+
+    Args:
+        found: the message with its whole payload.
+        shown: for ``payload``, ``metadata`` and ``last_error``, the text and what ``REDACT`` makes of it. A text that
+            it changes takes the place of the value.
+    """
+    entry = found.entry
+    stored = Body(
+        entry.message_id,
+        found.payload,
+        json.dumps(found.metadata),
+        entry.original_id,
+        entry.published_at,
+        entry.created_at,
+        entry.original_topic,
+        entry.failed_group,
+        found.failure_count,
+        found.last_error,
+        entry.target_group,
+    )
+    value = message_values(ReceivedMessage(entry.topic, entry.key, entry.offset, stored))
+    for name, (text, redacted) in shown.items():
+        if text != redacted:
+            if name == "payload":
+                value.pop("payload_base64", None)
+            elif name not in value:
+                continue
+            value[name] = redacted
+    try:
+        lines = json.dumps(value, ensure_ascii=False, indent=2)
+        lines.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=2)
+    except RecursionError:
+        return ""
+    return lines
+
+
+def command(name: str, topic: str, offset: int, *options: str, using: str) -> str:
+    """Return a shell command about a message.
+
+    Args:
+        name: name of the management command.
+        topic: the topic of the message.
+        offset: its offset.
+        options: further options.
+        using: alias of the database, which the command names if there are several.
+    """
+    database = ["--database", using] if len(queue_aliases()) > 1 else []
+    return shlex.join(["manage.py", name, topic, "--offset", str(offset), *options, *database])
