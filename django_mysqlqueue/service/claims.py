@@ -92,6 +92,8 @@ class Claim:
     """Partitions whose next message waits for a slot."""
     held_up: set[str] = field(default_factory=set)
     """Partitions with a suspected poison message that ``max_suspects`` left out. It stays due."""
+    has_due: bool = False
+    """Whether ``max_slots`` has left out redeliveries. They stay due."""
     rest: Rest | None = None
     """Why no further message of the group gets a slot."""
     held: dict[str, int] | None = None

@@ -160,7 +160,8 @@ class _Judgement:
         if len(self.taken) >= self.most:
             return False
         if limit_key != NO_KEY and self._slots >= self.taking.request.max_slots:
-            return False  # It stays due.
+            self.taking.result.has_due = True
+            return False
         if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
             self.closed.add(claimed.key)
             self.taking.result.held_up.add(claimed.key)

@@ -43,7 +43,6 @@ class Inbox(InboxGroups):
     ) -> None:
         self.starts = starts or Starts()
         super().__init__(refs, self.starts.lock())
-        self._work = threading.Condition(self._lock)
         self._leases_good = leases_good
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
@@ -388,12 +387,20 @@ class Inbox(InboxGroups):
         """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
         slot = held.claimed.slot
         if slot is None:
-            return True
+            return not (self._kept.wanted and self._is_kept())
         now = time.monotonic()
         if now < slot.after:
             self._next_slot = min(self._next_slot, slot.after)
         # Without heartbeats, others do not count the slots of this process.
         return slot.after <= now < slot.before and self._leases_good()
+
+    def _is_kept(self) -> bool:
+        if not self._kept.until:
+            self._hungry = True  # The poller should claim for this thread.
+            self._poller.notify_all()
+        if is_kept := self._kept.is_this():
+            self._next_slot = min(self._next_slot, self._kept.until)
+        return is_kept
 
     def _first(self, lane: Lane) -> int | None:
         """Return the index of the next delivery that may start: in a partition the first one, in a shared group any."""
@@ -449,10 +456,10 @@ class Inbox(InboxGroups):
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
         self.starts.add()
         group = self._groups[lane.ref]
-        held = group.remove(lane, place)
-        group.running += 1
-        group.started += 1
-        group.started_with_slots += held.claimed.slot is not None
+        held = group.start(lane, place)
+        if held.claimed.slot is not None and self._kept.wanted:
+            self._kept.wanted = False
+            self._work.notify_all()
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
         if held.claimed.suspect:

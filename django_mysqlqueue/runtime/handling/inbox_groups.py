@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import GroupLanes, Held, Lane
+from django_mysqlqueue.runtime.handling.starts import KeptThread
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.refs import GroupRef
@@ -23,6 +24,8 @@ class InboxGroups:
     def __init__(self, refs: Iterable[GroupRef], lock: threading.Lock) -> None:
         self._lock = lock
         self._poller = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._kept = KeptThread()
         self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
 
     def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
@@ -87,6 +90,17 @@ class InboxGroups:
             if with_slots:
                 return group.waiting_with_slots, group.started_with_slots
             return group.waiting, group.started
+
+    def started_without_slots(self) -> int:
+        """Return how many deliveries of all groups were started without a slot since the process began."""
+        with self._lock:
+            return sum(group.started - group.started_with_slots for group in self._groups.values())
+
+    def keep_thread(self, *, keep: bool) -> None:
+        """Keep the next free thread for a delivery with a slot (``KeptThread``), or no thread any more."""
+        with self._lock:
+            self._kept.wanted, self._kept.until = keep, 0.0
+            self._work.notify_all()
 
     def slots(self, ref: GroupRef) -> dict[str, int]:
         """Return by limited key how many slots a group's waiting and running deliveries hold."""

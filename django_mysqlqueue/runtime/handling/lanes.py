@@ -182,6 +182,14 @@ class GroupLanes:
         level.waiting_bytes += held.claimed.size
         lane.waiting.append(held)
 
+    def start(self, lane: Lane, place: int) -> Held:
+        """Remove a delivery that starts from those that wait in a lane, and return it."""
+        held = self.remove(lane, place)
+        self.running += 1
+        self.started += 1
+        self.started_with_slots += held.claimed.slot is not None
+        return held
+
     def remove(self, lane: Lane, place: int = 0) -> Held:
         """Remove a delivery from those that wait in a lane, and return it."""
         held = lane.waiting[place]

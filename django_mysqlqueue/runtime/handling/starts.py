@@ -1,8 +1,12 @@
-"""The limit on the deliveries that a process starts (``runsubscriber --max-messages``)."""
+"""What a process may start: the limit of ``runsubscriber --max-messages``, and threads that are kept free."""
 
 from __future__ import annotations
 
 import threading
+import time
+
+KEPT = 0.1
+"""Seconds for which a free thread waits at most for a delivery with a slot."""
 
 
 class Starts:
@@ -28,3 +32,25 @@ class Starts:
     def are_used_up(self) -> bool:
         """Return whether no more may be started."""
         return self.most is not None and self._count >= self.most
+
+
+class KeptThread:
+    """A thread that is kept free for a delivery with a slot. Its methods need the lock of the inbox.
+
+    The poller wants one if it could claim such deliveries, but no thread is free. The first thread that becomes free
+    then starts only a delivery with a slot, for at most ``KEPT`` seconds, in which the poller claims.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.until = 0.0
+        """Until when (monotonic) the thread waits at most; 0: none was free yet."""
+        self._thread = 0
+
+    def is_this(self) -> bool:
+        """Return whether the calling thread, which is free, is kept."""
+        now, thread = time.monotonic(), threading.get_ident()
+        if not self.until:
+            self.until, self._thread = now + KEPT, thread
+        self.wanted = now < self.until
+        return self.wanted and thread == self._thread

@@ -180,6 +180,7 @@ class PolledGroup(DeliveringGroup):
             for key in self.limited.rested(self.context.clock.now(), self._ask_for_slots):
                 self.notify(key)
             self._resume()
+            self.limited.keep_thread(self.todo)
         priorities = self._priorities()
         priority, room = self._next_claim(priorities)
         flushes = room > 0 or self.inbox.flush_due(self.ref)
@@ -188,7 +189,8 @@ class PolledGroup(DeliveringGroup):
         max_due = min(room, self._max_due()) if priority == 0 else 0
         if not room:
             priority, wants = self._newcomers(priorities)
-            room, priorities = len(wants), []
+            max_due = self._room_for_slots() if self.limited.has_due else 0
+            room, priorities = len(wants) + max_due, []
         claims = bool(wants or max_due)
         holding = self.limited.holding() if claims and self.limited else self.limited.news()
         if not (claims or settlements or self.unfinished or holding):
@@ -283,9 +285,9 @@ class PolledGroup(DeliveringGroup):
             return 0, []
         if self.inbox.waiting(self.ref)[1] >= self.max_bytes:
             return 0, []
-        most = min(self.claim_size, self.least) // 2
+        most, slots = min(self.claim_size, self.least) // 2, self._room_for_slots() if self.limited else 0
         for priority in self._turns.order(priorities, self.priority_share):
-            keys = filter(self.limited.spares, islice(self.todo.of(priority), LOOKED_AT))
+            keys = self.limited.some(islice(self.todo.of(priority), LOOKED_AT), slots)
             found = self.inbox.newcomers(self.ref, keys, priority=priority, most=most)
             if wants := [want for want in map(self._want_one, found) if want is not None]:
                 return priority, wants

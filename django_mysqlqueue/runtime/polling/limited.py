@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
 from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Holding
 from django_mysqlqueue.service.refs import GroupRef
@@ -67,6 +70,11 @@ class Limited:
         self._sampled_at = time.monotonic()
         self._sampled = 0
         self._recent = 0
+        self.has_due = False
+        """Whether redeliveries are due for which no thread was free (``ClaimRequest.max_slots``)."""
+        self._kept_at = 0.0
+        self._others = -1
+        """Number of deliveries without slots that had been started when a thread was kept."""
         """Number of deliveries that were started in ``AHEAD`` seconds."""
 
     def configure(self, limits: DeliveryLimits) -> list[str]:
@@ -106,6 +114,37 @@ class Limited:
         if not self._limits:
             return True
         return self.is_partial and self._limits.rate_of(as_limit_key(lane_of(key).partition)) is None
+
+    def some(self, keys: Iterable[str], slots: int) -> Iterator[str]:
+        """Yield the partitions whose messages need no slots, and a number of others."""
+        for key in keys:
+            is_spared = self.spares(key)
+            if is_spared or slots > 0:
+                yield key
+            slots -= not is_spared
+
+    def keep_thread(self, todo: ByPriority[None]) -> None:
+        """Keep the next free handler thread for a message with a slot, if such messages may wait in the log.
+
+        The thread waits for a claim. Otherwise, messages without slots, which wait in this process already, could take
+        all threads all the time: a slot would be too old when a thread is free. They take turns.
+
+        Args:
+            todo: the partitions to look at.
+        """
+        now = time.monotonic()
+        if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.idle_threads(self._threads):
+            return
+        for priority in todo.priorities():
+            if not all(map(self.spares, islice(todo.of(priority), MAX_PARTITIONS))):
+                wanted = self._inbox.waiting(self._ref, priority=priority + 1)[0] == 0
+                break
+        else:
+            wanted = self.has_due
+        others = self._inbox.started_without_slots()
+        if wanted and others != self._others:
+            self._kept_at, self._others = now, others
+            self._inbox.keep_thread(keep=True)
 
     def rests(self, key: str) -> bool:
         """Return whether a partition waits for a slot."""
@@ -179,6 +218,9 @@ class Limited:
             now: the database's time in epoch milliseconds.
         """
         self._held_up |= claim.held_up
+        self.has_due = claim.has_due
+        if not any(one.slot for one in claim.deliveries):
+            self._inbox.keep_thread(keep=False)
         if claim.rest is None and not claim.limited:
             self._fruitless = 0
             return

@@ -155,8 +155,8 @@ class SharedGroup(PolledGroup):
 
     def _resume(self) -> bool:
         resumed = super()._resume()
-        if resumed:
-            self._next_due = self.context.clock.now()
+        if resumed or (self.limited.has_due and self._room_for_slots() > 0):
+            self._next_due, self._due_rests_until = self.context.clock.now(), 0.0
         return resumed
 
     def _after_clock_step(self) -> bool:
