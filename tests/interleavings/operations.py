@@ -24,6 +24,7 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
+    job_cancelling,
     moving,
     overriding,
     pausing,
@@ -335,6 +336,13 @@ def cancel_later(a: Actor) -> object:
 @operation("cancel a running job")
 def cancel_running(a: Actor) -> object:
     return job_worlds.request_cancel(ALIAS, job_worlds.FIRST, job_worlds.SECOND)
+
+
+@operation("cancel jobs as operators do")
+def _(a: Actor) -> object:
+    with job_worlds.configured():
+        names = [job_worlds.FIRST, job_worlds.SECOND, job_worlds.LATER]
+        return job_cancelling.cancel(ALIAS, names, actor=a.name)
 
 
 @operation("begin the jobs of a stage")

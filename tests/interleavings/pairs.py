@@ -205,6 +205,9 @@ def jobs() -> Iterable[Pair]:
     yield from each("busy", ("enqueue a chain of jobs",), ("enqueue a chain of jobs", "sequence"))
     yield from each("with_chain", (first,), (second, fail, "store the starts of jobs", "collect results", *cancels))
     yield from each("with_chain", (fail,), (cancels[0], "restart the second job of a stage"))
+    operators = "cancel jobs as operators do"
+    others = (first, fail, "begin the jobs of a stage", "restart the second job of a stage", *cancels)
+    yield from each("with_chain", (operators,), (operators, *others, "collect results"))
     unique = "enqueue a unique job"
     yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage", "skip unique jobs"))
 
