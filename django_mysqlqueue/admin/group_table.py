@@ -131,7 +131,8 @@ def make_rows(
     dashboard: DashboardContext,
     groups: Sequence[GroupOverview],
     problems: Iterable[Problem],
-    minutes: Iterable[Bucket],
+    recent: Iterable[Bucket],
+    lately: Iterable[Bucket],
     now: int,
 ) -> list[GroupRow]:
     """Return the rows of groups, in the same order.
@@ -140,30 +141,35 @@ def make_rows(
         dashboard: makes the links.
         groups: the groups.
         problems: the problems, also those of other groups.
-        minutes: rows of the rollups of the last ``SETTLED_MINUTES``.
+        recent: sums of the rollups since ``rates_begin``, by group.
+        lately: those of the last ``SETTLED_MINUTES``.
         now: the database's time in epoch milliseconds.
     """
     found: dict[GroupRef, list[Problem]] = {}
     for problem in problems:
         if problem.ref is not None:
             found.setdefault(problem.ref, []).append(problem)
-    buckets: dict[GroupRef, list[Bucket]] = {}
-    for bucket in minutes:
-        buckets.setdefault(bucket.ref, []).append(bucket)
-    return [_row(dashboard, group, found.get(group.ref, []), buckets.get(group.ref, []), now) for group in groups]
+    rates = {one.ref: one for one in recent}
+    counts = {one.ref: one for one in lately}
+    return [
+        _row(dashboard, group, found.get(group.ref, []), rates.get(group.ref), counts.get(group.ref), now)
+        for group in groups
+    ]
 
 
 def _row(
-    dashboard: DashboardContext, group: GroupOverview, problems: Sequence[Problem], minutes: Sequence[Bucket], now: int
+    dashboard: DashboardContext,
+    group: GroupOverview,
+    problems: Sequence[Problem],
+    recent: Bucket | None,
+    lately: Bucket | None,
+    now: int,
 ) -> GroupRow:
-    rates = current_rates(minutes, now, registered_at=group.registered_at)
+    rates = current_rates(recent, now, registered_at=group.registered_at)
     age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
     drain = rates.seconds_to_drain(group.lag.value)
     if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
         drain = None
-    passed = Counter[str]()
-    for bucket in minutes:
-        passed += bucket.passed
     return GroupRow(
         group=group,
         link=dashboard.url("group", group=group.ref.group, topic=group.ref.topic),
@@ -172,8 +178,8 @@ def _row(
         age_ms=age_ms,
         drain=drain,
         # The last attempt at a dead letter is a failure, too. A poison message has only the dead letter.
-        failed=sum(max(one.failed, one.dead_lettered) for one in minutes),
-        passed=passed,
+        failed=0 if lately is None else max(lately.failed, lately.dead_lettered),
+        passed=Counter() if lately is None else lately.passed,
     )
 
 

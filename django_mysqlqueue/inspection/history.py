@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django_mysqlqueue.service import rollups
@@ -42,22 +41,28 @@ class Rates:
         return backlog / (self.settled - self.entered) if self.settled > self.entered else float("inf")
 
 
-def current_rates(buckets: Iterable[Bucket], now: int, *, registered_at: int = 0) -> Rates:
-    """Return the rates of the last minutes.
+def rates_begin(now: int) -> int:
+    """Return when the time begins whose rates are the current ones, in epoch milliseconds.
 
     Args:
-        buckets: the group's rows of minutes, ``RATE_MINUTES`` ago and later.
+        now: the database's time in epoch milliseconds.
+    """
+    return (now // 60_000 - RATE_MINUTES) * 60_000
+
+
+def current_rates(counts: Bucket | None, now: int, *, registered_at: int) -> Rates:
+    """Return the current rates of a group.
+
+    Args:
+        counts: the sum of its rows of minutes since ``rates_begin``; None if there are none.
         now: the database's time in epoch milliseconds.
         registered_at: when the group was registered.
     """
-    begin = (now // 60_000 - RATE_MINUTES) * 60_000
-    recent = [one for one in buckets if one.at >= begin]
-    minutes = sum(one.entered_minutes for one in recent)
-    seconds = max(1.0, (now - max(begin, registered_at)) / 1000)
-    return Rates(
-        sum(one.entered for one in recent) / (minutes * 60) if minutes else None,
-        sum(one.settled for one in recent) / seconds,
-    )
+    if counts is None:
+        return Rates(None, 0.0)
+    seconds = max(1.0, (now - max(rates_begin(now), registered_at)) / 1000)
+    entered = counts.entered / (counts.entered_minutes * 60) if counts.entered_minutes else None
+    return Rates(entered, counts.settled / seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,11 @@ COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *BUCKETS)
 SAMPLED = ("backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+OF_GROUPS, OF_TOPICS = ("consumer_group", "topic"), ("bucket_at", "topic")
+KEY_OF_SUMS = {"consumer_group": "''", "topic": "topic", "bucket_at": "MIN(bucket_at)"}
 CHUNK = 1000
 
-NO_LATENCY = (0,) * (len(ALL_LATENCY_BOUNDS_MS) + 2)
+NO_LATENCY = (0,) * len(LATENCY_COLUMNS)
 """``Bucket.latency`` without acks."""
 _PARTS = tuple(
     tuple(
@@ -134,8 +136,7 @@ class Bucket:
     expired: int
     superseded: int
     latency: tuple[int, ...]
-    """Numbers of acks by latency: bucket n counts latencies up to ``ALL_LATENCY_BOUNDS_MS[n]``. The last but one counts
-    those above an hour of which no more is known, because 0.1 has counted them, the last one those above a day."""
+    """Numbers of acks by latency, in the order of ``LATENCY_COLUMNS``."""
     backlog: Count | None
     """The number of unsettled messages in the sample of the minute, or the highest one of the hour; None without one.
     """
@@ -171,6 +172,25 @@ def since(session: Session, grain: int, moment: int) -> list[Bucket]:
         (grain, moment),
     )
     return sorted((_bucket(*row) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
+
+
+def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> list[Bucket]:
+    """Return the sums of the rows since a time, without samples.
+
+    Args:
+        session: the session.
+        grain: ``MINUTE`` or ``HOUR``.
+        moment: the time in epoch milliseconds.
+        by: ``OF_GROUPS`` for the sum of each group, or ``OF_TOPICS`` for that of the groups on each topic, by minute or
+            hour. What is not distinguished is empty, or the first time.
+    """
+    totals = ", ".join(f"SUM({name})" for name in ("entered", "entered_minutes", *COUNTS))
+    key = ", ".join(name if name in by else other for name, other in KEY_OF_SUMS.items())
+    rows = session.rows(
+        f"SELECT {key}, {totals} FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY {', '.join(by)}",
+        (grain, moment),
+    )
+    return [_bucket(group, topic, at, None, 1, 0, *map(int, counts)) for group, topic, at, *counts in rows]
 
 
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
@@ -220,7 +240,7 @@ def _bucket(
         filtered=filtered,
         expired=expired,
         superseded=superseded,
-        latency=_latency(dict(zip(BUCKETS, counts[len(PASSED) :], strict=True))),
+        latency=counts[len(PASSED) :],
         backlog=None if backlog is None else Count(backlog, bool(exact)),
         oldest_ms=oldest_ms,
         entered=entered,
@@ -228,20 +248,26 @@ def _bucket(
     )
 
 
-def _latency(columns: Mapping[str, int]) -> tuple[int, ...]:
-    """Return ``Bucket.latency`` from the columns. Those by position count what the named ones count, too."""
-    rest = {}
-    long = {column: columns[column.name] for column in LATENCY_COLUMNS[len(LATENCY_BOUNDS_MS) + 1 :]}
-    for column in LATENCY_COLUMNS[: len(LATENCY_BOUNDS_MS) + 1]:
-        inside = sum(
-            number
-            for one, number in long.items()
-            if one.above >= column.above and (column.upto is None or (one.upto is not None and one.upto <= column.upto))
-        )
-        rest[column.upto] = columns[column.name] - inside
-    named = {column.upto: number for column, number in long.items()}
-    within = [named[bound] if bound in LONG_LATENCY_BOUNDS_MS else rest[bound] for bound in ALL_LATENCY_BOUNDS_MS]
-    return (*within, rest[None], named[None])
+def distribution(latency: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers of acks by the bounds of their latency, each ack once.
+
+    A column by position counts what the named ones count, too. The rest is what is above the highest of them, or what
+    0.1 has counted.
+
+    Args:
+        latency: the sums of ``Bucket.latency``.
+
+    Returns:
+        For each of ``ALL_LATENCY_BOUNDS_MS``, the acks up to it; then those above an hour of which no more is known;
+        then those above a day.
+    """
+    number = len(LATENCY_BOUNDS_MS) + 1
+    rest, named = list(latency[:number]), latency[number:]
+    for column, count in zip(LATENCY_COLUMNS[number:], named, strict=True):
+        rest[bisect_left(LATENCY_BOUNDS_MS, column.above + 1)] -= count
+    upto = dict(zip((*LATENCY_BOUNDS_MS, None), rest, strict=True))
+    upto.update(zip(LONG_LATENCY_BOUNDS_MS, named, strict=False))
+    return (*(upto[bound] for bound in ALL_LATENCY_BOUNDS_MS), upto[None], named[-1])
 
 
 class Percentile(NamedTuple):
@@ -259,16 +285,17 @@ def percentile(latency: Sequence[int], share: float) -> Percentile | None:
     It is a bound of the bucket that the latency is in: where in it the acks are is not known.
 
     Args:
-        latency: numbers of acks by bucket, as in ``Bucket.latency``.
+        latency: sums of ``Bucket.latency``.
         share: the share, from 0 to 1.
     """
-    total = sum(latency)
+    counts = distribution(latency)
+    total = sum(counts)
     if not total:
         return None
     passed = 0
-    for bound, count in zip(ALL_LATENCY_BOUNDS_MS, latency, strict=False):
+    for bound, count in zip(ALL_LATENCY_BOUNDS_MS, counts, strict=False):
         passed += count
         if count and passed >= share * total:
             return Percentile(bound)
-    is_last = share * total > total - latency[-1]
+    is_last = share * total > total - counts[-1]
     return Percentile(LONG_LATENCY_BOUNDS_MS[-1] if is_last else LATENCY_BOUNDS_MS[-1], above=True)

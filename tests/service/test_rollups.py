@@ -26,7 +26,7 @@ def test_rollups_count_what_happened(db, clock):
     for grain in (rollups.MINUTE, rollups.HOUR):
         (bucket,) = rollups.since(Session(USING), grain, 0)
         assert (bucket.ref, bucket.acked, bucket.failed, bucket.dead_lettered) == (G, 4, 2, 1)
-        assert sum(bucket.latency) == 4
+        assert sum(rollups.distribution(bucket.latency)) == 4
         assert rollups.percentile(bucket.latency, 0.5) in {(2500, False), (5000, False)}
     log(1)
     sub.settle()
@@ -35,6 +35,27 @@ def test_rollups_count_what_happened(db, clock):
     now = session.now()
     assert sum(bucket.acked for bucket in rollups.of_group(session, rollups.HOUR, now - 3_600_000, G, now=now)) == 5
     assert rollups.of_group(session, rollups.HOUR, now - 3_600_000, GroupRef("h", "t"), now=now) == []
+
+
+def test_sums_of_groups_and_of_topics(db):
+    for at, group, topic, acked in ((0, "g", "t", 1), (60, "g", "t", 2), (60, "h", "t", 4), (60, "g", "u", 8)):
+        minute = 2 * 10**9 + at * 1000
+        Rollup.objects.create(
+            grain=60, bucket_at=minute, consumer_group=group, topic=topic, acked=acked, latency_13=acked, entered=acked
+        )
+        Rollup.objects.create(grain=3600, bucket_at=minute, consumer_group=group, topic=topic, acked=100)
+    session = Session(USING)
+    found = rollups.sums(session, rollups.MINUTE, 0, by=rollups.OF_GROUPS)
+    assert {(*one.ref, one.acked) for one in found} == {("g", "t", 3), ("h", "t", 4), ("g", "u", 8)}
+    found = rollups.sums(session, rollups.MINUTE, 0, by=rollups.OF_TOPICS)
+    first = 2 * 10**9
+    assert {(*one.ref, one.at - first, one.acked, one.entered) for one in found} == {
+        ("", "t", 0, 1, 1),
+        ("", "t", 60_000, 6, 6),
+        ("", "u", 60_000, 8, 8),
+    }
+    assert {rollups.percentile(one.latency, 0.5) for one in found} == {(600_000, False)}
+    assert rollups.sums(session, rollups.MINUTE, first + 60_001, by=rollups.OF_GROUPS) == []
 
 
 def test_old_rollups_are_collected(db, clock):
@@ -58,7 +79,7 @@ def counted(*latencies, old=()):
     columns = dict(zip(rollups.COUNTS, new.counts(), strict=True))
     for name, number in zip(rollups.COUNTS, by_position.counts(), strict=True):
         columns[name] += number if name.removeprefix("latency_").isdecimal() else 0
-    return rollups._latency(columns)
+    return [columns[column.name] for column in LATENCY_COLUMNS]
 
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -112,7 +133,7 @@ def test_every_latency_is_in_one_column_by_position_and_a_long_one_in_one_that_i
             assert len(found) == (
                 2 if 60_000 < latency <= 300_000 or 600_000 < latency <= 1_800_000 or latency > HOUR else 1
             )
-            assert sum(counted(latency)) == 1
+            assert sum(rollups.distribution(counted(latency))) == 1
 
 
 def test_the_columns_for_latencies_are_those_of_0_1_and_more():

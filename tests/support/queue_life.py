@@ -516,6 +516,8 @@ def _operate(ref: GroupRef) -> None:
     rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     now = session.now()
+    for by in (rollups.OF_GROUPS, rollups.OF_TOPICS):
+        rollups.sums(session, rollups.MINUTE, now - 3_600_000, by=by)
     rollups.of_group(session, rollups.MINUTE, now - 3_600_000, ref, now=now)
     delivery_events.of_message(session, places[:2])
     _look(session, ref, places)

@@ -27,6 +27,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
     status_of,
 )
+from django_mysqlqueue.inspection.history import rates_begin
 from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
@@ -83,10 +84,11 @@ class OverviewPage(Page):
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
-        minutes = self._buckets(session, MINUTE, found.now - SETTLED_MINUTES * 60_000)
         problems = [problem for cause in read.causes for problem in cause.problems]
+        recent = rollups.sums(session, MINUTE, rates_begin(found.now), by=rollups.OF_GROUPS)
+        lately = rollups.sums(session, MINUTE, found.now - SETTLED_MINUTES * 60_000, by=rollups.OF_GROUPS)
         rows, columns = in_order(
-            make_rows(self.dashboard, found.groups, problems, minutes, found.now), self.text("sort")
+            make_rows(self.dashboard, found.groups, problems, recent, lately, found.now), self.text("sort")
         )
         return {
             "overview": found,
@@ -138,7 +140,9 @@ class OverviewPage(Page):
         return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
 
     def _buckets(self, session: Session, grain: int, since: int) -> list[Bucket]:
-        return [one for one in rollups.since(session, grain, since) if self.may_view(one.ref.topic)]
+        return [
+            one for one in rollups.sums(session, grain, since, by=rollups.OF_TOPICS) if self.may_view(one.ref.topic)
+        ]
 
     def _may_view_problem(self, problem: Problem) -> bool:
         topic = problem.topic if problem.ref is None else problem.ref.topic
