@@ -182,6 +182,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("in flight", "inflight/", {}),
         ("dead letters", "deadletters/", {}),
         ("dead letters, by error", "deadletters/", {"topic": f"{TOPIC}_dlq", "error": "case 7"}),
+        ("dead letters, an error", "deadletters/", {"topic": f"{TOPIC}_dlq", "kind": "ValueError: case <number>"}),
         ("dead letter", "deadletter/", {"offset": places["letter"]}),
         ("scheduled", "scheduled/", {}),
         ("subscribers", "subscribers/", {}),

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 1000
-"""Maximum number of characters that are compared."""
-
-_MASKS = (
-    (re.compile(r"\b\w+://[^\s'\"<>]+"), "<url>"),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<email>"),
-    (re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "<id>"),
-    (re.compile(r"\b0x[0-9a-fA-F]+\b"), "<address>"),
-    (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b"), "<ip>"),
-    (re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![0-9a-fA-F:])"), "<ip>"),
-    (re.compile(r"\b(?=\w*\d)(?=\w*[a-fA-F])[0-9a-fA-F]{8,}\b"), "<id>"),
-    (re.compile(r"\d+(?:[.,]\d+)*"), "<n>"),
+_MASKED = re.compile(
+    r"(?P<address>[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+|\b0x[0-9a-f]+\b"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b)"
+    r"|(?P<id>\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b)"
+    r"|(?P<number>(?<![a-z_])\d+(?:[.,:_-]\d+)*|\d{3,})",
+    re.IGNORECASE,
 )
 
 
-def masked(text: str) -> str:
-    """Return the text of an error with URLs, addresses, ids and numbers replaced.
+def masked(line: str) -> str:
+    """Return a line with placeholders for addresses (of mail, networks, memory), ids and numbers.
 
-    ``KeyError: 'order-4711'`` becomes ``KeyError: 'order-<n>'``.
+    ``KeyError: 'order-4711'`` becomes ``KeyError: 'order-<number>'``.
     """
-    text = text[:LONGEST]
-    for pattern, name in _MASKS:
-        text = pattern.sub(name, text)
-    return text
+    return _MASKED.sub(lambda found: f"<{found.lastgroup}>", line)

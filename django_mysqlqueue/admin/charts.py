@@ -14,10 +14,34 @@ from django_mysqlqueue.humanize import duration
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
 STRIP_HEIGHT = 12
+SPARK_WIDTH, SPARK_HEIGHT = 76, 24
 CELL, COLUMNS = 24, 24
 """Side of a cell of a heat map, and number of cells in a row."""
 SIDES = (0, 6, 11, 16, 20, 0)
 """Side of the square in a cell, by level. So levels differ not only by their color."""
+
+
+def sparkline(values: Sequence[float], label: str) -> SafeString:
+    """Return a small line chart without axes.
+
+    Args:
+        values: the values, at equal distances.
+        label: text for screen readers.
+    """
+    top = max(values, default=0) or 1
+    step = SPARK_WIDTH / max(1, len(values) - 1)
+    points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    area = f"0,{SPARK_HEIGHT} {line} {SPARK_WIDTH},{SPARK_HEIGHT}"
+    return format_html(
+        '<svg class="mq-spark" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
+        '<polygon class="mq-area" points="{}"/><polyline class="mq-line" points="{}"/></svg>',
+        SPARK_WIDTH,
+        SPARK_HEIGHT,
+        label,
+        area,
+        line,
+    )
 
 
 def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:

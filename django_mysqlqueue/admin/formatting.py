@@ -98,7 +98,7 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
     return json.dumps(metadata) if lines is None else lines
 
 
-def redacted_line(line: str, *, topic: str, cut: bool) -> str:
+def shown_line(line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
     """Return the last line of an error, redacted.
 
     If ``REDACT`` is set and only the end of the line was read, none of it is shown: ``REDACT`` might not recognize a

@@ -31,19 +31,6 @@ READ_BYTES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorKind:
-    """Dead letters that failed in one group and whose errors end in the same line."""
-
-    ref: GroupRef
-    """The group and its topic."""
-    line: str
-    """The last line of the error, at most its last ``LINE`` characters."""
-    count: int
-    cut: bool = False
-    """True if the line is longer."""
-
-
-@dataclass(frozen=True, slots=True)
 class DeadLetterMatches:
     """The dead letters of a topic that match a filter."""
 
@@ -243,25 +230,6 @@ def _saying(session: Session, wanted: DeadLetterFilter, offsets: Sequence[int]) 
             )
         )
     return found
-
-
-def kinds(session: Session, found: DeadLetterMatches, *, bounds: Bounds = PAGES) -> list[ErrorKind]:
-    """Group matches by the last line of their error, the most frequent first.
-
-    Args:
-        session: session on the queue's database.
-        found: the matches.
-        bounds: only the newest ``bounds.errors`` matches are read.
-    """
-    number: Counter[tuple[GroupRef, str, bool]] = Counter()
-    for chunk in session.chunks(found.offsets[: bounds.errors]):
-        for group, topic, end in session.rows(
-            f"SELECT m.failed_group, m.original_topic, {session.dialect.ending('m.last_error', LINE)} "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            sorted(chunk),
-        ):
-            number[GroupRef(group, topic), messages.last_line(end), is_cut(end)] += 1
-    return [ErrorKind(ref, line, count, cut) for (ref, line, cut), count in number.most_common()]
 
 
 def is_cut(end: str) -> bool:

@@ -104,7 +104,7 @@ def test_errors_are_counted_by_group_and_last_line_and_lead_to_the_filter(client
         ("g", "apple", 2),
         ("g", "ValueError: a pear", 1),
     ]
-    assert "?group=g&error=ValueError%3A+a+pear&topic=t_dlq" in page(client, "deadletters")
+    assert "?group=g&kind=ValueError%3A+a+pear&topic=t_dlq" in page(client, "deadletters")
     assert len(offsets(listed(client, group="g", error="apple"))) == 2
 
 

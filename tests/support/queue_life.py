@@ -18,6 +18,7 @@ from django_mysqlqueue.inspection import (
     Bounds,
     count_jobs,
     dead_letters,
+    error_kinds,
     find_problems,
     get_group,
     get_job,
@@ -489,7 +490,8 @@ def _operate(ref: GroupRef) -> None:
     assert "t_dlq" in dict(dead_letters.dlq_topics(session))
     found = dead_letters.look(session, dead)
     assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
-    assert dead_letters.kinds(session, found)
+    (kind, *_others) = error_kinds.kinds(session, found, shown=lambda line, *_more: line)
+    assert error_kinds.of_kind(session, found, kind.text, shown=lambda line, *_more: line).offsets
     dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
     full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
     assert full is not None

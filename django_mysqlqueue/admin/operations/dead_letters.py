@@ -14,10 +14,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
 from django_mysqlqueue.admin.diffs import DiffLine, unified
-from django_mysqlqueue.admin.formatting import json_lines, moment
+from django_mysqlqueue.admin.formatting import json_lines, moment, shown_line
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.inspection import dead_letters
+from django_mysqlqueue.inspection import dead_letters, error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.operations.results import Result
@@ -52,6 +52,8 @@ class MatchingForm(ReasonForm):
     topic = forms.CharField(widget=forms.HiddenInput)
     group = forms.CharField(widget=forms.HiddenInput, required=False)
     error = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
+    kind = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
+    """A masked error of the page."""
     since = forms.IntegerField(widget=forms.HiddenInput, required=False, min_value=0, max_value=FOREVER)
     until = forms.IntegerField(widget=forms.HiddenInput, required=False, min_value=0, max_value=FOREVER)
     upto = forms.IntegerField(widget=forms.HiddenInput, min_value=1)
@@ -72,6 +74,7 @@ class DeadLettersOperation(AdminOperation):
         for text, value in (
             (_("group %(value)s"), wanted.group),
             (_("error contains “%(value)s”"), wanted.error),
+            (_("error “%(value)s”"), self.values.get("kind")),
             (_("since %(value)s"), moment(wanted.since)),
             (_("until %(value)s"), moment(wanted.until)),
         ):
@@ -99,9 +102,10 @@ class DeadLettersOperation(AdminOperation):
         Raises:
             OperationRefused: nothing matches.
         """
-        found = dead_letters.look(
-            Session(self.using), self.selection(), newest=self.values.get("upto"), bounds=self.bounds
-        )
+        session = Session(self.using)
+        found = dead_letters.look(session, self.selection(), newest=self.values.get("upto"), bounds=self.bounds)
+        if kind := self.values.get("kind"):
+            found = error_kinds.of_kind(session, found, kind, shown=shown_line, bounds=self.bounds)
         if not found.offsets:
             raise OperationRefused(_("There are no such dead letters."))
         return found
@@ -128,6 +132,9 @@ class DeadLettersOperation(AdminOperation):
         number = dead_letters_text(left)
         if not self.found.whole:
             number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
+        if self.values.get("kind"):
+            text = _("One request changes the oldest %(most)s. Remaining: %(left)s. Repeat the operation for these.")
+            return [text % {"most": f"{self.most():,}", "left": number}]
         return [
             _("One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s")
             % {"most": f"{self.most():,}", "left": number, "command": self.command_line()}

@@ -6,24 +6,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.admin import contents, copying
+from django_mysqlqueue.admin import charts, contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
-from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
+from django_mysqlqueue.admin.formatting import last_line, moment, redacted, shown_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
-from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, message_history
-from django_mysqlqueue.inspection.dead_letters import DeadLetter, ErrorKind
+from django_mysqlqueue.inspection import (
+    DeadLetterSummary,
+    RecordedDelivery,
+    dead_letters,
+    error_kinds,
+    message_history,
+)
+from django_mysqlqueue.inspection.dead_letters import DeadLetter
+from django_mysqlqueue.inspection.error_kinds import ErrorKind
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.sql.session import Session
 
 KINDS_SHOWN = 10
+TREND_HOURS = 24
+"""Number of hours up to now for which dead letters are counted by the hour."""
 RELATED_LOOKED_UP = 20
 """Maximum number of related messages to look up."""
 ERROR_SHOWN = dead_letters.LINE
@@ -48,8 +58,9 @@ class ErrorKindRow:
 
     kind: ErrorKind
     line: str
-    searched: str | None
-    """Value of the filter, or None if the line is redacted and cannot be searched for."""
+    first: str
+    last: str
+    trend: SafeString
 
 
 class DeadLettersPage(Page):
@@ -75,15 +86,19 @@ class DeadLettersPage(Page):
         may_search = may_search_errors(self.request, topic)
         before = self.number("before")
         found = dead_letters.look(session, chosen, bounds=self.bounds)
+        if (kind := self.text("kind")) is not None:
+            found = error_kinds.of_kind(session, found, kind, shown=shown_line, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
-        kinds = dead_letters.kinds(session, found, bounds=self.bounds)
+        kinds = error_kinds.kinds(session, found, shown=shown_line, bounds=self.bounds)
+        now = session.now()
         registered = registered_refs(self.using)
         groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
         return {
             "topics": topics,
             "topic": topic,
             "listed_topic": topic in dict(topics),
-            "filtered": any(value is not None for value in (group, error, since, until)),
+            "filtered": any(value is not None for value in (group, error, since, until, kind)),
+            "kind": kind or "",
             "since_text": self.text("since") or "",
             "until_text": self.text("until") or "",
             "groups": sorted(groups | {ref.group for ref in found.refs} | ({group} if group else set())),
@@ -98,7 +113,8 @@ class DeadLettersPage(Page):
             "rows": [self._row(one) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
-            "kinds": [self._kind(kind, may_search=may_search) for kind in kinds[:KINDS_SHOWN]],
+            "kinds": [self._kind(one, now) for one in kinds[:KINDS_SHOWN]],
+            "trend_hours": TREND_HOURS,
             "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
             "errors_read": f"{self.bounds.errors:,}",
             "told_apart": len(found.offsets) > self.bounds.errors,
@@ -127,6 +143,8 @@ class DeadLettersPage(Page):
     def _pages(self, wanted: DeadLetterFilter) -> Iterator[list[tuple[Any, ...]]]:
         with self.reading():
             matches = dead_letters.look(Session(self.using), wanted, bounds=self.bounds)
+            if (kind := self.text("kind")) is not None:
+                matches = error_kinds.of_kind(Session(self.using), matches, kind, shown=shown_line, bounds=self.bounds)
         for start in range(0, len(matches.offsets), ROWS_AT_ONCE):
             with self.reading():
                 found = dead_letters.at(Session(self.using), matches.offsets[start : start + ROWS_AT_ONCE])
@@ -142,13 +160,19 @@ class DeadLettersPage(Page):
 
     @staticmethod
     def _row(one: DeadLetterSummary) -> DeadLetterRow:
-        error = redacted_line(last_line(one.error), topic=one.ref.topic, cut=dead_letters.is_cut(one.error))
+        error = shown_line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
         return DeadLetterRow(one, moment(one.failed_at), error)
 
     @staticmethod
-    def _kind(kind: ErrorKind, *, may_search: bool) -> ErrorKindRow:
-        line = redacted_line(kind.line, topic=kind.ref.topic, cut=kind.cut)
-        return ErrorKindRow(kind, line, kind.line if may_search and line == kind.line else None)
+    def _kind(kind: ErrorKind, now: int) -> ErrorKindRow:
+        counts = [0] * TREND_HOURS
+        for at in kind.times:
+            hours = (now - at) // 3_600_000
+            if 0 <= hours < TREND_HOURS:
+                counts[TREND_HOURS - 1 - hours] += 1
+        label = _("%(number)s in the last %(hours)s hours") % {"number": f"{sum(counts):,}", "hours": TREND_HOURS}
+        trend = charts.sparkline(counts, label)
+        return ErrorKindRow(kind, kind.text, moment(kind.times[0]), moment(kind.times[-1]), trend)
 
 
 @dataclass(frozen=True, slots=True)
