@@ -14,7 +14,7 @@ from django_mysqlqueue.humanize import duration
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
 STRIP_HEIGHT = 12
-SPARK_WIDTH, SPARK_HEIGHT = 76, 24
+SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 CELL, COLUMNS = 24, 24
 """Side of a cell of a heat map, and number of cells in a row."""
 SIDES = (0, 6, 11, 16, 20, 0)
