@@ -226,7 +226,7 @@ def test_the_next_sample_brings_what_entered_the_log_in_the_minute_before(db, cl
     sub.step()
     maintain(sub)
     assert entered() == []
-    at_second(clock, 10)
+    at_second(clock, 7)  # Less than a minute after the last poll.
     sub.step()
     log(50)
     sub.step()
@@ -286,7 +286,7 @@ def test_after_a_database_error_the_minute_is_not_whole(db, clock):
     sub.step()
     sub.poller.reset()
     sub.step()
-    at_second(clock, 10)
+    at_second(clock, 7)
     sub.step()
     assert sub.poller.entered.whole() == {}
 

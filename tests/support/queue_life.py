@@ -35,7 +35,7 @@ from django_mysqlqueue.inspection import (
     message_history,
     operations_log,
     partitions,
-    problems,
+    queue_problems,
     relays,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
@@ -538,7 +538,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
     seen = find_problems(found)
     assert "unread" in {one.topic for one in seen}
-    problems._with_leases(Session(USING), ["gone", "vanished"])
+    queue_problems._with_leases(Session(USING), ["gone", "vanished"])
     group = get_group(*ref, using=USING)
     assert group is not None
     assert partitions.at(session, group, [head.key for head in group.heads])
