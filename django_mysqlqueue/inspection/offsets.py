@@ -14,7 +14,8 @@ from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
-from django_mysqlqueue.service.log import Ends
+from django_mysqlqueue.service.log import newest
+from django_mysqlqueue.service.partitions import bounded_last_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -207,7 +208,12 @@ def survey(
         bounds: limits of what is read. The first partitions are counted even if the time is over.
     """
     most = bounds.surveyed_partitions
-    ends, whole = Ends(session, most, prefix).of(group.ref.topic)
+    read, is_cut = bounded_last_offsets(session, group.ref.topic, limit=most + 1, since=prefix)
+    ends = {key: end for key, end in read.items() if key.startswith(prefix)}
+    # Those that begin with the prefix are next to each other.
+    whole = len(ends) <= most and not (is_cut and len(ends) == len(read))
+    if not whole:
+        ends |= {key: end for key, end in newest(session, group.ref.topic).items() if key.startswith(prefix)}
     if owner is not None:
         leased = partitions.owned(session, group.ref, owner, prefix=prefix, limit=most + 1)
         ends = {key: ends[key] for key in leased if key in ends}

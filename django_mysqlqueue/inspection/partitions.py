@@ -10,7 +10,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.heads import HeadMessage, heads
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.partitions import in_log
+from django_mysqlqueue.service.partitions import ends, in_log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.unclaimed import positions
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
@@ -130,7 +130,7 @@ def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bo
                 (*chunk, *ref),
             )
         }
-    ends = _ends(session, ref.topic, keys)
+    last = ends(session, ref.topic, keys)
     counts = unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
     firsts = [(one.first, key) for key, one in counts.items() if one.first is not None]
     first = {head.key: head for head in heads(session, ref, firsts)}
@@ -141,23 +141,9 @@ def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bo
         owner, since = owners.get(key, (None, 0))
         found.append(
             Partition(
-                ref, key, *places[key], ends.get(key), counts[key].lag, head, oldest_at, owner, since if owner else None
+                ref, key, *places[key], last.get(key), counts[key].lag, head, oldest_at, owner, since if owner else None
             )
         )
-    return found
-
-
-def _ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
-    """Return the offset of the newest message of each partition that has messages in the log."""
-    select = (
-        f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE topic = %s AND partition_key = %s ORDER BY `offset` DESC LIMIT 1"
-    )
-    found: dict[str, int] = {}
-    for start in range(0, len(keys), UNION_TERMS):
-        piece = keys[start : start + UNION_TERMS]
-        sql = session.dialect.union(select, len(piece))
-        found |= {key: int(offset) for key, offset in session.rows(sql, flat((topic, key) for key in piece))}
     return found
 
 

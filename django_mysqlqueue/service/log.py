@@ -75,13 +75,11 @@ class Ends:
     Args:
         session: the session.
         most: maximum number of partitions to read.
-        prefix: only partitions whose keys begin with this.
     """
 
-    def __init__(self, session: Session, most: int, prefix: str = "") -> None:
+    def __init__(self, session: Session, most: int) -> None:
         self._session = session
         self.most = most
-        self._prefix = prefix
         self._found: dict[str, tuple[dict[str, int], bool]] = {}
 
     def of(self, topic: str) -> tuple[dict[str, int], bool]:
@@ -91,21 +89,24 @@ class Ends:
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        read = partitions.last_offsets(self._session, topic, limit=self.most + 1, since=self._prefix)
-        found = {key: last for key, last in read.items() if key.startswith(self._prefix)}
+        found = partitions.last_offsets(self._session, topic, limit=self.most + 1)
         if len(found) <= self.most:
-            return found, True  # Those that begin with the prefix are next to each other.
-        newest = self._session.rows(
-            "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
-            f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} WHERE `offset` > 0 "
-            "ORDER BY `offset` DESC LIMIT %s) w "
-            "WHERE w.topic = %s",
-            (NEWEST, topic),
-        )
-        for key, offset in newest:
-            if key.startswith(self._prefix):
-                found[key] = max(found.get(key, 0), int(offset))
+            return found, True
+        for key, offset in newest(self._session, topic).items():
+            found[key] = max(found.get(key, 0), offset)
         return found, False
+
+
+def newest(session: Session, topic: str) -> dict[str, int]:
+    """Return the partitions of a topic's messages among the newest ones of the log, with their last offsets."""
+    rows = session.rows(
+        "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
+        f"FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE `offset` > 0 "
+        "ORDER BY `offset` DESC LIMIT %s) w "
+        "WHERE w.topic = %s",
+        (NEWEST, topic),
+    )
+    return {key: int(offset) for key, offset in sorted(rows, key=lambda row: row[1])}
 
 
 def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> dict[str, int]:

@@ -7,10 +7,14 @@ from typing import Any
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
+JUMPS = ("for group-by", "skip scan for grouping")
+"""Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
+ROWS = 4
+"""Maximum number of messages per partition that are read if the server does not jump."""
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
@@ -26,25 +30,75 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
-def last_offsets(session: Session, topic: str, *, limit: int, since: str = "") -> dict[str, int]:
+def last_offsets(session: Session, topic: str, *, limit: int) -> dict[str, int]:
     """Return the first partitions of a topic that have messages in the log, with their last offsets, by one query.
 
     Args:
         session: the session.
         topic: the topic.
         limit: maximum number of partitions.
-        since: the partition at which to start.
     """
+    return {key: int(last) for key, last in session.rows(*_last_offsets(session, topic, limit, ""))}
+
+
+def _last_offsets(session: Session, topic: str, limit: int, since: str) -> tuple[str, tuple[object, ...]]:
     # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
     # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
     above, parameters = (" AND partition_key >= %s", (since,)) if since else ("", ())
-    rows = session.rows(
+    return (
         f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s{above} "
-        "GROUP BY topic, partition_key LIMIT %s",
-        (topic, topic, *parameters, limit),
+        "GROUP BY topic, partition_key LIMIT %s"
+    ), (topic, topic, *parameters, limit)
+
+
+def bounded_last_offsets(session: Session, topic: str, *, limit: int, since: str = "") -> tuple[dict[str, int], bool]:
+    """Return the same as ``last_offsets``, but read at most ``ROWS`` times as many messages as partitions.
+
+    The servers jump from key to key only if their statistics of the whole log say that partitions are long. If another
+    topic has very many short ones, they would read all messages of this topic.
+
+    Args:
+        session: the session.
+        topic: the topic.
+        limit: maximum number of partitions.
+        since: the partition at which to start.
+
+    Returns:
+        The last offsets by partition, and whether the read ended at its limit of messages.
+    """
+    sql, parameters = _last_offsets(session, topic, limit, since)
+    plan = session.rows(f"EXPLAIN {sql}", parameters)
+    if any(text in str(cell) for row in plan for cell in row for text in JUMPS):
+        return {key: int(last) for key, last in session.rows(sql, parameters)}, False
+    most = limit * ROWS
+    rows = session.rows(
+        "SELECT w.partition_key, MAX(w.place), COUNT(*) FROM (SELECT partition_key, `offset` AS place "
+        f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key >= %s ORDER BY partition_key, `offset` LIMIT %s) w "
+        "GROUP BY w.partition_key ORDER BY w.partition_key LIMIT %s",
+        (topic, since, most, limit),
     )
-    return {key: int(last) for key, last in rows}
+    found = {key: int(last) for key, last, _ in rows}
+    is_cut = sum(count for _, _, count in rows) == most
+    if is_cut:
+        key = rows[-1][0]  # Its last messages may be beyond the limit.
+        found |= ends(session, topic, [key])
+    return found, is_cut
+
+
+def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
+    """Return the last offset of each of these partitions that has messages in the log."""
+    select = (
+        f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s ORDER BY `offset` DESC LIMIT 1"
+    )
+    found: dict[str, int] = {}
+    for start in range(0, len(keys), UNION_TERMS):
+        piece = keys[start : start + UNION_TERMS]
+        sql = session.dialect.union(select, len(piece))
+        found |= {key: int(offset) for key, offset in session.rows(sql, flat((topic, key) for key in piece))}
+    return found
 
 
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:
