@@ -20,7 +20,7 @@ class Bounds:
     """Seconds for counting the backlogs of all groups together; counts that take longer are not exact."""
     heads: int = 50
     """Maximum number of partitions of a group whose first message is read, the longest waiting first."""
-    surveyed_partitions: int = 10_000
+    surveyed_partitions: int = 5_000
     """Maximum number of partitions of a group whose backlogs are compared. If the topic has more, the partitions of its
     newest messages are added."""
     piece: int = 100
