@@ -5,8 +5,10 @@
     python benchmarks/dashboard.py --engine mysql --messages 1000000
 
 It fills the log (10 million messages), delivery rows (a million settled ones after an unsettled message), partitions
-(10,000 per group), dead letters and recorded deliveries, then requests each page with Django's test client. JSON goes
-to stdout, a table to stderr: the median, the maximum, the number of queries, and the time spent in SQL.
+(10,000 per group, and a million of a topic with one message in each), dead letters, recorded deliveries, results of
+jobs and recurring schedules, then requests each page with Django's test client. JSON goes to stdout, a table to stderr:
+the median, the minimum, the maximum, the CPU time of a request (Python and server together), the number of queries, and
+the time spent in SQL. The CPU time hardly depends on other work of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 PLACE = "/admin/django_mysqlqueue/dashboard/"
 GROUPS = {"billing": "ordered", "search": "ordered", "mail": "shared"}
-TOPIC, BUSY = "orders", "clicks"
+TOPIC, BUSY, MANY = "orders", "clicks", "devices"
+JOBS = "jobs.default"
 FILL = 100_000
 
 
@@ -46,6 +49,7 @@ def main() -> None:
         from django.conf import settings
 
         settings.ROOT_URLCONF = "benchmarks.dashboard_urls"
+        settings.TASKS = {"default": {"BACKEND": "django_mysqlqueue.tasks.MySQLQueueBackend", "QUEUES": ["default"]}}
         settings.ALLOWED_HOSTS = ["testserver"]
         django.setup()
         from django.core.management import call_command
@@ -59,7 +63,7 @@ def main() -> None:
         places = _fill(options)
         _say(f"Filled the tables in {time.monotonic() - began:.0f} s")
         result = {"benchmark": "dashboard", "environment": common.environment(), "options": vars(options)}
-        print(json.dumps({**result, "pages": _measure(options, places)}))
+        print(json.dumps({**result, "pages": _measure(options, places, server.pid)}))
 
 
 def _options() -> argparse.Namespace:
@@ -70,8 +74,12 @@ def _options() -> argparse.Namespace:
     add("--messages", type=int, default=10_000_000, help="number of messages in the log (default: 10000000)")
     add("--states", type=int, default=1_000_000, help="settled delivery rows after an unsettled one (default: 1000000)")
     add("--partitions", type=int, default=10_000, help="number of partitions per group (default: 10000)")
+    add("--keys", type=int, default=1_000_000, help="number of partitions of another topic (default: 1000000)")
+    add("--jobs", type=int, default=1_000_000, help="number of results of jobs (default: 1000000)")
+    add("--schedules", type=int, default=50, help="number of recurring schedules (default: 50)")
     add("--letters", type=int, default=20_000, help="number of dead letters (default: 20000)")
     add("--rounds", type=int, default=15, help="number of requests per page (default: 15)")
+    add("--only", metavar="NAME", nargs="+", default=[""], help="only pages whose names begin with one of these")
     return parser.parse_args()
 
 
@@ -101,6 +109,9 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "WHERE topic = %s",
         (head, BUSY),
     )
+    _fill_keys(options.keys)
+    _fill_jobs(options.jobs)
+    _fill_schedules(options.schedules)
     letter, _ = _fill_log("default", f"{TOPIC}_dlq", options.letters, 100)
     _rows(
         "default",
@@ -155,13 +166,94 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
     return {"message": first, "stuck": head, "letter": letter}
 
 
-def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[str, Any]]:
+def _fill_keys(number: int) -> None:
+    """Fill a topic with one message per key. Its group has handled each second one, but none of the last tenth."""
+    from benchmarks.scale import _fill_log, _rows
+    from django_mysqlqueue.service import groups, leasing
+    from django_mysqlqueue.service.refs import GroupRef
+
+    ref = GroupRef("sensors", MANY)
+    groups.register("default", ref, mode="ordered", start="earliest")
+    first, _ = _fill_log("default", MANY, number, number)
+    _rows(
+        "default",
+        "INSERT INTO queue_offsets (consumer_group, topic, partition_key, offset_acked, offset_claimed) "
+        "SELECT %s, topic, partition_key, `offset` - `offset` %% 2, `offset` - `offset` %% 2 FROM queue_messages "
+        "WHERE topic = %s AND `offset` < %s",
+        (*ref, first + number - number // 10),
+    )
+    # _fill_log names the keys by the remainders of the offsets.
+    keys = [f"k{place % number}" for place in range(first, first + min(number, 20_000))]
+    for start in range(0, len(keys), 1000):
+        leasing.acquire("default", ref, f"host:{start // 1000 % 20}", keys[start : start + 1000], lease_ms=30_000)
+
+
+def _fill_jobs(number: int) -> None:
+    """Insert results of jobs of 50 tasks. Most have succeeded; some have failed, are ready, or run."""
+    from benchmarks.scale import FILL, _rows
+
+    for start in range(0, number, FILL):
+        place = f"({start} + b.n * 1000 + a.n)"
+        _rows(
+            "default",
+            "INSERT INTO queue_job_results (id, backend, queue_name, task_path, arguments, status, enqueued_at, "
+            "started_at, last_attempted_at, finished_at, return_value, errors, worker_ids) "
+            f"SELECT CONCAT('job-', LPAD({place}, 10, '0')), 'default', 'default', "
+            f"CONCAT('shop.tasks.task', {place} %% 50), '{{\"args\": [1], \"kwargs\": {{}}}}', "
+            f"CASE WHEN {place} < 1000 THEN 'READY' WHEN {place} %% 100000 = 77777 THEN 'RUNNING' "
+            f"WHEN {place} %% 100 = 1 THEN 'FAILED' ELSE 'SUCCESSFUL' END, x.now - {place}, "
+            f"CASE WHEN {place} < 1000 THEN 0 ELSE x.now - {place} + 5 END, "
+            f"CASE WHEN {place} < 1000 THEN 0 ELSE x.now - {place} + 5 END, "
+            f"CASE WHEN {place} < 1000 OR {place} %% 100000 = 77777 THEN 0 ELSE x.now - {place} + 50 END, 'null', "
+            f"CASE WHEN {place} %% 100 = 1 THEN "
+            'CONCAT(\'{"exception_class_path": "builtins.ValueError", "traceback": "ValueError: no"}\', CHAR(10)) '
+            "ELSE '' END, CONCAT('host:1', CHAR(10)) "
+            "FROM (SELECT ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000) AS now) x STRAIGHT_JOIN scale_numbers b "
+            f"STRAIGHT_JOIN scale_numbers a WHERE b.n < {FILL // 1000} AND b.n * 1000 + a.n < %s",
+            (min(FILL, number - start),),
+        )
+
+
+def _fill_schedules(number: int) -> None:
+    """Register schedules of tasks, with results of their last runs."""
+    from django_mysqlqueue.limits import run_id
+    from django_mysqlqueue.models import JobResult, Schedule
+    from django_mysqlqueue.schedules.definitions import Definition
+    from django_mysqlqueue.schedules.timetables import timetable
+    from django_mysqlqueue.service import schedules
+
+    every = timetable(None, 3600, None, "UTC")
+    path = "shop.tasks.task1"
+    payload = {"task": path, "args": [], "kwargs": {}}
+    definition = Definition(every, JOBS, payload, task=path, backend="default")
+    names = [f"schedule-{place}" for place in range(number)]
+    schedules.register("default", dict.fromkeys(names, definition))
+    JobResult.objects.bulk_create(
+        JobResult(
+            id=run_id(one.name, one.last_tick - place * 3_600_000),
+            backend="default",
+            queue_name="default",
+            task_path=path,
+            arguments="{}",
+            status="SUCCESSFUL",
+            enqueued_at=one.last_tick - place * 3_600_000,
+            started_at=one.last_tick - place * 3_600_000,
+            last_attempted_at=one.last_tick - place * 3_600_000,
+            finished_at=one.last_tick - place * 3_600_000 + 500,
+        )
+        for one in Schedule.objects.all()
+        for place in range(10)
+    )
+
+
+def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -> list[dict[str, Any]]:
     from django.contrib.auth.models import User
     from django.db import connection, reset_queries
     from django.test import Client
     from django.test.utils import CaptureQueriesContext
     from django.utils import timezone
 
+    from benchmarks import scale
     from django_mysqlqueue import naming
     from django_mysqlqueue.service import heartbeats
     from django_mysqlqueue.service.refs import GroupRef
@@ -170,15 +262,24 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
     client = Client()
     client.force_login(user)
     group = {"group": "billing", "topic": TOPIC}
+    many = {"group": "sensors", "topic": MANY}
     pages: list[tuple[str, str, dict[str, Any]]] = [
         ("overview", "", {}),
         ("overview, a day", "", {"span": "day"}),
         ("group", "group/", group),
         ("group, 6 hours", "group/", {**group, "range": "6h"}),
         ("group, 7 days", "group/", {**group, "range": "7d"}),
-        ("group, by key", "group/", {**group, "order": "key", "after": "k5"}),
         ("group, shared", "group/", {"group": "mail", "topic": TOPIC}),
         ("group, stuck head", "group/", {"group": "stuck", "topic": BUSY}),
+        ("offsets", "offsets/", {}),
+        ("offsets, of a group", "offsets/", group),
+        ("offsets, furthest behind", "offsets/", {**group, "order": "behind"}),
+        ("offsets, stuck head", "offsets/", {"group": "stuck", "topic": BUSY}),
+        ("offsets, many keys", "offsets/", many),
+        ("offsets, many keys, furthest behind", "offsets/", {**many, "order": "behind"}),
+        ("offsets, many keys, by key", "offsets/", {**many, "prefix": "k99"}),
+        ("offsets, many keys, of an owner", "offsets/", {**many, "owner": "host:7"}),
+        ("offsets, many keys, far on", "offsets/", {**many, "after": json.dumps(["sensors", MANY, "k99"])}),
         ("in flight", "inflight/", {}),
         ("dead letters", "deadletters/", {}),
         ("dead letters, by error", "deadletters/", {"topic": f"{TOPIC}_dlq", "error": "case 7"}),
@@ -186,8 +287,13 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("dead letter", "deadletter/", {"offset": places["letter"]}),
         ("scheduled", "scheduled/", {}),
         ("subscribers", "subscribers/", {}),
-        ("leases", "leases/", {}),
-        ("leases, of one", "leases/", {"owner": "host:1"}),
+        ("offsets, of an owner", "offsets/", {"owner": "host:1"}),
+        ("jobs", "jobs/", {}),
+        ("jobs, failed", "jobs/", {"status": "FAILED"}),
+        ("jobs, of a task", "jobs/", {"task": "shop.tasks.task7"}),
+        ("jobs, of a queue", "jobs/", {"topic": JOBS}),
+        ("job", "job/", {"id": f"job-{options.jobs - 99:010d}"}),
+        ("recurring", "recurring/", {}),
         ("messages", "messages/", {}),
         ("messages, of a topic", "messages/", {"topic": TOPIC}),
         ("messages, of a partition", "messages/", {"topic": TOPIC, "key": "k17", "keyed": "1"}),
@@ -207,12 +313,13 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("replay, one partition", "do/replay/", {**group, "first": 1, "last": options.messages // 2, "key": "k17"}),
     ]
     found = []
-    _say("page", "median ms", "max ms", "first ms", "queries", "SQL ms")
-    for name, path, query in pages:
+    _say("page", "median ms", "min ms", "max ms", "CPU ms", "first ms", "queries", "SQL ms")
+    for name, path, query in (page for page in pages if page[0].startswith(tuple(options.only))):
         times, in_sql, queries = [], [], 0
         for number in range(20):  # keep the subscribers live
             refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY)]
             heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
+        cpu = time.process_time() + (scale._cpu_seconds(server) or 0)
         for _round in range(options.rounds):
             reset_queries()  # Django keeps at most 9,000 queries
             with CaptureQueriesContext(connection) as captured:
@@ -225,7 +332,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         row = {
             "page": name,
             "median_ms": round(statistics.median(times[1:]), 1),
+            "shortest_ms": round(min(times[1:]), 1),
             "longest_ms": round(max(times[1:]), 1),
+            "cpu_ms": round((time.process_time() + (scale._cpu_seconds(server) or 0) - cpu) * 1000 / options.rounds),
             "first_ms": round(times[0], 1),
             "queries": queries,
             "sql_ms": round(statistics.median(in_sql[1:])),
@@ -236,7 +345,11 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
 
 
 def _say(*columns: Any) -> None:
-    print("  ".join(f"{column!s:>24}" for column in columns), file=sys.stderr, flush=True)
+    print(
+        "  ".join(f"{column!s:>{36 if not place else 12}}" for place, column in enumerate(columns)),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
