@@ -111,6 +111,7 @@ def ratios(found: rivals.Found) -> str:
     if ours and theirs:
         lines.append(_line("no-op jobs processed, x django-tasks-db", ours.processed, theirs.processed))
         lines.append(_line("enqueued one by one, x django-tasks-db", ours.single, theirs.single))
+        lines.append(_line("CPU of enqueueing one by one, x django-tasks-db", ours.single_cpu, theirs.single_cpu))
         lines.append(_line("enqueued in bulk, x django-tasks-db one by one", ours.bulk, theirs.single))
         lines.append(_line("time to start (p50), x django-tasks-db", ours.start_p50, theirs.start_p50))
     if atomic and bare:

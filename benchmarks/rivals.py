@@ -343,12 +343,10 @@ class Server:
         self.query(f"USE {who.database}")
         self.query("SET foreign_key_checks = 0")
         for (table,) in self.query("SHOW TABLES"):
-            if table not in (
-                "django_migrations",
-                "queue_consumer_groups",
-                "queue_sequencer",
-                "with_mysqlqueue_account",
-            ):
+            if table == "queue_sequencer":
+                # Else workers that start now look for messages above the offsets of the log before.
+                self.query("UPDATE queue_sequencer SET last_offset = 0")
+            elif table not in ("django_migrations", "queue_consumer_groups", "with_mysqlqueue_account"):
                 self.query(f"TRUNCATE TABLE `{table}`")
 
 
@@ -369,11 +367,12 @@ def django(who: Contender, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "django", *arguments], env=who.env, check=True, stdout=subprocess.DEVNULL)
 
 
-def enqueue(who: Contender, way: str, count: int) -> float:
-    """Run enqueue.py. Return jobs per second."""
+def enqueue(who: Contender, way: str, count: int) -> tuple[float, float]:
+    """Run enqueue.py. Return jobs per second, and milliseconds of CPU time per job, without the server's."""
     command = [sys.executable, str(PROJECTS / "enqueue.py"), way, str(count), who.kind]
     done = subprocess.run(command, env=who.env, check=True, stdout=subprocess.PIPE, text=True)
-    return count / float(done.stdout)
+    seconds, cpu = map(float, done.stdout.split())
+    return count / seconds, 1000 * cpu / count
 
 
 @contextlib.contextmanager
@@ -422,6 +421,8 @@ class Figures:
     settings: str
     jobs: int
     single: list[float] = field(default_factory=list)
+    single_cpu: list[float] = field(default_factory=list)
+    """Milliseconds of CPU time, of the publisher and of the server, for each job that is enqueued one by one."""
     bulk: list[float] = field(default_factory=list)
     processed: list[float] = field(default_factory=list)
     statements: list[float] = field(default_factory=list)
@@ -435,6 +436,7 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         rounds = {
             "single": self.single,
+            "single_cpu": self.single_cpu,
             "bulk": self.bulk,
             "processed": self.processed,
             "statements": self.statements,
@@ -468,10 +470,13 @@ Measure = Callable[[Server, Contender, Figures, Path, argparse.Namespace], None]
 def measure(server: Server, who: Contender, figures: Figures, log: Path, options: argparse.Namespace) -> None:
     if who.enqueues:
         server.empty(who)
-        figures.single.append(enqueue(who, "single", options.messages))
+        server_cpu = server.cpu()
+        rate, cpu = enqueue(who, "single", options.messages)
+        figures.single.append(rate)
+        figures.single_cpu.append(cpu + 1000 * (server.cpu() - server_cpu) / options.messages)
         if who.bulk:
             server.empty(who)
-            figures.bulk.append(enqueue(who, "bulk", options.messages * 4))
+            figures.bulk.append(enqueue(who, "bulk", options.messages * 4)[0])
     server.empty(who)
     with workers(who, log) as started:
         sessions = {process.pid for process in started}
