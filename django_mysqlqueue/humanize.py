@@ -97,7 +97,7 @@ def moment(milliseconds: int | None) -> str:
 
 
 def since_text(milliseconds: int, now: int) -> str:
-    """Return when something began, localised, and how long ago: ``14:03 (12 min)``; with the date if not today.
+    """Return when something began, localised, and how long ago: ``2:03 p.m. (12 min)``; with the date if not today.
 
     Args:
         milliseconds: when it began, in epoch milliseconds.
@@ -111,7 +111,7 @@ def since_text(milliseconds: int, now: int) -> str:
     except (OverflowError, ValueError, OSError):
         return moment(milliseconds)
     is_today = began.date() == today.date()
-    text = formats.time_format(began, "H:i") if is_today else formats.date_format(began, "SHORT_DATETIME_FORMAT")
+    text = formats.time_format(began) if is_today else formats.date_format(began, "SHORT_DATETIME_FORMAT")
     return f"{text} ({duration((now - milliseconds) / 1000)})"
 
 

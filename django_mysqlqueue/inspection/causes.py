@@ -315,7 +315,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     else:
         text = main.text
     dead = [one for one in ordered if one.kind == "dead_letters"]
-    if len(refs) == 1 and dead and main is not dead[0]:
+    if len(refs) == 1 and dead and main.kind not in ("dead_letters", "recent_dead_letters"):
         text = f"{text} {dead[0].text}".strip()
     if len(stuck) > 1 or (stuck and main is not stuck[0]):
         text = f"{text} {_stuck_text(overview, stuck)}".strip()

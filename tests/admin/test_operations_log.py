@@ -105,6 +105,7 @@ def test_every_operation_has_a_name_for_people():
     names |= set(re.findall(r'(?:_each|_take_all|_do)\(\s*(?:using, )?(?:wanted, )?"([a-z_ ]+)"', sources))
     names |= set(re.findall(r'steps\.begin\(session, ref, found, "([a-z]+)"', sources))
     assert {"seek", "drop", "redrive", "discard", "cancel", "retry", "replace", "run recurring"} <= names
+    names |= set(re.findall(r'ACTION = "([a-z ]+)"', sources))
     assert names <= set(ACTIONS)
     assert set(UNITS) <= set(ACTIONS)
 

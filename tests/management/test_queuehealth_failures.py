@@ -76,7 +76,10 @@ def test_the_share_of_failures(db, clock):
     sub.heart.beat()
     assert kinds() == set(), "a quarter"
     assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
-    text = "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%. Pause the group"
+    text = (
+        "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%. "
+        "g/t has dead-lettered messages: 10 in t_dlq. "
+    )
     assert text in run("--max-failure-ratio", "0.2")[1]
     assert kinds("--max-failure-ratio", "0.25") == set()
     assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()

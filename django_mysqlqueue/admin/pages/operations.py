@@ -27,6 +27,7 @@ from django_mysqlqueue.sql.session import Session
 ACTIONS = {
     "allowed_users": gettext_lazy("Register allowed users"),
     "cancel": gettext_lazy("Cancel scheduled messages"),
+    "cancel jobs": gettext_lazy("Cancel jobs"),
     "dead_letter": gettext_lazy("Dead-letter"),
     "delete recurring": gettext_lazy("Delete recurring schedule"),
     "deliver now": gettext_lazy("Deliver scheduled messages now"),
@@ -39,9 +40,11 @@ ACTIONS = {
     "move": gettext_lazy("Move topic"),
     "pause": gettext_lazy("Pause group"),
     "pause recurring": gettext_lazy("Pause recurring schedule"),
+    "publish": gettext_lazy("Publish test message"),
     "redrive": gettext_lazy("Redrive dead letters"),
     "release": gettext_lazy("Release leases"),
     "replace": gettext_lazy("Edit and redrive"),
+    "replay": gettext_lazy("Replay range"),
     "reschedule": gettext_lazy("Reschedule messages"),
     "resume": gettext_lazy("Resume group"),
     "resume recurring": gettext_lazy("Resume recurring schedule"),
@@ -80,12 +83,17 @@ def _messages(number: int) -> str:
     return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
 
 
+def _jobs(number: int) -> str:
+    return ngettext("%(number)s job", "%(number)s jobs", number) % {"number": f"{number:,}"}
+
+
 def _groups(number: int) -> str:
     return ngettext("%(number)s group", "%(number)s groups", number) % {"number": f"{number:,}"}
 
 
 UNITS: dict[str, Callable[[int], str]] = {
     "cancel": _messages,
+    "cancel jobs": _jobs,
     "dead_letter": _deliveries,
     "deliver now": _messages,
     "discard": _dead_letters,
@@ -94,6 +102,7 @@ UNITS: dict[str, Callable[[int], str]] = {
     "redrive": _dead_letters,
     "release": _leases,
     "replace": _dead_letters,
+    "replay": _messages,
     "reschedule": _messages,
     "retry": _deliveries,
     "seek": _deliveries,
