@@ -70,12 +70,12 @@ class Limited:
         self._sampled_at = time.monotonic()
         self._sampled = 0
         self._recent = 0
+        """Number of deliveries that were started in ``AHEAD`` seconds."""
         self.has_due = False
         """Whether redeliveries are due for which no thread was free (``ClaimRequest.max_slots``)."""
         self._kept_at = 0.0
         self._others = -1
         """Number of deliveries without slots that had been started when a thread was kept."""
-        """Number of deliveries that were started in ``AHEAD`` seconds."""
 
     def configure(self, limits: DeliveryLimits) -> list[str]:
         """Use limits from now on, and return the partitions that waited for a slot, to be asked for again.
