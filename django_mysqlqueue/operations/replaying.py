@@ -97,7 +97,8 @@ def preview(using: str, wanted: Range, *, most: int, limits: Limits = LIMITS) ->
         limits: limits of what is read.
 
     Raises:
-        OperationRefused: there is no such group, or its filter cannot be parsed.
+        OperationRefused: there is no such group, its filter cannot be parsed, or the run has replayed messages to
+            another group.
     """
     session, ref = Session(using), wanted.ref
     registered, controls = groups.find(using, ref), groups.group_controls(session, [ref]).get(ref)
@@ -149,8 +150,7 @@ def replay(
             raise OperationRefused(groups.no_group_text(ref))
         groups.refuse_unfinished(ref, locked.after_seek)
         chosen, done = _choose(session, wanted, page, _policy(ref, locked.options), waiting)
-        _insert(session, wanted, chosen)
-        done.replayed = len(chosen)
+        done.replayed = _insert(session, wanted, chosen)
         audit.add(session, operation, done.replayed)
         return done
 
@@ -300,26 +300,45 @@ def _in_outbox(session: Session, wanted: Range) -> set[int]:
     """Return the offsets of those originals whose copies are in the newest rows of the outbox."""
     prefix = replay_id(wanted.run, "")
     rows = session.rows(
-        f"SELECT w.id FROM (SELECT id, topic FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} "
+        "SELECT w.id, w.target_group FROM (SELECT id, topic, target_group "
+        f"FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} "
         "WHERE outbox_id > 0 ORDER BY outbox_id DESC LIMIT %s) w WHERE w.topic = %s AND w.id LIKE %s",
         (NEWEST, wanted.ref.topic, f"{prefix}%"),
     )
-    ends = [message_id.removeprefix(prefix) for (message_id,) in rows]
-    return {int(end) for end in ends if end.isdecimal()}
+    ends = {message_id.removeprefix(prefix): target for message_id, target in rows}
+    found = {int(end): target for end, target in ends.items() if end.isdecimal()}
+    _refuse_others(wanted, found)
+    return set(found)
 
 
 def _in_log(session: Session, wanted: Range, chosen: Sequence[_Original]) -> set[int]:
     """Return the offsets of those originals whose copies are in the log."""
-    found: set[int] = set()
+    found: dict[int, str] = {}
     for chunk in session.chunks(chosen):
         rows = session.rows(
-            f"SELECT v.o FROM {session.dialect.rows(('k', 'i', 'o'), len(chunk))} "
+            f"SELECT v.o, m.target_group FROM {session.dialect.rows(('k', 'i', 'o'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
             "ON m.topic = %s AND m.partition_key = v.k AND m.id = v.i",
             (*flat((one.key, replay_id(wanted.run, one.offset), one.offset) for one in chunk), wanted.ref.topic),
         )
-        found.update(int(offset) for (offset,) in rows)
-    return found
+        found.update((int(offset), target) for offset, target in rows)
+    _refuse_others(wanted, found)
+    return set(found)
+
+
+def _refuse_others(wanted: Range, copies: Mapping[int, str]) -> None:
+    """Refuse a run that has published copies for another group: their ids do not contain the group.
+
+    Args:
+        wanted: the range and the group.
+        copies: by the offset of the original, the group that a copy is for; empty: all groups.
+    """
+    for offset, group in sorted(copies.items()):
+        if group not in ("", wanted.ref.group):
+            raise OperationRefused(
+                f"The run {wanted.run!r} has replayed the message at offset {offset} to the group {group!r}: choose "
+                "another name for this run."
+            )
 
 
 def _count_unsettled(session: Session, ref: GroupRef, chosen: Sequence[_Original], start: int) -> int:
@@ -351,13 +370,16 @@ def _count_unsettled(session: Session, ref: GroupRef, chosen: Sequence[_Original
 # -- copies -------------------------------------------------------------------
 
 
-def _insert(session: Session, wanted: Range, chosen: Sequence[_Original]) -> None:
-    """Insert the copies into the outbox, in offset order. Payloads do not leave the server."""
+def _insert(session: Session, wanted: Range, chosen: Sequence[_Original]) -> int:
+    """Insert the copies into the outbox, in offset order, and return how many. Payloads do not leave the server."""
+    number = 0
     for chunk in session.chunks(chosen, weight=lambda one: len(one.metadata)):
-        session.execute(
+        number += session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
             "SELECT m.topic, m.partition_key, v.id, m.payload, v.metadata, %s "
             f"FROM {session.dialect.rows(('o', 'id', 'metadata'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o ORDER BY v.o",
             (wanted.ref.group, *flat((one.offset, replay_id(wanted.run, one.offset), one.metadata) for one in chunk)),
         )
+    # GC may have deleted messages since they were read.
+    return number

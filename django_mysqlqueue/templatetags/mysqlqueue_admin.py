@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import NoReverseMatch
 
 from django_mysqlqueue.addresses import url
@@ -31,4 +32,9 @@ def queue_status(context: dict[str, Any]) -> dict[str, Any]:
         return {}
     if not may_view(request, None):
         return {}
-    return {"status": read_status(queue_aliases()), "link": link}
+    try:
+        status = read_status(queue_aliases())
+    except ImproperlyConfigured as error:
+        # The index must not fail because of a setting of the queue.
+        return {"problem": str(error), "link": link}
+    return {"status": status, "link": link}

@@ -73,6 +73,13 @@ def test_the_index_works_if_the_queue_cannot_be_read(client, monkeypatch):
     assert "is gone." in answer.content.decode()
 
 
+def test_the_index_works_with_an_invalid_setting(client, settings):
+    settings.MYSQLQUEUE = {"HEALTH": {"NONSENSE": 1}}
+    answer = client.get(INDEX)
+    assert answer.status_code == 200
+    assert "Message queue: MYSQLQUEUE[" in answer.content.decode().replace("&#x27;", "'")
+
+
 def test_the_state_of_several_databases():
     found = {name: QueueStatus(state, f"{state}!") for name, state in (("a", "ok"), ("b", "stopped"))}
     assert status.worst(found) == ("b", QueueStatus("degraded", "b: stopped!"))

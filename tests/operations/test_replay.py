@@ -172,6 +172,35 @@ def test_another_run_replays_once_more_but_no_copies(db):
     assert sorted(got.payloads) == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("sequenced", [False, True])
+def test_a_run_is_for_one_group(db, sequenced):
+    """Its ids do not contain the group: the second group's copies would be taken for those of the first."""
+    _sub, _got, _other, offsets = settled()
+    operations.replay("g", "t", offsets[0], offsets[2], run="fix", actor=ME)
+    if sequenced:
+        sequence()
+    for dry_run in (True, False):
+        with pytest.raises(
+            OperationRefused, match=f"'fix' has replayed the message at offset {offsets[0]} to the group 'g'"
+        ):
+            operations.replay("h", "t", offsets[0], offsets[2], run="fix", actor=ME, dry_run=dry_run)
+    assert operations.replay("h", "t", offsets[0], offsets[2], run="fix-h", actor=ME).changed == 3
+
+
+def test_a_message_that_gc_deletes_meanwhile_is_not_counted(db, monkeypatch):
+    _sub, _got, _other, offsets = settled()
+    chosen = replaying._choose
+
+    def choose(session, *arguments):
+        found = chosen(session, *arguments)
+        QueueMessage.objects.filter(offset=offsets[1]).delete()
+        return found
+
+    monkeypatch.setattr(replaying, "_choose", choose)
+    assert operations.replay(*G, offsets[0], offsets[2], actor=ME).changed == 2
+    assert Operation.objects.get().changed == OutboxMessage.objects.count() == 2
+
+
 def test_messages_that_are_not_for_the_group_or_repeat_others_are_left_out(db):
     log(2, keys="a")
     group = Sub(handler("t", "g", fail, max_attempts=1), handler("t", "h", fail, max_attempts=1))
