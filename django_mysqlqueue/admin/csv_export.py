@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import StreamingHttpResponse
+from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 MOST_ROWS = 10_000
@@ -49,26 +50,38 @@ def response(export: Export) -> StreamingHttpResponse:
 
     The first rows are read before it is returned, so that an error becomes an error page.
     """
-    pages = iter(export.pages)
-    first = [list(page) for page in itertools.islice(pages, 1)]
-    lines = _lines(export.header, itertools.chain(first, pages))
+    pages = _in_language(iter(export.pages))
+    first = list(itertools.islice(pages, 1))
+    text = _("Not complete: an export has at most %(number)s rows and takes at most %(seconds)s seconds.")
+    cut = text % {"number": f"{MOST_ROWS:,}", "seconds": SECONDS}
+    lines = _lines([str(one) for one in export.header], itertools.chain(first, pages), cut)
     found = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
     found["Content-Disposition"] = f'attachment; filename="{export.name}.csv"'
     found["Cache-Control"] = "no-store"
     return found
 
 
-def _lines(header: Sequence[Any], pages: Iterable[Iterable[Sequence[Any]]]) -> Iterator[str]:
+def _in_language(pages: Iterator[Iterable[Sequence[Any]]]) -> Iterator[list[Sequence[Any]]]:
+    """Yield pages that are read in the language and time zone of now: middleware has ended while they are sent."""
+    language, zone = translation.get_language(), timezone.get_current_timezone()
+    while True:
+        with translation.override(language), timezone.override(zone):
+            page = next(pages, None)
+            if page is None:
+                return
+            rows = list(page)
+        yield rows
+
+
+def _lines(header: Sequence[str], pages: Iterable[Sequence[Sequence[Any]]], cut: str) -> Iterator[str]:
     # Spreadsheets take a file without this mark for another encoding than UTF-8.
     yield "\ufeff" + _text([header])
     left = MOST_ROWS
     end = time.monotonic() + SECONDS
-    for page in pages:
-        rows = list(page)
+    for rows in pages:
         yield _text(rows[:left])
         if len(rows) > left or time.monotonic() > end:
-            text = _("Not complete: an export has at most %(number)s rows and takes at most %(seconds)s seconds.")
-            yield _text([[text % {"number": f"{MOST_ROWS:,}", "seconds": SECONDS}]])
+            yield _text([[cut]])
             return
         left -= len(rows)
 

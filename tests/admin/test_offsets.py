@@ -133,7 +133,9 @@ def test_pages_keep_the_filters(client, monkeypatch):
     assert unescape(first) == f"{PAGE}?prefix=a&group=g"
 
 
-@pytest.mark.parametrize("after", ["x", "[1, 2, 3]", '["g"]', '["g", "t", 5]', "5", "[" * 9999])
+@pytest.mark.parametrize(
+    "after", ["x", "[1, 2, 3]", '["g"]', '["g", "t", 5]', "5", "[" * 9999, '["g", "t", "\\ud800"]']
+)
 def test_a_position_that_is_none(client, after):
     assert "is not a position in the list" in page(client, "offsets", 400, after=after)
 

@@ -13,6 +13,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
+from django.utils.translation import gettext, gettext_lazy
 
 import django_mysqlqueue
 from django_mysqlqueue import operations
@@ -365,3 +367,17 @@ def test_a_listing_through_the_inspection(db):
     assert (found.entries, found.before) == ((), None)
     assert operations_log.count_unfinished(Session(USING), []) == (0, 0)
     assert [one.topic for one in operations_log.look(Session(USING), OperationFilter()).entries] == ["u", "t"]
+
+
+def test_all_rows_of_an_export_are_in_the_language_and_time_zone_of_the_request():
+    """The response is sent when middleware, which chose them, has ended."""
+
+    def pages():
+        for _ in range(2):
+            yield [(gettext("Home"), timezone.get_current_timezone_name())]
+
+    with translation.override("de"), timezone.override("Asia/Tokyo"):
+        found = csv_export.response(csv_export.Export("x", [gettext_lazy("Home")], pages()))
+    text = b"".join(found.streaming_content).decode()
+    assert text.count('"Start","Asia/Tokyo"') == 2, text
+    assert '"Start"\r\n' in text

@@ -133,6 +133,7 @@ class OffsetsPage(Page):
             return None
         try:
             group, topic, key = json.loads(text)
+            "".join((group, topic, key or "")).encode()  # no database accepts a lone surrogate
         except (ValueError, TypeError, RecursionError):
             group = topic = key = 0
         if not (isinstance(group, str) and isinstance(topic, str) and (key is None or isinstance(key, str))):
