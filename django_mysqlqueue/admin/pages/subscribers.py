@@ -21,6 +21,7 @@ from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
 
 SHOWN_IN_FLIGHT = 200
+FILTERS = ("group", "topic", "subscriber")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class InFlightPage(Page):
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         now = session.now()
-        ref = self.ref()
+        group, topic = self.text("group"), self.text("topic")
         refs = [one for one in registered_refs(self.using) if self.may_view(one.topic)]
         found: list[InFlight] = []
-        for one in refs if ref is None else [ref]:
+        for one in [one for one in refs if group in (None, one.group) and topic in (None, one.topic)]:
             found += partitions.in_flight(
                 session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT, bounds=self.bounds
             )
@@ -62,9 +63,10 @@ class InFlightPage(Page):
             "rows": [self._row(delivery, now, live) for delivery in found[:SHOWN_IN_FLIGHT]],
             "shown": SHOWN_IN_FLIGHT,
             "more": len(found) > SHOWN_IN_FLIGHT or len(found) == SHOWN_IN_FLIGHT,
-            "refs": refs,
-            "ref": ref,
-            "subscriber": self.text("subscriber") or "",
+            "groups": sorted({one.group for one in refs}),
+            "topics": sorted({one.topic for one in refs}),
+            "given": {name: self.text(name) or "" for name in FILTERS},
+            "filtered": any(self.text(name) for name in FILTERS),
         }
 
     def _row(self, delivery: InFlight, now: int, live: set[str]) -> InFlightRow:

@@ -1,11 +1,11 @@
-/* Refreshes a page of the queue in place, and makes filters by group, "select all" and the crosshair of charts work.
+/* Refreshes a page of the queue in place, and makes "select all" and the crosshair of charts work.
    Without it every page works, too: it is then as old as its last load. */
 "use strict";
 (() => {
   const page = document.querySelector(".mq-page");
   if (!page) return;
 
-  // -- ticking all rows, and choosing a group (two parameters of the query) --
+  // -- ticking all rows --
   const boxes = (form) => [...form.querySelectorAll("tbody input[type=checkbox]")];
   const away = (form) => [...form.querySelectorAll("input[data-away]")];
   const count = (form) => {
@@ -30,11 +30,6 @@
       if (!target.checked) for (const one of away(form)) one.remove();
     }
     if (form) count(form);
-    if (target.matches(".mq-group-choice")) {
-      const chosen = target.selectedOptions[0];
-      target.form.elements.group.value = chosen.dataset.group || "";
-      target.form.elements.topic.value = chosen.dataset.topic || "";
-    }
   });
 
   // -- the crosshair of charts, which all show the row of the table that is chosen --
