@@ -10,10 +10,17 @@ terminal obeys, and those that change the direction of a text among them."""
 
 
 def visible(text: str) -> str:
-    r"""Return a text on one line, with invisible characters as escape sequences: ``\u202e`` for U+202E."""
+    r"""Return a text on one line, with invisible characters as escape sequences: ``\u202e`` for U+202E.
+
+    Those above U+FFFF have eight digits, as in Python: ``\U000e0001``.
+    """
     if text.isprintable():
         return text
-    return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text)
+    return "".join(_escape(ord(one)) if unicodedata.category(one) in HIDDEN else one for one in text)
+
+
+def _escape(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def visible_lines(text: str) -> str:

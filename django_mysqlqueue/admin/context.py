@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.addresses import url
 from django_mysqlqueue.admin.permissions import databases_to_view, may_view_in
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.service.databases import queue_alias
 
 FOLDER = "admin/django_mysqlqueue/dashboard"
@@ -84,7 +85,7 @@ class DashboardContext:
                 "databases": self.databases,
                 "database": self.database,
                 **context,
-                "title": self.titled(context["title"]),
+                "title": visible(self.titled(context["title"])),
             },
             status=status,
         )

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from django_mysqlqueue.escaping import visible_lines
 from django_mysqlqueue.inspection import MessageContent
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.message_values import message_values
@@ -45,12 +46,10 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
             value[name] = redacted
     try:
         lines = json.dumps(value, ensure_ascii=False, indent=2)
-        lines.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, indent=2)
+        # Those escaped by JSON itself are valid JSON, too.
+        return lines if visible_lines(lines) == lines else json.dumps(value, indent=2)
     except RecursionError:
         return ""
-    return lines
 
 
 def command(name: str, topic: str, offset: int, *options: str, using: str) -> str:

@@ -17,6 +17,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 from tqdm import tqdm
 
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.operations.lookups import check_topic
@@ -89,9 +90,9 @@ class OperationCommand(QueueCommand):
 
     def _say(self, result: Result) -> None:
         for line in result.summary:
-            self.stdout.write(line)
+            self.stdout.write(visible(line))
         for line in result.warnings:
-            self.stdout.write(self.style.WARNING(line))
+            self.stdout.write(self.style.WARNING(visible(line)))
 
     def _confirm(self, options: dict[str, Any]) -> None:
         """Ask for confirmation.

@@ -7,16 +7,18 @@ from typing import Any
 
 from django.core.management.base import OutputWrapper
 
+from django_mysqlqueue.escaping import visible
+
 
 def write_table(out: OutputWrapper, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows in columns; numbers are aligned to the right.
+    """Print rows in columns; numbers are aligned to the right. Invisible characters are escaped.
 
     Args:
         out: where to print.
         header: the first line.
         rows: a value for each column.
     """
-    cells = [header, *[tuple(str(value) for value in row) for row in rows]]
+    cells = [header, *[tuple(visible(str(value)) for value in row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(isinstance(row[column], int) for row in rows) for column in range(len(header))]
     for row in cells:

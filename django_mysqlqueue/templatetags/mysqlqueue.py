@@ -23,9 +23,15 @@ def partition(name: str) -> str:
 
 
 @register.filter
-def visible(text: str) -> str:
-    """Return a text on one line, with invisible characters and those that change the direction escaped."""
-    return escaping.visible(text)
+def visible(value: object) -> str:
+    """Return a value as text on one line, with invisible characters and those that change the direction escaped."""
+    return escaping.visible(str(value))
+
+
+@register.filter
+def visible_lines(value: object) -> str:
+    """Return a value as text of several lines, with characters escaped as by ``visible``."""
+    return escaping.visible_lines(str(value))
 
 
 @register.simple_tag(takes_context=True)

@@ -198,6 +198,6 @@ def test_the_partition_of_a_key_and_priority(client):
     assert listed(client, topic="t", key="a")[0] == [low]
     found, answer = listed(client, topic="t", key="a", priority=10)
     assert found == [high]
-    assert "<code>a (priority 10)</code>" in answer.content.decode()
+    assert "<code><bdi>a (priority 10)</bdi></code>" in answer.content.decode()
     assert listed(client, topic="t", key="a", priority=0)[0] == [low]
     assert listed(client, topic="t", key=naming.lane("a", 10))[0] == [high]

@@ -30,6 +30,7 @@ from django_mysqlqueue.admin.permissions import (
     search_refused,
 )
 from django_mysqlqueue.admin.shared import shared
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
@@ -342,6 +343,7 @@ def _finish(
     dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str, *, is_done: bool, back: str
 ) -> HttpResponse:
     """Log what an operation has done, or why it has not, and return the redirect to the page that shows this."""
+    text = visible(text)
     # Of an operation that is not done, a part may be: the audit log counts how much.
     _log(dashboard, request, operation, text if is_done else f"{operation.label}: {text}")
     (messages.success if is_done else messages.error)(request, text)
@@ -363,7 +365,7 @@ def _log(dashboard: DashboardContext, request: HttpRequest, operation: AdminOper
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
         content_type=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False),
-        object_repr=dashboard.titled(operation.subject())[:200],
+        object_repr=visible(dashboard.titled(operation.subject()))[:200],
         action_flag=CHANGE,
         change_message=text,
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import counted, duration
 from django_mysqlqueue.inspection import (
@@ -130,11 +131,11 @@ class Command(ReadingCommand):
 
     def show(self, using: str, found: HealthReport) -> None:
         for finding in found.beyond:
-            self.stdout.write(self.style.ERROR(f"PROBLEM  {finding.text}"))
+            self.stdout.write(self.style.ERROR(f"PROBLEM  {visible(finding.text)}"))
         # The causes are in the order of severity, and a topic without a group is alarming although its severity is 1.
         for cause in sorted(found.causes, key=is_alarm, reverse=True):
             style, name = (self.style.ERROR, "PROBLEM ") if is_alarm(cause) else (self.style.WARNING, "note    ")
-            self.stdout.write(style(f"{name} {cause.text} {cause.advice}"))
+            self.stdout.write(style(f"{name} {visible(cause.text)} {visible(cause.advice)}"))
         if self._selects and not found.groups:
             self.stdout.write("None of the selected groups is registered here.")
         elif found.healthy:

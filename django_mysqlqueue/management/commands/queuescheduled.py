@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.management.base import ReadingCommand
@@ -103,7 +104,7 @@ class Command(ScheduledCommand, ReadingCommand):
             self.stdout.write("No messages are scheduled.")
         for one in found:
             debounced = f"  debounced: {one.coalesce_key}" if one.coalesce_key else ""
-            self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{debounced}")
+            self.stdout.write(visible(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{debounced}"))
 
     def as_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> dict[str, Any]:
         rows = [

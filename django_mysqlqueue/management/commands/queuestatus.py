@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
+from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import counted, duration, moment, shortened
 from django_mysqlqueue.inspection import (
@@ -113,22 +114,22 @@ class Command(ReadingCommand):
 
     def _summary(self, found: QueueStatus) -> None:
         styles = {"ok": self.style.SUCCESS, "degraded": self.style.WARNING, "stopped": self.style.ERROR}
-        self.stdout.write(f"{styles[found.state](found.name)}: {found.text}")
+        self.stdout.write(f"{styles[found.state](found.name)}: {visible(found.text)}")
         if found.advice:
-            self.stdout.write(f"Next step: {found.advice}")
+            self.stdout.write(f"Next step: {visible(found.advice)}")
 
     def _cause(self, cause: Cause, now: int) -> None:
         style = self.style.ERROR if cause.severity == 0 else self.style.WARNING
-        self.stdout.write(style(f"  {cause.text}"))
+        self.stdout.write(style(f"  {visible(cause.text)}"))
         for line in (cause.sample.error if cause.sample else "", cause.facts(now), cause.advice):
             if line:
-                self.stdout.write(f"    {line}")
+                self.stdout.write(f"    {visible(line)}")
         number = len(cause.problems)
         if number > 1 and self._verbosity < 2:
             self.stdout.write(f"    {number:,} symptoms (--verbosity 2 lists them)")
         elif number > 1:
             for problem in cause.problems:
-                self.stdout.write(f"    - {problem.text}")
+                self.stdout.write(f"    - {visible(problem.text)}")
 
 
 def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
