@@ -316,3 +316,17 @@ def test_the_way_back_stays_on_the_site(client, wanted):
     done = client.post(f"{ROOT}do/pause/", {**values, "confirmed": "yes", "next": wanted})
     assert done.status_code in (200, 302)
     assert "evil" not in done.headers.get("Location", "")
+
+
+@pytest.mark.parametrize("asked", ["", "yes"])
+@pytest.mark.parametrize("name", ["seek", "replay", "override", "retry", "publish"])
+def test_what_describes_a_field_is_on_the_page(client, name, asked):
+    log(1)
+    Sub(handler())
+    values = {"group": "g", "topic": "t", "priority": "x", "first": "x", **({"asked": asked} if asked else {})}
+    text = client.get(f"{ROOT}do/{name}/", values).content.decode()
+    described = [one for ids in re.findall(r'aria-describedby="([^"]*)"', text) for one in ids.split()]
+    assert any(one.endswith("_helptext") for one in described)
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert set(described) <= set(ids)
+    assert len(ids) == len(set(ids))

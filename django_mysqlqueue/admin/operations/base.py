@@ -289,15 +289,18 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     if one is not None and runs:
         shared.clear()
         return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal, back=back)
+    hidden_errors = _hidden_errors(form)
+    if "asked" not in given:
+        # The form is shown for the first time: fields without a value are not wrong yet.
+        form.errors.clear()
     context = {
         "title": str(operation.label),
         "operation": operation,
         "subject": subject,
         "form": form,
-        "show_errors": "asked" in given,
         "has_choices": any(not field.is_hidden and field.name not in RECORDED for field in form),
         "lacks_reason": lacks_reason,
-        "hidden_errors": _hidden_errors(form),
+        "hidden_errors": hidden_errors,
         "sentences": sentences,
         "changed": confirmed and not lacks_reason and bool(sentences),
         "diff": diff,
