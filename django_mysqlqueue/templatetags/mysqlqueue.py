@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django import template
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 
 from django_mysqlqueue import escaping
 from django_mysqlqueue.addresses import url
@@ -32,6 +33,26 @@ def visible(value: object) -> str:
 def visible_lines(value: object) -> str:
     """Return a value as text of several lines, with characters escaped as by ``visible``."""
     return escaping.visible_lines(str(value))
+
+
+@register.simple_tag
+def queue_text(name: str, value: str, **attributes: object) -> str:
+    """Return an input of a filter whose text may be a key or a name of others.
+
+    A browser removes the ends of lines from it, and changes others in hidden inputs. So it contains the text with
+    escapes, and a hidden one the text itself as JSON, for ``Page.text``.
+
+    Args:
+        name: the parameter.
+        value: its text.
+        attributes: further attributes of the input.
+    """
+    shown = escaping.visible(value)
+    more = format_html_join("", ' {}="{}"', attributes.items())
+    found = format_html('<input type="text" name="{}" value="{}"{}>', name, shown, more)
+    if shown == value:
+        return found
+    return format_html('{}<input type="hidden" name="exact_{}" value="{}">', found, name, json.dumps(value))
 
 
 @register.simple_tag(takes_context=True)

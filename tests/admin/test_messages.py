@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from html import unescape
 from urllib.parse import parse_qs
@@ -110,10 +111,41 @@ def test_the_partition_whose_key_is_empty(client):
     assert listed(client, topic="t", key="")[0] == [second, first]
 
 
+@pytest.mark.parametrize("query", [{"key": "a"}, {"keyed": "1"}, {"key": "a", "id": "x"}])
+def test_a_partition_without_a_topic_is_asked_for_it(client, query):
+    publish("t", 1, key="a")
+    sequence()
+    text = page(client, "messages", **query)
+    assert "Enter the topic of the partition, too." in text
+    assert f'name="key" value="{query.get("key", "")}"' in text
+    assert "No messages were searched." in text
+    assert not listed(client, **query)[0]
+    assert listed(client, **query, topic="t")[0] == (offsets_of() if query == {"key": "a"} else [])
+
+
+@pytest.mark.parametrize(
+    ("exact", "meant"),
+    [
+        (json.dumps("a\nb"), "a\nb"),
+        (json.dumps("a\nc"), "a\\u000ab"),
+        ("7", "a\\u000ab"),
+        ('"\\ud800"', "a\\u000ab"),
+        ("[" * 20_000, "a\\u000ab"),
+        (None, "a\\u000ab"),
+    ],
+)
+def test_what_an_input_shows_escaped_is_sent_beside_it(client, exact, meant):
+    for key in ("a\nb", "a\\u000ab"):
+        publish("t", key, key=key)
+    sequence()
+    query = {"topic": "t", "key": "a\\u000ab", **({} if exact is None else {"exact_key": exact})}
+    (row,) = client.get(f"{ROOT}messages/", query).context["rows"]
+    assert row.entry.key == meant
+
+
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ({"key": "a"}, "Enter the topic"),
         ({"offset": "x"}, "offset='x': must be an integer"),
         ({"before": "-1"}, "before='-1': must be an integer"),
         ({"topic": "t", "key": "a", "priority": "101"}, "priority 101: must be an integer from -100 to 100"),

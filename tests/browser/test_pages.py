@@ -328,6 +328,36 @@ def test_the_bar_of_a_selection_stays_in_sight(open_desk: Open, queue: Sub, widt
 
 
 @pytest.mark.parametrize("scripts", [True, False])
+def test_a_key_of_two_lines_is_found_again_by_the_form(open_desk: Open, db: None, scripts: bool):
+    sub = Sub(handler("orders", "billing"), name="host\n7")
+    keys = ("two\nlines", "two lines", "two\\u000alines", "\u202etwo")
+    publish_many("orders", (Message(key, key=key) for key in keys))
+    sequence()
+    sub.step()
+    desk = open_desk(java_script_enabled=scripts)
+    rows = desk.page.locator("#mq-live tbody tr")
+    show = desk.page.get_by_role("button", name="Show", exact=True)
+    for key, shown in (("two\nlines", "two\\u000alines"), ("\u202etwo", "\\u202etwo")):
+        desk.open("messages/?topic=orders")
+        desk.page.locator(f'#mq-live a[href*="key={quote(key)}&"]').click()
+        for _ in range(2):
+            expect(rows).to_have_count(1)
+            expect(rows.locator("td").nth(1)).to_have_text(shown)
+            expect(desk.page.get_by_label("Partition", exact=True)).to_have_value(shown)
+            show.click()
+        # What is typed is meant as it is.
+        desk.page.get_by_label("Partition", exact=True).fill("two lines")
+        show.click()
+        expect(rows.locator("td").nth(1)).to_have_text("two lines")
+    for label, address in (("Owner", "offsets/?owner="), ("Subscriber (exact name)", "inflight/?subscriber=")):
+        desk.open(f"{address}{quote(sub.name)}")
+        for _ in range(2):
+            expect(rows).to_have_count(4)
+            expect(desk.page.get_by_label(label, exact=True)).to_have_value(sub.name.replace("\n", "\\u000a"))
+            show.click()
+
+
+@pytest.mark.parametrize("scripts", [True, False])
 def test_in_flight_is_filtered_without_scripts_and_again_on_back(open_desk: Open, queue: Sub, scripts: bool):
     Sub(handler("orders", "search"), name="host-9").step()
     page = open_desk(java_script_enabled=scripts).open("inflight/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import escaping, naming
 from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
@@ -142,8 +143,20 @@ class Page:
     # -- the query string -----------------------------------------------------
 
     def text(self, name: str) -> str | None:
-        """Return a parameter of the query string, or None if it is missing or empty."""
-        return self.request.GET.get(name) or None
+        """Return a parameter of the query string, or None if it is missing or empty.
+
+        If it is the escaped form of the text in the parameter ``exact_<name>``, that text is returned: an input would
+        lose the end of a line, see the template tag ``queue_text``.
+        """
+        value = self.request.GET.get(name) or None
+        exact = self.request.GET.get(f"exact_{name}")
+        if value is None or exact is None:
+            return value
+        try:
+            text = json.loads(exact)
+            return text if escaping.visible(text) == value and text.encode() else value
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return value
 
     def number(self, name: str, *, minimum: int = 0) -> int | None:
         """Return an integer of the query string, or None if it is missing or empty.

@@ -120,7 +120,7 @@ class JobsPage(Page):
             "tasks": [task for task in (tasks or [])[: self.bounds.job_tasks] if visible(task) == task],
             "counts": self._counts() if sees_all and not filtered else [],
             "filtered": filtered,
-            "given": {name: self.request.GET.get(name, "") for name in FILTERS},
+            "given": {name: self.text(name) or "" for name in FILTERS},
             "searched": f"{self.bounds.jobs:,}",
             "merged": f"{self.bounds.job_tasks:,}",
         }

@@ -54,13 +54,17 @@ class MessagesPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
-        topic, key, message_id = self.text("topic"), self._key(), self.text("id")
+        topic, message_id = self.text("topic"), self.text("id")
+        needs_topic = self._needs_topic()
+        key = None if needs_topic else self._key()
         self.about = topic
-        said, is_newest, upwards = "", True, False
+        said, is_newest, upwards = needs_topic, True, False
         contains = self.text("contains")
         # The search is more expensive than other pages.
         self.live = contains is None
-        if message_id is None and contains is not None:
+        if needs_topic:
+            listing = MessageListing([], None, None)
+        elif message_id is None and contains is not None and topic is not None:
             before = self.number("before")
             is_newest = before is None
             listing, said = self._containing(session, contains, topic, key, self._start(session, before))
@@ -97,13 +101,24 @@ class MessagesPage(Page):
             "is_newest": is_newest,
             "upwards": upwards,
             "said": said,
-            "searched": message_id is not None,
+            "needs_topic": needs_topic,
+            "searched": message_id is not None or bool(needs_topic),
             "topics": [one for one in log.all_topics(session) if self.may_view(one)],
             "topic": topic or "",
-            "key": key,
+            "keyed": key is not None or bool(self.text("keyed")),
             "filtered": any(self.text(name) for name in FILTERS),
-            "given": {name: self.request.GET.get(name, "") for name in FILTERS},
+            "given": {name: self.text(name) or "" for name in FILTERS},
         }
+
+    def _needs_topic(self) -> str:
+        """Return which filter needs a topic that the query string does not have; empty if none does."""
+        if self.text("topic") is not None:
+            return ""
+        if self.text("key") or self.text("keyed"):
+            return _("Enter the topic of the partition, too.")
+        if self.text("contains") and not self.text("id"):
+            return _("Enter the topic to search in, too.")
+        return ""
 
     def _key(self) -> str | None:
         """Return the partition key of the query string, or None.
@@ -113,8 +128,6 @@ class MessagesPage(Page):
         key = self.text("key")
         if key is None and not self.text("keyed"):
             return None
-        if self.text("topic") is None:
-            raise BadQuery(_("Enter the topic of the partition, too."))
         return self._lane(key or "")
 
     def _lane(self, key: str) -> str:
@@ -127,15 +140,13 @@ class MessagesPage(Page):
             raise BadQuery(str(error)) from None
 
     def _containing(
-        self, session: Session, text: str, topic: str | None, key: str | None, before: int | None
+        self, session: Session, text: str, topic: str, key: str | None, before: int | None
     ) -> tuple[MessageListing, str]:
         """Search a text in the newest messages of a topic.
 
         Returns:
             What was found, and what was searched.
         """
-        if topic is None:
-            raise BadQuery(_("Enter the topic to search in, too."))
         if len(text) > TEXT_LENGTH:
             raise BadQuery(_("The text to search is too long: at most %(most)s characters.") % {"most": TEXT_LENGTH})
         if not self.may_see_payloads:

@@ -201,7 +201,7 @@ class OperationsPage(Page):
             "topics": [topic for topic in log.all_topics(session) if self.may_view(topic)],
             "kinds": sorted(((action, str(label)) for action, label in ACTIONS.items()), key=lambda one: one[1]),
             "states": list(STATES.items()),
-            "given": {name: self.request.GET.get(name, "") for name in FILTERS},
+            "given": {name: self.text(name) or "" for name in FILTERS},
             "filtered": any(self.text(name) for name in FILTERS),
             "searched": f"{self.bounds.operations:,}",
         }

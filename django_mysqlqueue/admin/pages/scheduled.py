@@ -47,8 +47,9 @@ class ScheduledPage(Page):
         session = Session(self.using)
         now = session.now()
         topic = self.text("topic")
-        found = self._found(session, topic)
         self.about = topic
+        needs_topic = self.text("id") is not None and topic is None
+        found = ScheduledListing((), None, whole=True) if needs_topic else self._found(session, topic)
         seen = {one for one in {row.topic for row in found.rows} if may_see_payloads(self.request, one)}
         said: dict[int, ScheduledContent] = {}
         if seen:
@@ -62,6 +63,7 @@ class ScheduledPage(Page):
             "topics": topics,
             "topic": topic or "",
             "named": self.text("id") or "",
+            "needs_topic": needs_topic,
             "rows": [
                 self._row(message, now, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
                 for message in found.rows
@@ -80,8 +82,7 @@ class ScheduledPage(Page):
         if message_id is None:
             after = self._after()
             return list_scheduled(topic=topic, after=after, limit=PAGE_ROWS, using=self.using, bounds=self.bounds)
-        if topic is None:
-            raise BadQuery(_("Choose the topic of the message, too."))
+        assert topic is not None  # noqa: S101  # the caller has checked
         return ScheduledListing(tuple(scheduled.with_id(session, topic, message_id)), None, whole=True)
 
     def _after(self) -> tuple[int, int] | None:
