@@ -525,6 +525,42 @@ def test_no_page_is_wider_than_a_phone(open_desk: Open, queue: Sub):
     assert wide == {}, "\n".join(map(str, wide.items()))
 
 
+BUSY = """() => {
+  const large = ['watermark', 'position', 'end of the log', 'oldest unsettled message', 'offset', 'dead letter'];
+  for (const table of document.querySelectorAll('#mq-live table')) {
+    const heads = [...table.tHead.rows[0].cells].map((one) => one.textContent.trim());
+    for (const row of table.tBodies[0].rows) for (const [place, cell] of [...row.cells].entries()) {
+      const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      while (texts.nextNode()) {
+        if (!/^[0-9,]+$/.test(texts.currentNode.data.trim())) continue;
+        texts.currentNode.data = large.includes(heads[place]) ? '123,456,789' : '10,000+';
+      }
+    }
+  }
+  for (const one of document.querySelectorAll('.mq-card dd')) (one.firstElementChild || one).textContent = '1,990,000+';
+}"""
+"""The numbers of a busy queue."""
+CUT_OFF = """() => [...document.querySelectorAll('html, .mq-page, .mq-scroll, .mq-cards, .mq-card dd')]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => `${one.tagName} ${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
+
+
+@pytest.mark.parametrize("sidebar", [False, True])
+def test_no_figure_is_cut_off_on_a_laptop(open_desk: Open, queue: Sub, sidebar: bool):
+    """At 1,280 pixels, no table and no page scrolls to the side, even beside the admin's list of models."""
+    desk = open_desk()
+    desk.open()
+    desk.page.evaluate(f"localStorage.setItem('django.admin.navSidebarIsOpen', '{str(sidebar).lower()}')")
+    cut = {}
+    for address in queries(queue):
+        page = desk.open(address)
+        expect(page.locator("#nav-sidebar")).to_be_visible(visible=sidebar)
+        page.evaluate(BUSY)
+        if found := page.evaluate(CUT_OFF):
+            cut[address] = found
+    assert cut == {}, "\n".join(map(str, cut.items()))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_page_is_accessible_and_keeps_the_policy(open_desk: Open, queue: Sub, scheme: str):
     """Names, labels, roles, contrasts (WCAG A and AA); what the policy stops is a complaint of the desk."""
