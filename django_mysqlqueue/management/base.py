@@ -49,6 +49,11 @@ def add_database(parser: CommandParser) -> None:
     )
 
 
+def add_format(parser: CommandParser) -> None:
+    """Add the option ``--format``."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+
+
 def require_tables(using: str) -> None:
     """Require that the queue's tables exist and have all migrations of this version.
 
@@ -171,6 +176,9 @@ class QueueCommand(LimitedCommand):
 
     every_database: ClassVar[bool] = False
     """Whether the command works on the whole queue, which can have several databases."""
+    json_indent: ClassVar[int | None] = None
+    _sections: list[dict[str, Any]] | None = None
+    """With several databases, the JSON objects of those that are done."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add ``--database``."""
@@ -229,6 +237,8 @@ class QueueCommand(LimitedCommand):
     def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
         """Run the command on several databases, one after another. If it fails on one, it continues with the others.
 
+        With ``--format json``, the objects of all of them are written at the end, as one.
+
         Args:
             aliases: the aliases of the databases.
             options: the command's options.
@@ -237,18 +247,47 @@ class QueueCommand(LimitedCommand):
             CommandError: it failed on one of them.
         """
         failed = []
+        sections = self._sections = [] if options.get("format") == "json" else None
         for number, using in enumerate(aliases):
-            self.write_heading(using, is_first=number == 0)
+            if sections is None:
+                self.write_heading(using, is_first=number == 0)
             try:
                 with self.prepared(using):
                     self.run_on(using, options)
             except CommandError as error:
-                self.stdout.write(self.style.ERROR(str(error)))
                 failed.append(using)
+                if sections is None:
+                    self.write_error(str(error))
+                elif sections and sections[-1]["database"] == using:
+                    sections[-1]["error"] = str(error)
+                else:
+                    sections.append({"database": using, "error": str(error)})
             except SystemExit as end:  # it has said why
                 if end.code:
                     failed.append(using)
+        self._sections = None
+        if sections is not None:
+            self.write_json({"databases": sections})
         require_none(failed, aliases)
+
+    def write_json(self, facts: dict[str, Any]) -> None:
+        """Write a JSON object, or with several databases keep it for the object of all of them.
+
+        Args:
+            facts: JSON values; of one database, its alias among them, as ``database``.
+        """
+        if self._sections is not None:
+            self._sections.append(facts)
+        else:
+            self.stdout.write(json.dumps(facts, indent=self.json_indent))
+
+    def write_error(self, text: str) -> None:
+        """Write in a database's section that the command has failed on it.
+
+        Args:
+            text: the reason.
+        """
+        self.stdout.write(self.style.ERROR(text))
 
     def write_heading(self, using: str, *, is_first: bool) -> None:
         """Write the heading of a database's section.
@@ -341,7 +380,7 @@ class ReadingCommand(QueueCommand):
                 failed.append(using)
                 sections.append({"database": using, "error": str(error)})
                 if not as_json:
-                    self.stdout.write(self.style.ERROR(str(error)))
+                    self.write_error(str(error))
                 continue
             if as_json:
                 sections.append(self.as_json(using, found[using]))
@@ -371,7 +410,3 @@ class ReadingCommand(QueueCommand):
             CommandError: a database could not be read.
         """
         require_none(failed, [*found, *failed])
-
-    def write_json(self, facts: dict[str, Any]) -> None:
-        """Write a JSON object."""
-        self.stdout.write(json.dumps(facts, indent=self.json_indent))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import getpass
-import json
 import os
 import socket
 import sys
@@ -19,11 +18,9 @@ from tqdm import tqdm
 
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.base import QueueCommand, add_format
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result
-
-COMMON = frozenset(field.name for field in dataclasses.fields(Result))
 
 
 class OperationCommand(QueueCommand):
@@ -37,7 +34,7 @@ class OperationCommand(QueueCommand):
         """Add the options of every operation."""
         super().add_arguments(parser)
         parser.add_argument("--dry-run", action="store_true", help="show what would change, then exit")
-        parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+        add_format(parser)
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask for confirmation"
         )
@@ -61,7 +58,7 @@ class OperationCommand(QueueCommand):
                 self._finish(using, options, preview)
                 return
             if options["format"] == "text":
-                self._say(preview)
+                self.write_text(preview)
             if options["interactive"]:
                 self._confirm(options)
             with _bar(preview, quiet=options["format"] == "json" or options["verbosity"] == 0) as bar:
@@ -77,18 +74,30 @@ class OperationCommand(QueueCommand):
     def _finish(self, using: str, options: dict[str, Any], result: Result) -> None:
         dry_run = options["dry_run"]
         if options["format"] == "json":
-            facts = {"operation": result.operation, "dry_run": dry_run, "planned": result.planned}
-            details = {name: value for name, value in dataclasses.asdict(result).items() if name not in COMMON}
-            self.stdout.write(json.dumps({"database": using, **facts, "changed": result.changed, **details}))
+            self.write_result(using, dataclasses.replace(result, dry_run=dry_run))
         elif dry_run:
-            self._say(result)
+            self.write_text(result)
             self.stdout.write("Nothing was changed (--dry-run).")
         elif result.changed:
-            self._say(result)
+            self.write_text(result)
         if not (dry_run or result.changed):
             raise CommandError(f"Nothing was changed. {' '.join(result.summary)}")
 
-    def _say(self, result: Result) -> None:
+    def write_result(self, using: str, result: Result) -> None:
+        """Write a result as a JSON object.
+
+        Args:
+            using: alias of the database.
+            result: the result.
+        """
+        self.write_json({"database": using, **dataclasses.asdict(result)})
+
+    def write_text(self, result: Result) -> None:
+        """Write the sentences of a result.
+
+        Args:
+            result: the result.
+        """
         for line in result.summary:
             self.stdout.write(visible(line))
         for line in result.warnings:

@@ -340,6 +340,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="folder for the report: new, empty, or with an earlier report"
     )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=FORMAT_HELP)
 
 
 def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
@@ -365,7 +366,8 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
     root = Root(options["path"]) if options["path"] else None
     spark = session(options["master"], name="queuereport")
     of_project = {name: options[name] for name in ("retention", "redact") if name in options}
-    with tqdm(unit=" steps", disable=None, file=sys.stderr) as bar:
+    as_json = options["format"] == "json"
+    with tqdm(unit=" steps", disable=True if as_json else None, file=sys.stderr) as bar:
 
         def progress(what: str) -> None:
             bar.set_description(what)
@@ -374,6 +376,9 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
         made = run_report(
             spark, place, root, since, until, options["topic"], options["out"], progress=progress, **of_project
         )
+    if as_json:
+        say(json.dumps({"page": str(made[0]), "tables": str(made[1].parent)}))
+        return
     say(f"Wrote {made[0]}. Open it in a browser. Its tables are in {made[1].parent}, as Parquet and CSV.")
 
 

@@ -273,8 +273,32 @@ def test_a_subscriber_is_forgotten_where_it_is_known(topics):
     assert "w:2 is forgotten" in found[QUEUE]
     assert command("queuerelease", "--subscriber", "w:1", "--noinput").count("w:1 is forgotten") == 2
     assert run("queuerelease", "--subscriber", "w:3", "--noinput")[1].startswith("There is no subscriber 'w:3' in any")
-    error = run("queuerelease", "--subscriber", "w:3", "--noinput", "--format", "json")[1]
-    assert error == "--format json needs --database, one of 'default', 'queue'."
+
+
+def test_a_subscriber_is_forgotten_where_it_is_known_in_json(topics):
+    arguments = ("queuerelease", "--subscriber", "w:2", "--noinput", "--format", "json")
+    out, error = run(*arguments)
+    assert [one["changed"] for one in json.loads(out)["databases"]] == [0, 0]
+    assert error.startswith("There is no subscriber 'w:2' in any")
+    SubscriberHeartbeat.objects.using(QUEUE).create(
+        subscriber_name="w:2", consumer_group="g", topic="t", heartbeat_at=0
+    )
+    default, queue = json.loads(command(*arguments))["databases"]
+    assert (default["database"], default["operation"], default["changed"]) == ("default", "forget", 0)
+    assert default["summary"] == ["There is no subscriber 'w:2' here."]
+    assert (queue["database"], queue["operation"], queue["changed"]) == (QUEUE, "forget", 1)
+
+
+def test_json_of_commands_that_work_on_one_database_after_another(topics, settings):
+    """With several databases, it is one document."""
+    found = json.loads(command("queuesequence", "--format", "json"))
+    assert [(one["database"], one["moved"]) for one in found["databases"]] == [("default", 1), (QUEUE, 1)]
+    settings.MYSQLQUEUE = {"TOPICS": BROKEN, "RETENTION": 0}
+    out, error = run("queuegc", "--dry-run", "--format", "json")
+    found = {one["database"]: one for one in json.loads(out)["databases"]}
+    assert found["default"]["dry_run"] is True
+    assert found["other"] == {"database": "other", "error": NO_TABLES}
+    assert error == "Failed on 1 of 3 databases: 'other'."
 
 
 @pytest.mark.servers_only

@@ -412,7 +412,8 @@ def test_from_a_queue_with_hostile_texts(spark, place, tmp_path, settings):
     QueueMessageFactory(topic=f"odd{HOSTILE}", partition_key="", published_at=1_790_000_000_000)
     CollectedTopic.objects.create(topic="orders", collected_offset=10**6, published_at=2 * 10**12)
 
-    called(out=tmp_path / "report")
+    wrote = json.loads(called(out=tmp_path / "report", format="json"))
+    assert wrote == {"page": str(tmp_path / "report" / PAGE), "tables": str(tmp_path / "report" / "tables")}
     html = (tmp_path / "report" / PAGE).read_text()
     found = Outline(html)
     assert not found.tags & {"script", "img"}

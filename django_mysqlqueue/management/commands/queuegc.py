@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mysqlqueue.humanize import counted
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.base import QueueCommand, add_format
 from django_mysqlqueue.runtime.log import moment, orphans_deleted
 from django_mysqlqueue.service import heartbeats, retention
 
@@ -24,14 +24,28 @@ class Command(QueueCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--dry-run", action="store_true", help="show how many messages would be deleted, then exit")
+        add_format(parser)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        if options["dry_run"]:
-            collected = retention.collect(using, dry_run=True)
-            self.stdout.write(f"Would delete {counted(collected.messages, 'message')}.")
+        dry_run = options["dry_run"]
+        if dry_run:
+            collected, beats = retention.collect(using, dry_run=True), 0
         else:
             collected = retention.collect(using, tell=orphans_deleted)
             beats = heartbeats.forget_old(using)
+        if options["format"] == "json":
+            facts = {
+                "dry_run": dry_run,
+                "messages": collected.messages,
+                "partition_positions": collected.offsets_rows,
+                "heartbeats": beats,
+                "topics_without_group": [one._asdict() for one in collected.orphans],
+            }
+            self.write_json({"database": using, **facts})
+            return
+        if dry_run:
+            self.stdout.write(f"Would delete {counted(collected.messages, 'message')}.")
+        else:
             self.stdout.write(
                 f"Deleted {counted(collected.messages, 'message')}, "
                 f"{counted(collected.offsets_rows, 'partition position')} and {counted(beats, 'old heartbeat')}."

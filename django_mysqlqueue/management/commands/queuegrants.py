@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from django_mysqlqueue import grants
-from django_mysqlqueue.management.base import LimitedCommand, add_database, database_of, require_none
-from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.management.base import QueueCommand, add_format
 from django_mysqlqueue.sql.connection import is_server
 
 
-class Command(LimitedCommand):
+class Command(QueueCommand):
     """Print the GRANT statements of a role."""
 
+    every_database = True
     help = (
         "Print the GRANT statements with the least privileges that a role of database users needs, for MariaDB and "
         "MySQL. Nothing is changed: run the statements as a user who may grant them."
@@ -24,7 +25,7 @@ class Command(LimitedCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_database(parser)
+        super().add_arguments(parser)
         parser.add_argument(
             "--role",
             required=True,
@@ -36,30 +37,24 @@ class Command(LimitedCommand):
             metavar="USER[@HOST]",
             help="account to grant to (default: queue_ROLE@%%; without a host: any host)",
         )
+        add_format(parser)
 
-    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the aliases of the databases to print statements for: all of the queue's, without ``--database``."""
-        return queue_aliases() if options.get("database") is None else [database_of(options["database"])]
+    @contextlib.contextmanager
+    def prepared(self, using: str) -> Iterator[None]:
+        """Do nothing: the database is not connected to."""
+        yield
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        aliases = self.databases(options)
-        if len(aliases) == 1:
-            self._print(aliases[0], options)
-            return
-        failed = []
-        for number, using in enumerate(aliases):
-            # All of the output is SQL.
-            if number:
-                self.stdout.write("")
-            self.stdout.write(f"-- Database {using!r}")
-            try:
-                self._print(using, options)
-            except CommandError as error:
-                self.stdout.write(f"-- {error}")
-                failed.append(using)
-        require_none(failed, aliases)
+    def write_heading(self, using: str, *, is_first: bool) -> None:
+        """Write the heading as a comment: all of the output is SQL."""
+        if not is_first:
+            self.stdout.write("")
+        self.stdout.write(f"-- Database {using!r}")
 
-    def _print(self, using: str, options: dict[str, Any]) -> None:
+    def write_error(self, text: str) -> None:
+        """Write the error as a comment."""
+        self.stdout.write(f"-- {text}")
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
         connection = connections[using]
         if not is_server(connection):
             raise CommandError(f"The database {using!r} is {connection.display_name}, which has no users.")
@@ -68,6 +63,10 @@ class Command(LimitedCommand):
         if not user or "\\" in f"{user}{host}" or not f"{user}{host}".isprintable():
             raise CommandError(f"--user {options['user']!r}: must be USER or USER@HOST, without backslashes.")
         found = grants.statements(role, database=str(connection.settings_dict["NAME"]), user=user, host=host or "%")
+        if options["format"] == "json":
+            account = {"user": user, "host": host or "%"}
+            self.write_json({"database": using, "role": role, **account, "statements": found})
+            return
         self.stdout.write(f"-- {role}: {grants.ROLES[role].work}.")
         for statement in found:
             self.stdout.write(f"{statement};")

@@ -22,7 +22,7 @@ from django_mysqlqueue.inspection import (
     check_health,
 )
 from django_mysqlqueue.inspection.health import check_selected, databases_of, is_alarm, require_registered
-from django_mysqlqueue.management.base import ReadingCommand, database_of
+from django_mysqlqueue.management.base import ReadingCommand, add_format, database_of
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
 
@@ -86,7 +86,7 @@ class Command(ReadingCommand):
             metavar="SECONDS",
             help="length, in seconds, of the window that ends now (default: HEALTH['WINDOW'], 600)",
         )
-        add("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+        add_format(parser)
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
         """Return the aliases of the databases to check."""

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.management.operations import OperationCommand
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.sql.session import Session
 
@@ -37,8 +37,6 @@ class Command(OperationCommand):
 
     def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
         """Forget the subscriber in each database that knows it."""
-        if options["format"] == "json":
-            raise CommandError(f"--format json needs --database, one of {', '.join(map(repr, aliases))}.")
         self._known_in: set[str] = set()
         super().run_on_each(aliases, options)
         if not self._known_in:
@@ -48,7 +46,12 @@ class Command(OperationCommand):
         name = options["subscriber"]
         if name is not None and len(self.databases(options)) > 1:
             if name not in heartbeats.names(Session(using)):
-                self.stdout.write(f"There is no subscriber {name!r} here.")
+                text = f"There is no subscriber {name!r} here."
+                nothing = result_of(Result, "forget", 0, text, dry_run=options["dry_run"])
+                if options["format"] == "json":
+                    self.write_result(using, nothing)
+                else:
+                    self.write_text(nothing)
                 return
             self._known_in.add(using)
         super().run_on(using, options)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.management.base import CommandParser
+
 from django_mysqlqueue.humanize import counted
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.base import QueueCommand, add_format
 from django_mysqlqueue.service import sequencing
 
 
@@ -15,16 +17,23 @@ class Command(QueueCommand):
     every_database = True
     help = "Move due messages from the outbox into the log. Subscribers do this automatically."
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add_format(parser)
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         moved = replaced = 0
         while True:
             done = sequencing.sequence(using)
             moved += done.moved
             replaced += done.replaced
-            if done.busy:
-                self.stdout.write("Another process is moving messages.")
             if done.busy or not done.more:
                 break
+        if options["format"] == "json":
+            self.write_json({"database": using, "moved": moved, "replaced": replaced, "busy": done.busy})
+            return
+        if done.busy:
+            self.stdout.write("Another process is moving messages.")
         self.stdout.write(f"Moved {counted(moved, 'message')}.")
         if replaced:
             self.stdout.write(f"{counted(replaced, 'debounced message')} replaced by later ones.")

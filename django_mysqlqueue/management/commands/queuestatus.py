@@ -27,7 +27,7 @@ from django_mysqlqueue.inspection import (
     status_of,
 )
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
-from django_mysqlqueue.management.base import ReadingCommand
+from django_mysqlqueue.management.base import ReadingCommand, add_format
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import unfinished
@@ -65,7 +65,7 @@ class Command(ReadingCommand):
 
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+        add_format(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._verbosity = options["verbosity"]
