@@ -12,7 +12,6 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
-from django_mysqlqueue.admin.group_table import SETTLED_MINUTES
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.escaping import visible
@@ -28,6 +27,7 @@ from django_mysqlqueue.inspection import (
     partitions,
     status_of,
 )
+from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import causes, charts
 from django_mysqlqueue.admin.causes import ShownCause
 from django_mysqlqueue.admin.formatting import clock, latency_text
-from django_mysqlqueue.admin.group_table import SETTLED_MINUTES, in_order, make_rows, passed_texts
+from django_mysqlqueue.admin.group_table import in_order
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.humanize import duration
@@ -27,7 +27,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
     status_of,
 )
-from django_mysqlqueue.inspection.history import rates_begin
+from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
 from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
@@ -85,11 +85,7 @@ class OverviewPage(Page):
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
         problems = [problem for cause in read.causes for problem in cause.problems]
-        recent = rollups.sums(session, MINUTE, rates_begin(found.now), by=rollups.OF_GROUPS)
-        lately = rollups.sums(session, MINUTE, found.now - SETTLED_MINUTES * 60_000, by=rollups.OF_GROUPS)
-        rows, columns = in_order(
-            make_rows(self.dashboard, found.groups, problems, recent, lately, found.now), self.text("sort")
-        )
+        rows, columns = in_order(read_rows(found, problems), self.text("sort"))
         return {
             "overview": found,
             "cards": summary.cards,

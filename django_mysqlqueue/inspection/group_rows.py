@@ -1,0 +1,179 @@
+"""Consumer groups as a table: a state for each, its rates, and how long its backlog lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.humanize import duration, messages_per_second
+from django_mysqlqueue.inspection.history import Rates, current_rates, rates_begin
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import MINUTE, Bucket
+from django_mysqlqueue.sql.session import Session
+
+SETTLED_MINUTES = 30
+"""Failed attempts and passed messages of these last minutes are counted."""
+YOUNG_MS = 60_000
+"""A backlog whose oldest message is younger may be one that subscribers keep up with."""
+PASSED = {
+    "filtered": gettext_lazy("%(number)s filtered"),
+    "expired": gettext_lazy("%(number)s expired"),
+    "superseded": gettext_lazy("%(number)s superseded"),
+}
+"""By reason (``rollups.PASSED``), the text for messages that were settled without a call."""
+STATES = {
+    "drop_ended_early": gettext_lazy("drop unfinished"),
+    "seek_ended_early": gettext_lazy("seek unfinished"),
+    "no_subscriber": gettext_lazy("no subscribers"),
+    "filter": gettext_lazy("filter cannot be parsed"),
+    "failing": gettext_lazy("failing"),
+    "unserved": gettext_lazy("partition without subscriber"),
+    "recent_dead_letters": gettext_lazy("too many dead letters"),
+    "still": gettext_lazy("stalled"),
+    "stuck": gettext_lazy("message stuck"),
+    "paused": gettext_lazy("paused"),
+    "moves": gettext_lazy("moving"),
+    "limited": gettext_lazy("limited"),
+}
+"""By kind of problem, the state of a group that has it, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The state of a group in a few words."""
+
+    text: str
+    kind: str
+    """The kind of problem, or ``"growing"``, ``"working"`` or ``"idle"``."""
+    rank: int
+    """0: messages are stalled or handlers fail; 1: attention is needed; 2: all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in the table."""
+
+    group: GroupOverview
+    state: GroupState
+    rates: Rates
+    age_ms: int | None
+    """Age of the oldest unsettled message."""
+    drain: float | None
+    """Seconds after which the backlog is settled at these rates; infinity for never; None: not known."""
+    failed: int
+    """Number of attempts that failed lately."""
+    passed: Counter[str]
+    """Numbers of messages that were lately settled without a call, by reason."""
+
+    @property
+    def oldest(self) -> str:
+        """The age of the oldest unsettled message."""
+        return "" if self.age_ms is None else duration(self.age_ms / 1000)
+
+    @property
+    def held(self) -> str:
+        """How many messages of the backlog are in flight or wait for another attempt."""
+        group = self.group
+        texts = ((group.in_flight, _("%(number)s in flight")), (group.retrying, _("%(number)s retrying")))
+        return ", ".join(text % {"number": str(number)} for number, text in texts if number)
+
+    @property
+    def entered(self) -> str:
+        """How many messages come in per second."""
+        return "-" if self.rates.entered is None else messages_per_second(self.rates.entered)
+
+    @property
+    def settled(self) -> str:
+        """How many messages are settled per second."""
+        return messages_per_second(self.rates.settled)
+
+    @property
+    def time_to_drain(self) -> str:
+        """How long the backlog lasts at these rates."""
+        if not self.drain:
+            return "-"
+        if self.drain == float("inf"):
+            return _("never")
+        text = duration(max(1, self.drain))
+        return text if self.group.lag.exact else _("more than %(time)s") % {"time": text}
+
+    @property
+    def limits(self) -> str:
+        """The limits that apply to the group."""
+        return self.group.limits.text
+
+    @property
+    def passed_texts(self) -> list[str]:
+        """The numbers of messages that were settled without a call, such as "3 expired"."""
+        return passed_texts(self.passed)
+
+
+def passed_texts(passed: Mapping[str, int]) -> list[str]:
+    """Return texts for the numbers of messages that were settled without a call, by reason."""
+    return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed.get(name)]
+
+
+def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[GroupRow]:
+    """Return the rows of the groups of an overview, in the same order.
+
+    Args:
+        overview: the state of the queue.
+        problems: its problems.
+    """
+    session, now = Session(overview.using), overview.now
+    recent = rollups.sums(session, MINUTE, rates_begin(now), by=rollups.OF_GROUPS)
+    lately = rollups.sums(session, MINUTE, now - SETTLED_MINUTES * 60_000, by=rollups.OF_GROUPS)
+    found: dict[GroupRef, list[Problem]] = {}
+    for problem in problems:
+        if problem.ref is not None:
+            found.setdefault(problem.ref, []).append(problem)
+    rates = {one.ref: one for one in recent}
+    counts = {one.ref: one for one in lately}
+    return [
+        _row(group, found.get(group.ref, []), rates.get(group.ref), counts.get(group.ref), now)
+        for group in overview.groups
+    ]
+
+
+def _row(
+    group: GroupOverview,
+    problems: Sequence[Problem],
+    recent: Bucket | None,
+    lately: Bucket | None,
+    now: int,
+) -> GroupRow:
+    rates = current_rates(recent, now, registered_at=group.registered_at)
+    age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
+    drain = rates.seconds_to_drain(group.lag.value)
+    if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
+        drain = None
+    return GroupRow(
+        group=group,
+        state=_state(group, problems, drain),
+        rates=rates,
+        age_ms=age_ms,
+        drain=drain,
+        # The last attempt at a dead letter is a failure, too. A poison message has only the dead letter.
+        failed=0 if lately is None else max(lately.failed, lately.dead_lettered),
+        passed=Counter() if lately is None else lately.passed,
+    )
+
+
+def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> GroupState:
+    kinds = list(STATES)
+    shown = [one for one in problems if one.kind in STATES]
+    if shown:
+        worst = min(shown, key=lambda one: (one.severity, kinds.index(one.kind)))
+        return GroupState(str(STATES[worst.kind]), worst.kind, worst.severity)
+    if drain == float("inf"):
+        return GroupState(_("growing"), "growing", 1)
+    if group.lag:
+        return GroupState(_("working"), "working", 2)
+    return GroupState(_("idle") if group.live else _("no subscribers"), "idle", 2)
