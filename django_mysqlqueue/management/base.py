@@ -21,6 +21,8 @@ from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_se
 from django_mysqlqueue.sql.several import start_each
 
 APP = ConsumerGroup._meta.app_label
+INTERRUPTED = 130
+"""The exit status after Ctrl+C, as shells have it."""
 
 
 def database_of(alias: str | None, topic: str | None = None) -> str:

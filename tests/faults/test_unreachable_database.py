@@ -41,6 +41,7 @@ from tests.support.metrics import Samples, parsed
 from tests.support.outages import PRIVATE
 from tests.support.paths import ROOT
 from tests.support.processes import freeze
+from tests.support.pseudo_terminal import opened
 from tools import servers
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.processes]
@@ -107,6 +108,28 @@ def test_no_command_waits_for_a_frozen_server(db, server):
         took = time.monotonic() - began
     assert all(text.startswith("The database 'default' does not answer: (2013") for text in texts), texts
     assert took < CONNECT + START
+
+
+def test_a_watched_server_that_freezes_is_shown_again_when_it_is_back(db, server):
+    """Until then, the screen says so, and keys work."""
+    groups.register(PRIVATE, GroupRef("watched", "t"), mode="ordered", start="earliest")
+    env = {"DATABASE_URL": url(server), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-m", "django", "queuestatus", "--watch", "0.5"]
+    with opened(command, environment=env, columns=200) as terminal:
+        terminal.wait_for("watched/t")
+        with frozen(server):
+            began = time.monotonic()
+            lines = terminal.wait_for("The database 'default' does not answer")
+            assert time.monotonic() - began < several.TOTAL_SECONDS + 2
+            assert "STOPPED" in lines[2]
+            assert "It is tried again every 500 ms." in lines
+            assert not any("watched/t" in line for line in lines), "it may no longer be true"
+        terminal.wait_for("watched/t")
+        with frozen(server):
+            began = time.monotonic()
+            terminal.press("q")
+            assert terminal.end() == 0
+            assert time.monotonic() - began < several.ANSWER_SECONDS, "it does not wait for the server"
 
 
 @pytest.mark.promise("Health")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from django.core.management.base import CommandError
 
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.escaping import visible
@@ -27,7 +31,8 @@ from django_mysqlqueue.inspection import (
     status_of,
 )
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
-from django_mysqlqueue.management.base import ReadingCommand, add_format
+from django_mysqlqueue.management import watching
+from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import unfinished
@@ -66,10 +71,50 @@ class Command(ReadingCommand):
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
         add_format(parser)
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=watching.interval,
+            const=watching.SECONDS,
+            metavar="SECONDS",
+            help="show the state on a full screen that is updated every SECONDS (default: 2) until you press q; its "
+            "counts have the bounds of the dashboard",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._verbosity = options["verbosity"]
-        super().handle(*args, **options)
+        if options["watch"] is None:
+            super().handle(*args, **options)
+        else:
+            self._watch(options)
+
+    def _watch(self, options: dict[str, Any]) -> None:
+        if options["format"] == "json":
+            raise CommandError("--watch shows a screen: it cannot be combined with --format json.")
+        watching.require_terminal(self.stdout, os.environ)
+        try:
+            from django_mysqlqueue.management import screen
+        except ImportError as error:
+            raise CommandError(
+                f"--watch needs the extra 'watch': run pip install 'django-mysqlqueue[watch]' ({error})."
+            ) from error
+        complete: set[str] = set()
+        """Databases that have the tables."""
+
+        def read(using: str) -> watching.Snapshot:
+            # The migrations are compared once: that takes longer than the rest.
+            with database_errors(using) if using in complete else self.prepared(using):
+                complete.add(using)
+                return watching.read_snapshot(using)
+
+        seconds = options["watch"]
+        try:
+            with screen.opened(self.stdout, seconds=seconds, color=not options["no_color"]) as shown:
+                watching.watch(
+                    self.databases(options), read, shown.show, seconds=seconds, size=shown.size, keys=sys.stdin
+                )
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
 
     def read(self, using: str, options: dict[str, Any]) -> Status:
         return read_status(using)

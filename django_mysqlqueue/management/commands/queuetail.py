@@ -14,7 +14,7 @@ from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.humanize import shortened
-from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.base import INTERRUPTED, QueueCommand
 from django_mysqlqueue.management.operations import check_topics, moment
 from django_mysqlqueue.service.messages import CONTENT_TYPE, last_line
 from django_mysqlqueue.service.received import ReceivedMessage
@@ -27,8 +27,6 @@ SHOWN = 2000
 """Maximum number of characters of a payload in a line of text."""
 READER_SECONDS = 1.0
 """Seconds between two checks whether the output is still read."""
-INTERRUPTED = 130
-"""The exit status after Ctrl+C, as shells have it."""
 
 
 class Command(QueueCommand):

@@ -1,0 +1,281 @@
+"""The screen of ``queuestatus --watch``. Only this module imports rich, which the extra ``watch`` installs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.segment import SegmentLines
+from rich.table import Table
+from rich.text import Text
+
+from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.humanize import counted, duration, moment
+from django_mysqlqueue.inspection.causes import Cause
+from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
+from django_mysqlqueue.inspection.overview import QueueOverview
+from django_mysqlqueue.inspection.status import QueueStatus, unavailable
+from django_mysqlqueue.management.watching import Snapshot, Watched
+
+CAUSES = 7
+"""Maximum number of causes."""
+LARGE = 40
+"""Lines of a screen on which each cause has its error and its next step."""
+LATE = 2.0
+"""Seconds after which the screen says that it waits for an answer."""
+NAME = 20
+"""Characters to which the first column shrinks before other columns are left out."""
+GAP = 2
+DEFAULT_SIZE = (80, 24)
+"""For terminals that do not know their size."""
+BADGES = {"ok": "bold black on green", "degraded": "bold black on yellow", "stopped": "bold white on red"}
+STYLES = ("bold red", "yellow", "green")
+"""By severity of a problem, or rank of a state."""
+
+
+# -- the table of groups ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table."""
+
+    title: str
+    text: Callable[[GroupRow], str]
+    place: int
+    """The columns with the highest numbers are left out first."""
+    is_number: bool = True
+
+
+COLUMNS = (
+    Column("group/topic", lambda row: str(row.group.ref), 0, is_number=False),
+    Column("state", lambda row: _state(row), 1, is_number=False),
+    Column("backlog", lambda row: str(row.group.lag), 2),
+    Column("in\nflight", lambda row: str(row.group.in_flight), 10),
+    Column("retrying", lambda row: str(row.group.retrying), 11),
+    Column("oldest", lambda row: row.oldest or "-", 3),
+    Column("in/s", lambda row: row.entered, 7),
+    Column("out/s", lambda row: row.settled, 6),
+    Column("time to\ndrain", lambda row: row.time_to_drain, 4),
+    Column(f"failed,\n{SETTLED_MINUTES} min", lambda row: f"{row.failed:,}", 9),
+    Column("dead\nletters", lambda row: str(row.group.dead_letters), 5),
+    Column("limits", lambda row: _limits(row), 12, is_number=False),
+    Column("subscribers", lambda row: str(len(row.group.live)), 8),
+)
+
+
+def _state(row: GroupRow) -> str:
+    return f"{row.state.text}, paused" if row.group.paused and row.state.kind != "paused" else row.state.text
+
+
+def _limits(row: GroupRow) -> str:
+    return f"{row.limits or '-'}{' (reached)' if row.group.limited else ''}"
+
+
+def _table(rows: Sequence[GroupRow], width: int) -> Table:
+    """Return the table with as many columns as there is room for."""
+    cells = [[visible(column.text(row)) for column in COLUMNS] for row in rows]
+    titles = [max(map(cell_len, column.title.split("\n"))) for column in COLUMNS]
+    widths = [max(titles[number], *(cell_len(texts[number]) for texts in cells)) for number in range(len(COLUMNS))]
+    shown = list(range(len(COLUMNS)))
+
+    def others() -> int:
+        return sum(widths[number] + GAP for number in shown[1:])
+
+    while len(shown) > 1 and min(widths[0], NAME) + others() > width:
+        shown.remove(max(shown, key=lambda number: COLUMNS[number].place))
+    widths[0] = max(1, min(widths[0], width - others()))
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    for number in shown:
+        column = COLUMNS[number]
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.is_number else "left",
+            width=widths[number],
+            no_wrap=True,
+            overflow="ellipsis",
+            vertical="bottom",
+        )
+    for row, texts in zip(rows, cells, strict=True):
+        style = "" if row.state.kind == "idle" else STYLES[row.state.rank]
+        table.add_row(*(Text(texts[number], style if COLUMNS[number].title == "state" else "") for number in shown))
+    return table
+
+
+# -- a database ------------------------------------------------------------------
+
+
+def _line(*parts: tuple[str, str] | str) -> Text:
+    """Return a text of one line, which is cut where the screen ends."""
+    pieces = [(visible(part), "") if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts]
+    return Text.assemble(*pieces, no_wrap=True, overflow="ellipsis")
+
+
+def _banner(status: QueueStatus, now: int = 0) -> Iterator[Text]:
+    symptoms = facts = ""
+    if status.cause is not None and status.state != "ok":
+        symptoms, facts = _symptoms(status.cause), status.cause.facts(now)
+    badge = (f" {status.name.upper()} ", BADGES[status.state])
+    yield Text.assemble(badge, f" {visible(status.text)}", (symptoms, "dim"))
+    if facts:
+        yield _line((f"  {facts}", "dim"))
+    if status.advice:
+        yield Text.assemble(("Next step: ", "bold"), visible(status.advice))
+
+
+def _numbers(found: QueueOverview) -> Iterator[Text]:
+    parts = [f"Backlog {found.lag}"]
+    if found.oldest_at is not None:
+        parts.append(f"oldest {duration((found.now - found.oldest_at) / 1000)}")
+    parts += [f"in flight {found.in_flight}", f"retrying {found.retrying}", f"dead letters {found.dead_letters}"]
+    yield Text(", ".join([*parts, f"live subscribers {len(found.live):,}"]))
+    outbox = f"Outbox {found.outbox.waiting} due"
+    if found.outbox.waiting_since is not None:
+        outbox += f" (oldest {duration((found.now - found.outbox.waiting_since) / 1000)})"
+    ago = f"{duration((found.now - found.sequenced_at) / 1000)} ago" if found.sequenced_at else "never"
+    yield Text(f"{outbox}, {found.outbox.scheduled} scheduled; last offset {found.last_offset:,}, sequencer {ago}")
+
+
+def _symptoms(cause: Cause) -> str:
+    number = len(cause.problems)
+    return f" ({counted(number, 'symptom')})" if number > 1 else ""
+
+
+def _cause(cause: Cause, now: int, *, in_detail: bool) -> Iterator[Text]:
+    yield _line(("● ", STYLES[cause.severity]), cause.text, (_symptoms(cause), "dim"))
+    if in_detail:
+        for text in (cause.sample.error if cause.sample else "", cause.facts(now), cause.advice):
+            if text:
+                yield _line(f"  {text}")
+
+
+def _database(one: Watched, *, width: int, height: int, rows: int, seconds: float, waited: float) -> RenderableType:
+    found, heading = one.found, [(f"Database {one.alias!r}", "bold")]
+    if found is not None:
+        heading.append((f"  {moment(found.overview.now)[:19]}", "dim"))
+    if waited >= LATE and not one.problem:
+        heading.append((f"  no answer for {duration(waited)}", "yellow"))
+    lines: list[RenderableType] = [_line(*heading)]
+    if one.problem:
+        lines += _banner(unavailable(one.alias, one.problem))
+        lines.append(_line((f"It is tried again {_every(seconds)}.", "dim")))
+    elif found is None:
+        lines.append(_line(("Reading…", "dim")))
+    else:
+        lines += _snapshot(found, width=width, height=height, rows=rows)
+    return Group(*lines)
+
+
+def _snapshot(found: Snapshot, *, width: int, height: int, rows: int) -> Iterator[RenderableType]:
+    yield from _banner(found.status, found.overview.now)
+    yield from _numbers(found.overview)
+    most = min(CAUSES, max(1, height // 6))
+    # The banner is about the worst.
+    causes = [one for one in found.causes if found.status.state == "ok" or one is not found.status.cause]
+    for cause in causes[:most]:
+        yield from _cause(cause, found.overview.now, in_detail=height >= LARGE)
+    if len(causes) > most:
+        yield _line((f"  {counted(len(causes) - most, 'more problem')}", "dim"))
+    if found.rows:
+        yield Text("")
+        yield _table(found.rows[:rows], width)
+    left = len(found.rows) - rows
+    if left > 0:
+        yield _line((f"{counted(left, 'more group')}", "dim"))
+    elif found.overview.more_groups:
+        yield _line(("There are more groups. Only the first ones by topic and name are read.", "dim"))
+
+
+# -- the screen ------------------------------------------------------------------
+
+
+def _every(seconds: float) -> str:
+    return f"every {duration(seconds)}"
+
+
+class Screen:
+    """Draws the databases one below the other."""
+
+    def __init__(self, console: Console, live: Live, seconds: float) -> None:
+        self._console = console
+        self._live = live
+        self._seconds = seconds
+
+    def size(self) -> tuple[int, int]:
+        """Return the columns and lines of the terminal."""
+        width, height = os.get_terminal_size(self._console.file.fileno())
+        return width or DEFAULT_SIZE[0], height or DEFAULT_SIZE[1]
+
+    def show(self, databases: Sequence[Watched]) -> None:
+        """Draw the screen.
+
+        Args:
+            databases: what was read of each.
+        """
+        self._console.size = self.size()
+        self._live.update(SegmentLines(self._lines(databases), new_lines=True), refresh=True)
+
+    def _lines(self, databases: Sequence[Watched]) -> list[Any]:
+        """Return the lines. If there are too many, the longest tables are cut first."""
+        height = self._console.height
+        every = {one.alias: len(one.found.rows) if one.found and not one.problem else 0 for one in databases}
+        rows = dict(every)
+        while True:
+            lines = self._render(databases, rows)
+            excess = len(lines) - height
+            longest = max(rows, key=lambda alias: rows[alias])
+            if excess <= 0 or rows[longest] <= 1:
+                break
+            # The first cut adds a line: that there are more groups. Half of a table is the most: others may be as long.
+            cut = excess + (rows[longest] == every[longest])
+            rows[longest] -= min(cut, max(1, rows[longest] // 2))
+        if excess > 0:
+            more = Text("The window is too small for the rest.", "dim", no_wrap=True, overflow="ellipsis")
+            lines = [*lines[: height - 1], *self._console.render_lines(more)]
+        return lines
+
+    def _render(self, databases: Sequence[Watched], rows: dict[str, int]) -> list[Any]:
+        width, height = self._console.size
+        parts: list[RenderableType] = [_line((f"queuestatus, {_every(self._seconds)}. Press q to quit.", "dim"))]
+        for one in databases:
+            waited = 0.0 if one.answer is None else time.monotonic() - one.started
+            lines = height // len(databases)
+            if len(databases) > 1:
+                parts.append(Text(""))
+            parts.append(
+                _database(one, width=width, height=lines, rows=rows[one.alias], seconds=self._seconds, waited=waited)
+            )
+        return self._console.render_lines(Group(*parts))
+
+
+@contextlib.contextmanager
+def opened(out: Any, *, seconds: float, color: bool = True) -> Iterator[Screen]:
+    """Show a screen on a terminal. At the end, the terminal has its earlier contents again.
+
+    Args:
+        out: the terminal.
+        seconds: seconds between two reads.
+        color: whether to use colors, unless the environment has ``NO_COLOR``.
+    """
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    with open(out.fileno(), "w", encoding=encoding, errors="backslashreplace", closefd=False) as file:
+        console = Console(
+            file=file,
+            force_terminal=True,
+            force_interactive=True,
+            no_color=None if color else True,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        with Live(
+            console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        ) as live:
+            yield Screen(console, live, seconds)
