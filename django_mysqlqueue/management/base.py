@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
+from tqdm import tqdm
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
@@ -54,6 +56,18 @@ def add_database(parser: CommandParser) -> None:
 def add_format(parser: CommandParser) -> None:
     """Add the option ``--format``."""
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+
+
+def progress_bar(title: str, total: int | None, options: Mapping[str, Any]) -> tqdm[Any]:
+    """Return a progress bar on stderr, hidden unless that is a terminal; with JSON and with ``--verbosity 0`` too.
+
+    Args:
+        title: the text before it.
+        total: the number at which it is full; None to show only a count.
+        options: the command's options.
+    """
+    hidden = options["format"] == "json" or options["verbosity"] == 0 or not sys.stderr.isatty()
+    return tqdm(desc=title, total=total, unit=" ", disable=hidden, leave=False)
 
 
 def require_tables(using: str) -> None:

@@ -7,18 +7,17 @@ import datetime
 import getpass
 import os
 import socket
-import sys
 from collections.abc import Collection
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
-from tqdm import tqdm
 
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.management.base import QueueCommand, add_format
+from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
+from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result
 
@@ -28,6 +27,8 @@ class OperationCommand(QueueCommand):
 
     reports_progress: ClassVar[bool] = False
     """True if the operation accepts ``progress``."""
+    counts_planned: ClassVar[bool] = True
+    """True if it counts what ``planned`` counts, so that the progress bar has an end."""
     question: ClassVar[str] = "Continue? [y/N] "
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -61,7 +62,9 @@ class OperationCommand(QueueCommand):
                 self.write_text(preview)
             if options["interactive"]:
                 self._confirm(options)
-            with _bar(preview, quiet=options["format"] == "json" or options["verbosity"] == 0) as bar:
+            has_end = self.counts_planned and preview.planned < COUNTED
+            total = preview.planned if has_end else None
+            with progress_bar(preview.operation, total, options) as bar:
                 if self.reports_progress:
                     how["progress"] = bar.update
                 result = self.operate(options, dry_run=False, **how)
@@ -126,12 +129,6 @@ class OperationCommand(QueueCommand):
             options: the command's options.
         """
         return answer.strip().lower() in ("y", "yes")
-
-
-def _bar(preview: Result, *, quiet: bool) -> tqdm[Any]:
-    """Return a progress bar, hidden unless stderr is a terminal."""
-    hidden = quiet or not sys.stderr.isatty()
-    return tqdm(desc=preview.operation, total=preview.planned, unit=" ", disable=hidden, leave=False)
 
 
 def who() -> str:

@@ -197,7 +197,14 @@ def _stopped() -> str:
 
 
 def drop_group(
-    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+    group: str,
+    topic: str,
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
 ) -> DropResult:
     """Delete a consumer group with all its state. GC no longer keeps messages for it.
 
@@ -211,6 +218,7 @@ def drop_group(
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing; return what would be changed.
+        progress: called after each transaction with the number of partitions and deliveries that it deleted.
 
     Raises:
         OperationRefused: there is no such group; another drop of it has started in the meantime; or other transactions
@@ -219,7 +227,7 @@ def drop_group(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
-            changed = int(dropping.drop(alias, ref, actor=actor, reason=reason))
+            changed = int(dropping.drop(alias, ref, actor=actor, reason=reason, progress=progress))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")
             return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)

@@ -6,6 +6,8 @@ paused group, which can only be dropped again. Until then, the group cannot be r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import steps
@@ -16,7 +18,15 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits: Limits = LIMITS) -> bool:
+def drop(
+    using: str,
+    ref: GroupRef,
+    *,
+    actor: str = "",
+    reason: str = "",
+    progress: Callable[[int], object] = lambda rows: None,
+    limits: Limits = LIMITS,
+) -> bool:
     """Delete a group with all its state. GC no longer keeps messages for it.
 
     An unfinished seek of the group is stopped. If another drop finishes first, this one ends, too. A group that was
@@ -27,6 +37,7 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
         ref: the group and its topic.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
+        progress: called after each transaction with the number of partitions and deliveries that it deleted.
         limits: limits of each step.
 
     Returns:
@@ -46,7 +57,7 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
                 using,
                 ref,
                 lambda session: _delete_some(session, ref, operation, limits),
-                lambda rows: None,
+                progress,
                 limits,
                 beat=audit.beats(using, operation),
             )

@@ -75,6 +75,7 @@ def collect(
     *,
     dry_run: bool = False,
     tell: Callable[[Orphans], object] | None = None,
+    progress: Callable[[int], object] = lambda messages: None,
     limits: Limits = STEP,
 ) -> Collected:
     """Run a full round over all topics and partitions.
@@ -83,6 +84,7 @@ def collect(
         using: alias of the queue's database.
         dry_run: if True, only count.
         tell: called after each step that deleted orphans, with those of the step.
+        progress: called after each step with the number of messages that it deleted or counted.
         limits: the limits of each step.
     """
     messages = rows = 0
@@ -91,6 +93,7 @@ def collect(
     while place is not None:
         step = collect_step(using, place, dry_run=dry_run, limits=limits)
         messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
+        progress(step.messages)
         for one in step.orphans:
             if tell is not None:
                 tell(one)

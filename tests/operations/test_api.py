@@ -17,6 +17,7 @@ from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import (
     ConsumerGroup,
+    ConsumerOffset,
     DeliveryState,
     JobResult,
     Operation,
@@ -527,6 +528,10 @@ def test_progress_is_told_of_every_step(db):
     steps.clear()
     operations.seek(*REF, "earliest", actor="ada", progress=steps.append)
     assert sum(steps) >= 2
+    steps.clear()
+    offsets_rows = ConsumerOffset.objects.count()
+    operations.drop_group(*REF, actor="ada", progress=steps.append)
+    assert sum(steps) >= offsets_rows > 0
 
 
 def test_a_preview_of_a_drop_counts(db):

@@ -18,6 +18,8 @@ class Command(OperationCommand):
         "Delete a consumer group of a topic and all the group's state. GC no longer keeps messages for the group. "
         "If the command is interrupted, the group stays paused: run it again."
     )
+    reports_progress = True
+    counts_planned = False
     question = "Type the group's name to confirm: "
 
     def add_arguments(self, parser: CommandParser) -> None:

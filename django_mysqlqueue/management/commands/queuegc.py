@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mysqlqueue.humanize import counted
-from django_mysqlqueue.management.base import QueueCommand, add_format
+from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.runtime.log import moment, orphans_deleted
 from django_mysqlqueue.service import heartbeats, retention
 
@@ -28,11 +28,10 @@ class Command(QueueCommand):
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         dry_run = options["dry_run"]
-        if dry_run:
-            collected, beats = retention.collect(using, dry_run=True), 0
-        else:
-            collected = retention.collect(using, tell=orphans_deleted)
-            beats = heartbeats.forget_old(using)
+        tell = None if dry_run else orphans_deleted
+        with progress_bar("gc", None, options) as bar:
+            collected = retention.collect(using, dry_run=dry_run, tell=tell, progress=bar.update)
+        beats = 0 if dry_run else heartbeats.forget_old(using)
         if options["format"] == "json":
             facts = {
                 "dry_run": dry_run,

@@ -15,6 +15,7 @@ class Command(OperationCommand):
     """Move a consumer group's position."""
 
     reports_progress = True
+    counts_planned = False
     help = (
         "Move a consumer group's position in a topic: back to replay messages, forward to skip them. Subscribers can "
         "keep running. The command shows how many messages it would replay and skip, then asks for confirmation. "

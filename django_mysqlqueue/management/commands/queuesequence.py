@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mysqlqueue.humanize import counted
-from django_mysqlqueue.management.base import QueueCommand, add_format
+from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.service import sequencing
 
 
@@ -23,12 +23,14 @@ class Command(QueueCommand):
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         moved = replaced = 0
-        while True:
-            done = sequencing.sequence(using)
-            moved += done.moved
-            replaced += done.replaced
-            if done.busy or not done.more:
-                break
+        with progress_bar("sequence", None, options) as bar:
+            while True:
+                done = sequencing.sequence(using)
+                moved += done.moved
+                replaced += done.replaced
+                bar.update(done.moved)
+                if done.busy or not done.more:
+                    break
         if options["format"] == "json":
             self.write_json({"database": using, "moved": moved, "replaced": replaced, "busy": done.busy})
             return
