@@ -114,6 +114,7 @@ def test_another_size(world):
     for number in range(40):
         backlog(f"group-{number}")
     with opened_watch(columns=160, lines=50, env={"COLUMNS": "300", "LINES": "300"}) as terminal:
+        terminal.wait_for("group-0/t")  # the first screen says that it reads
         lines = terminal.wait_until(lambda lines: len(lines) == 50)
         assert max(map(len, lines)) <= 160
         (header,) = (line for line in lines if line.startswith("group/topic"))
