@@ -212,7 +212,9 @@ def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(c
         assert (numbers["dead letters"], numbers["scheduled"], numbers["due in the outbox"]) == ("1", "1", "1")
         assert state == alone.context["banner"].status.name == "Degraded"
         for one in alone.context["causes"]:
-            assert f'<span class="mq-tag">{alias}</span> <span class="mq-what">{one.cause.text}</span>' in text
+            assert (
+                f'<span class="mq-tag">{alias}</span> <span class="mq-what"><bdi>{one.cause.text}</bdi></span>' in text
+            )
             assert f"database={alias}" in one.link
             for problem in one.cause.problems:
                 item = f'data-kind="{problem.kind}" data-group="{problem.ref or ""}" data-database="{alias}"'

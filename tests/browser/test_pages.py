@@ -525,6 +525,29 @@ def test_no_page_is_wider_than_a_phone(open_desk: Open, queue: Sub):
     assert wide == {}, "\n".join(map(str, wide.items()))
 
 
+MIRRORED = """() => [
+  ...[...document.querySelectorAll('.mq-page :is(pre, textarea, .mq-chart, .mq-cause-error code)')]
+    .filter((one) => getComputedStyle(one).direction !== 'ltr'),
+  ...[...document.querySelectorAll('.mq-legend .mq-key')].filter((one) => !one.closest('bdi, li')),
+].map((one) => one.outerHTML.slice(0, 120))"""
+
+
+def test_code_and_legends_are_not_mirrored_from_right_to_left(open_desk: Open, queue: Sub, settings: Any):
+    settings.LANGUAGE_CODE = "ar"
+    desk = open_desk()
+    kinds, mirrored = set(), {}
+    for address in queries(queue):
+        page = desk.open(address)
+        assert page.evaluate("document.documentElement.dir") == "rtl"
+        kinds |= set(
+            page.evaluate("[...document.querySelectorAll('pre, textarea, .mq-key')].map((one) => one.tagName)")
+        )
+        if found := page.evaluate(MIRRORED):
+            mirrored[address] = found
+    assert kinds == {"PRE", "TEXTAREA", "SPAN"}
+    assert mirrored == {}, "\n".join(map(str, mirrored.items()))
+
+
 BUSY = """() => {
   const large = ['watermark', 'position', 'end of the log', 'oldest unsettled message', 'offset', 'dead letter'];
   for (const table of document.querySelectorAll('#mq-live table')) {

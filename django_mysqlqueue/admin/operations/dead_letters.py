@@ -266,7 +266,7 @@ class EditForm(ReasonForm):
         label=gettext_lazy("Payload"),
         strip=False,
         max_length=EDITED_CHARACTERS,
-        widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "class": "mq-edit"}),
+        widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "dir": "ltr", "class": "mq-edit"}),
     )
 
     def __init__(self, data: Any, *, using: str) -> None:

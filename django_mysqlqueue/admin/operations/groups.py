@@ -247,7 +247,7 @@ class OverrideForm(GroupForm):
     value = forms.CharField(
         label=gettext_lazy("Value"),
         max_length=MAX_POLICY_BYTES,
-        widget=forms.Textarea(attrs={"rows": 2, "cols": 60}),
+        widget=forms.Textarea(attrs={"rows": 2, "cols": 60, "dir": "ltr"}),
         help_text=gettext_lazy(
             "For example 100, 30s, 5m or none (no limit, no filter). For backoff, for example "
             'initial=1s,factor=2,maximum=1h,jitter=0.1; for filter, JSON such as {"region": ["eu"]}.'
