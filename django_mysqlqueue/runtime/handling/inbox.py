@@ -387,7 +387,7 @@ class Inbox(InboxGroups):
         """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
         slot = held.claimed.slot
         if slot is None:
-            return not (self._kept.wanted and self._is_kept())
+            return self._kept.wanted is None or not self._is_kept()
         now = time.monotonic()
         if now < slot.after:
             self._next_slot = min(self._next_slot, slot.after)
@@ -457,8 +457,8 @@ class Inbox(InboxGroups):
         self.starts.add()
         group = self._groups[lane.ref]
         held = group.start(lane, place)
-        if held.claimed.slot is not None and self._kept.wanted:
-            self._kept.wanted = False
+        if held.claimed.slot is not None and self._kept.wanted is not None:
+            self._kept.wanted = None
             self._work.notify_all()
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held

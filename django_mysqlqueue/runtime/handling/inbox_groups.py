@@ -96,11 +96,24 @@ class InboxGroups:
         with self._lock:
             return sum(group.started - group.started_with_slots for group in self._groups.values())
 
-    def keep_thread(self, *, keep: bool) -> None:
-        """Keep the next free thread for a delivery with a slot (``KeptThread``), or no thread any more."""
+    def keep_thread(self, ref: GroupRef) -> bool:
+        """Keep the next free thread for a delivery with a slot (``KeptThread``).
+
+        Returns:
+            False if one is already kept, for this group or for another one.
+        """
         with self._lock:
-            self._kept.wanted, self._kept.until = keep, 0.0
-            self._work.notify_all()
+            if self._kept.wanted is not None:
+                return False
+            self._kept.wanted, self._kept.until = ref, 0.0
+            return True
+
+    def free_thread(self, ref: GroupRef) -> None:
+        """Let the thread that is kept for a group start other deliveries, because the group has none with a slot."""
+        with self._lock:
+            if self._kept.wanted == ref:
+                self._kept.wanted = None
+                self._work.notify_all()
 
     def slots(self, ref: GroupRef) -> dict[str, int]:
         """Return by limited key how many slots a group's waiting and running deliveries hold."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from django_mysqlqueue.service.refs import GroupRef
+
 KEPT = 0.1
 """Seconds for which a free thread waits at most for a delivery with a slot."""
 
@@ -37,12 +39,14 @@ class Starts:
 class KeptThread:
     """A thread that is kept free for a delivery with a slot. Its methods need the lock of the inbox.
 
-    The poller wants one if it could claim such deliveries, but no thread is free. The first thread that becomes free
-    then starts only a delivery with a slot, for at most ``KEPT`` seconds, in which the poller claims.
+    The poller wants one for a group if it could claim such deliveries, but no thread is free. The first thread that
+    becomes free then starts only a delivery with a slot, of any group, for at most ``KEPT`` seconds, in which the
+    poller claims.
     """
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.wanted: GroupRef | None = None
+        """The group for which one is wanted."""
         self.until = 0.0
         """Until when (monotonic) the thread waits at most; 0: none was free yet."""
         self._thread = 0
@@ -52,5 +56,6 @@ class KeptThread:
         now, thread = time.monotonic(), threading.get_ident()
         if not self.until:
             self.until, self._thread = now + KEPT, thread
-        self.wanted = now < self.until
-        return self.wanted and thread == self._thread
+        if now >= self.until:
+            self.wanted = None
+        return self.wanted is not None and thread == self._thread

@@ -7,6 +7,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 from django.db import Error
@@ -25,7 +26,6 @@ from django_mysqlqueue.service import claiming, rollups, routing, settling, slot
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
-from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -177,10 +177,12 @@ class PolledGroup(DeliveringGroup):
             if self.limited.is_unsure:
                 self.limited.found(slots.keys_held(Session(self.using), self.ref, self.context.subscriber))
             self.inbox.return_late(self.ref)
-            for key in self.limited.rested(self.context.clock.now(), self._ask_for_slots):
+            ask = partial(self.limited.ask, self.using, self.context.lease_ms)
+            for key in self.limited.rested(self.context.clock.now(), ask):
                 self.notify(key)
             self._resume()
-            self.limited.keep_thread(self.todo)
+            if self._may_claim():
+                self.limited.keep_thread(self.todo)
         priorities = self._priorities()
         priority, room = self._next_claim(priorities)
         flushes = room > 0 or self.inbox.flush_due(self.ref)
@@ -188,8 +190,7 @@ class PolledGroup(DeliveringGroup):
         wants = self._wants(priority, room) if room else []
         max_due = min(room, self._max_due()) if priority == 0 else 0
         if not room:
-            priority, wants = self._newcomers(priorities)
-            max_due = self._room_for_slots() if self.limited.has_due else 0
+            priority, wants, max_due = self._newcomers(priorities)
             room, priorities = len(wants) + max_due, []
         claims = bool(wants or max_due)
         holding = self.limited.holding() if claims and self.limited else self.limited.news()
@@ -212,11 +213,6 @@ class PolledGroup(DeliveringGroup):
             self._turns.took(priority, priorities)
         self._after_flush(settlements, claim.flushed if claim is not None else flushed)
         return claim is not None and self._after_claim(wants, max_due, claim, hungry=hungry)
-
-    def _ask_for_slots(self, keys: Sequence[str]) -> list[Rest | None]:
-        """Return, for each limited key, why its next message would get no slot."""
-        session, limits = Session(self.using), self.claimant.limits
-        return Reservation(session, self.ref, limits, self.limited.held(), self.context.lease_ms).ask(keys)
 
     def failed(self) -> int:
         """Note that a turn failed, and pause the group for a while.
@@ -276,22 +272,27 @@ class PolledGroup(DeliveringGroup):
                 return priority, room
         return 0, 0
 
-    def _newcomers(self, priorities: Sequence[int]) -> tuple[int, list[Want]]:
-        """Return wants for one message of each partition of which none waits in this process, and their priority.
+    def _may_claim(self) -> bool:
+        """Return whether anything may be claimed, even one message."""
+        return not self.stopped and self.inbox.waiting(self.ref)[1] < self.max_bytes
 
-        They need no room: otherwise they would wait until half a claim of the partitions that use all of it is handled.
+    def _newcomers(self, priorities: Sequence[int]) -> tuple[int, list[Want], int]:
+        """Return what to claim without room: the priority, the wants, and how many redeliveries.
+
+        That is one message of each partition of which none waits in this process: otherwise it would wait until half a
+        claim of the partitions that use all the room is handled. It is also what needs slots, if it can start soon.
         """
-        if self.stopped or (self.limited and not self.limited.is_partial):
-            return 0, []
-        if self.inbox.waiting(self.ref)[1] >= self.max_bytes:
-            return 0, []
+        if (self.limited and not self.limited.is_partial) or not self._may_claim():
+            return 0, [], 0
         most, slots = min(self.claim_size, self.least) // 2, self._room_for_slots() if self.limited else 0
+        due = slots if self.limited.has_due else 0
         for priority in self._turns.order(priorities, self.priority_share):
-            keys = self.limited.some(islice(self.todo.of(priority), LOOKED_AT), slots)
-            found = self.inbox.newcomers(self.ref, keys, priority=priority, most=most)
+            keys = islice(self.todo.of(priority), LOOKED_AT)
+            needing, others = self.limited.split(keys, min(slots, self.claim_size))
+            found = [*needing, *self.inbox.newcomers(self.ref, others, priority=priority, most=most)]
             if wants := [want for want in map(self._want_one, found) if want is not None]:
-                return priority, wants
-        return 0, []
+                return priority, wants, due
+        return 0, [], due
 
     # -- writing --------------------------------------------------------------
 
@@ -405,6 +406,7 @@ class PolledGroup(DeliveringGroup):
             raise
         self.limited.written(claim.held)
         if self.limited:
+            self.limited.looked(request, claim)
             self.limited.claimed(claim, self.context.clock.now())
             # In shared mode, a suspected poison message does not hold up the others of its partition.
             for key in (*claim.limited, *(() if self.handler.shared else claim.held_up)):

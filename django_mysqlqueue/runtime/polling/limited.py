@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -12,12 +12,13 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
 from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.depths import LOOKED_AT
 from django_mysqlqueue.runtime.priorities import ByPriority
-from django_mysqlqueue.service.claims import Claim
+from django_mysqlqueue.service.claims import Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Holding
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import LONGEST_REST_US, Rest
+from django_mysqlqueue.service.slots import LONGEST_REST_US, Reservation, Rest
+from django_mysqlqueue.sql.session import Session
 
 AHEAD = AHEAD_US / 1_000_000
 LONGEST_REST_MS = LONGEST_REST_US // 1000 + 5000
@@ -101,6 +102,7 @@ class Limited:
         self._resting.clear()
         self._until.clear()
         self._held_up.clear()
+        self.has_due = False
 
     def __bool__(self) -> bool:
         """Whether the group has limits."""
@@ -115,13 +117,18 @@ class Limited:
             return True
         return self.is_partial and self._limits.rate_of(as_limit_key(lane_of(key).partition)) is None
 
-    def some(self, keys: Iterable[str], slots: int) -> Iterator[str]:
-        """Yield the partitions whose messages need no slots, and a number of others."""
-        for key in keys:
-            is_spared = self.spares(key)
-            if is_spared or slots > 0:
-                yield key
-            slots -= not is_spared
+    def split(self, keys: Iterable[str], slots: int) -> tuple[list[str], Iterable[str]]:
+        """Return the partitions whose messages need slots, at most ``slots``, and those whose messages need none.
+
+        Args:
+            keys: the partitions to look at.
+            slots: how many messages that need slots this process can start soon.
+        """
+        if not self._limits:
+            return [], keys
+        looked_at = [(key, self.spares(key)) for key in keys]
+        needing = islice((key for key, is_spared in looked_at if not is_spared), slots)
+        return list(needing), [key for key, is_spared in looked_at if is_spared]
 
     def keep_thread(self, todo: ByPriority[None]) -> None:
         """Keep the next free handler thread for a message with a slot, if such messages may wait in the log.
@@ -136,15 +143,14 @@ class Limited:
         if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.idle_threads(self._threads):
             return
         for priority in todo.priorities():
-            if not all(map(self.spares, islice(todo.of(priority), MAX_PARTITIONS))):
+            if not all(map(self.spares, islice(todo.of(priority), LOOKED_AT))):
                 wanted = self._inbox.waiting(self._ref, priority=priority + 1)[0] == 0
                 break
         else:
             wanted = self.has_due
         others = self._inbox.started_without_slots()
-        if wanted and others != self._others:
+        if wanted and others != self._others and self._inbox.keep_thread(self._ref):
             self._kept_at, self._others = now, others
-            self._inbox.keep_thread(keep=True)
 
     def rests(self, key: str) -> bool:
         """Return whether a partition waits for a slot."""
@@ -210,6 +216,20 @@ class Limited:
 
     # -- what waits for a slot ------------------------------------------------
 
+    def looked(self, request: ClaimRequest, claim: Claim) -> None:
+        """Note whether a claim has left out redeliveries, and free the kept thread if it has found nothing for it.
+
+        Args:
+            request: what the claim has looked for. If nothing of it needs slots, the thread stays kept.
+            claim: what it has found.
+        """
+        could = self.has_due and request.max_due and request.max_slots
+        could = could or not all(self.spares(want.key) for want in request.wants)
+        if request.max_due:
+            self.has_due = claim.has_due
+        if could and not any(one.slot for one in claim.deliveries):
+            self._inbox.free_thread(self._ref)
+
     def claimed(self, claim: Claim, now: int) -> None:
         """Remember what a claim has found to wait for a slot.
 
@@ -218,9 +238,6 @@ class Limited:
             now: the database's time in epoch milliseconds.
         """
         self._held_up |= claim.held_up
-        self.has_due = claim.has_due
-        if not any(one.slot for one in claim.deliveries):
-            self._inbox.keep_thread(keep=False)
         if claim.rest is None and not claim.limited:
             self._fruitless = 0
             return
@@ -268,7 +285,7 @@ class Limited:
 
         Args:
             now: the database's time in epoch milliseconds.
-            ask: returns why messages of limited keys get no slot (``Reservation.ask``).
+            ask: returns why messages of limited keys get no slot (``ask``).
         """
         if self._rest is not None and _is_over(self._rest.until, now):
             self._rest = None
@@ -286,6 +303,16 @@ class Limited:
         for key in over:
             del self._resting[key]
         return over
+
+    def ask(self, using: str, lease_ms: int, keys: Sequence[str]) -> list[Rest | None]:
+        """Return, for each limited key, why its next message would get no slot.
+
+        Args:
+            using: alias of the database.
+            lease_ms: LEASE_DURATION in milliseconds.
+            keys: the limited keys.
+        """
+        return Reservation(Session(using), self._ref, self._limits, self.held(), lease_ms).ask(keys)
 
     def _ask(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
         """Ask for all partitions of which it is not certain when they have a slot; return those that have one."""

@@ -103,7 +103,11 @@ class SharedGroup(PolledGroup):
         left = room
         slots = self._room_for_slots() if self.limited.is_partial else room
         partitions = self.todo.of(priority)
-        for key in list(islice(partitions, LOOKED_AT if self.limited.is_partial else MAX_PARTITIONS)):
+        keys = islice(partitions, LOOKED_AT if self.limited.is_partial else MAX_PARTITIONS)
+        needing, others = self.limited.split(keys, slots)
+        if needing and others:
+            slots = min(slots, (room + 1) // 2)
+        for key in [*needing, *others]:
             if left <= 0 or len(wants) >= MAX_PARTITIONS:
                 break
             needs_slots = self.limited.is_partial and not self.limited.spares(key)
