@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import close_names, did_you_mean, duration, moment
 from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
@@ -79,10 +80,15 @@ def publish(
 
     Raises:
         InvalidMessage: a value breaks a rule of ``django_mysqlqueue.publish``. The error names the value and the rule.
-        OperationRefused: an argument is invalid.
+        OperationRefused: an argument is invalid, or the topic is a queue of jobs.
     """
     message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in)
     with alias_for(using, actor, reason, topic=topic) as home:
+        if job_queues.is_queue(topic):
+            raise OperationRefused(
+                f"The topic {topic!r} is a queue of jobs. A message there could run any task with any arguments: "
+                "enqueue the job in code instead."
+            )
         row = publishing.check(topic, message)
         message = dataclasses.replace(message, id=row.message_id)
         stored, _stored_topic = publishing.stored_at(topic, using, None)
@@ -185,9 +191,7 @@ def _summary(
 
 
 def _unknown(session: Session, topic: str) -> list[str]:
-    """Return a warning about a topic that is not known, or whose messages are jobs."""
-    if job_queues.is_queue(topic):
-        return [_("This topic is a queue of jobs: its handler refuses messages that are not jobs.")]
+    """Return a warning about a topic that is not known."""
     known = log.known(session)
     if topic in known:
         return []

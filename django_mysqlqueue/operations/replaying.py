@@ -166,11 +166,13 @@ def replay(
             # Read before the log: a copy that is moved there in the meantime is found there.
             session = Session(using)
             waiting = _in_outbox(session, wanted)
+            beat = audit.beats(using, operation)
             part = replace(wanted, last=upto)
             for page in _pages(session, part, limits.dead_letters, counted, limits=limits):
                 done = run(using, lambda session, page=page: write(session, page))  # type: ignore[misc]
                 counted.add(done)
                 progress(done.replayed)
+                beat()
     return counted
 
 

@@ -25,7 +25,9 @@ def queue_status(context: dict[str, Any]) -> dict[str, Any]:
     from django_mysqlqueue.admin.permissions import may_view
     from django_mysqlqueue.admin.status import read_status
 
-    request = context["request"]
+    request = context.get("request")
+    if request is None:  # TEMPLATES has no context processor for it.
+        return {}
     try:
         link = url(getattr(request, "current_app", "") or "admin", "changelist")
     except NoReverseMatch:

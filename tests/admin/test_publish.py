@@ -10,8 +10,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 
-from django_mysqlqueue import publish
+from django_mysqlqueue import operations, publish
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
+from tests.support import job_worlds
 from tests.support.dashboard import ROOT, page
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
@@ -313,3 +315,21 @@ def test_a_message_is_published_with_its_bytes(client):
     publish_it(client, topic="t", payload='{"a":1.50, "b": "\\u00e9"}')
     sequence()
     assert json.loads(bytes(QueueMessage.objects.get().payload)) == {"a": 1.5, "b": "é"}
+
+
+def test_a_queue_of_jobs_is_refused(client, settings):
+    """Its messages run any task: the permission to publish a test message is not that one."""
+    settings.TASKS = job_worlds.TASKS
+    job = json.dumps({"task": "tests.app.jobs.add", "args": [1, 2], "kwargs": {}})
+    asked = previewed(client, topic="jobs.default", payload=job)
+    assert "The topic 'jobs.default' is a queue of jobs." in unescape(asked.content.decode())
+    assert not sentences(asked)
+    with pytest.raises(OperationRefused, match="could run any task with any arguments"):
+        operations.publish("jobs.default", {"task": "tests.app.jobs.add"}, actor="ada")
+    assert not OutboxMessage.objects.exists()
+
+
+def test_publishing_needs_the_permission_to_view_the_topic(make):
+    client = make("publish_messages")
+    assert client.get(ADDRESS).status_code == 403
+    assert client.post(ADDRESS, {"topic": "t", "payload": "1", "kind": "json", "asked": "yes"}).status_code == 403

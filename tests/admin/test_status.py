@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import OperationalError
+from django.template import Context, Template
+from django.utils import timezone, translation
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status
 from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
 from django_mysqlqueue.admin.shared import SharedReads, shared
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.inspection import QueueStatus
+from django_mysqlqueue.inspection import PAGES, QueueStatus
+from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.dashboard import ROOT, confirm, page
@@ -78,6 +81,11 @@ def test_the_index_works_with_an_invalid_setting(client, settings):
     answer = client.get(INDEX)
     assert answer.status_code == 200
     assert "Message queue: MYSQLQUEUE[" in answer.content.decode().replace("&#x27;", "'")
+
+
+def test_the_tag_shows_nothing_without_the_request():
+    """TEMPLATES need not have the context processor."""
+    assert Template("{% load mysqlqueue_admin %}{% queue_status %}").render(Context()).strip() == ""
 
 
 def test_the_state_of_several_databases():
@@ -152,6 +160,21 @@ def test_ten_viewers_read_the_state_once(client, monkeypatch, sharing, clock):
     monkeypatch.setattr(SharedReads, "SECONDS", 0.0)
     page(client)
     assert len(read) == 3
+
+
+def test_what_is_shared_is_that_of_one_database_language_and_zone(monkeypatch, sharing):
+    def named(**options):
+        return options["using"], translation.get_language(), timezone.get_current_timezone_name()
+
+    monkeypatch.setattr(status, "get_overview", named)
+    monkeypatch.setattr(status, "find_problems", lambda overview, **_: overview)
+
+    def read(alias, language, zone):
+        with translation.override(language), timezone.override(zone):
+            return status.read_shared(alias, PAGES, STALL_TIMES)[0]
+
+    wanted = [(alias, language, zone) for alias in "ab" for language in ("en", "de") for zone in ("UTC", "Asia/Tokyo")]
+    assert [read(*one) for one in wanted] == wanted
 
 
 # -- values that several requests share ----------------------------------------

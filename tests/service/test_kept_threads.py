@@ -177,3 +177,12 @@ def test_only_the_group_for_which_a_thread_is_kept_frees_it(db):
             group.todo["a"] = None  # A hint that is out of date: it has no message.
             group.turn()
     assert sub.inbox.keep_thread(REF), "a claim has found nothing that needs slots"
+
+
+def test_a_batch_occupies_one_thread(db):
+    sub = Sub(handler(mode="shared", batch=True, batch_size=10), threads=2)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
+    sub.step()
+    batch = sub.inbox.take(None)
+    assert len(batch.items) == 10
+    assert sub.inbox.idle_threads(2) == 1

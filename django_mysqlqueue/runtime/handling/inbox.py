@@ -214,7 +214,8 @@ class Inbox(InboxGroups):
     def idle_threads(self, threads: int) -> int:
         """Return how many of the process's handler threads have no delivery."""
         with self._lock:
-            return max(0, threads - len(self._running))
+            # All deliveries of a batch have one thread.
+            return max(0, threads - len({held.thread for held in self._running.values()}))
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
