@@ -24,7 +24,9 @@ def test_the_heart_beats_until_it_is_stopped(db):
     assert beating.good()
     beating.stop()
     row = SubscriberHeartbeat.objects.get()
+    began = row.info.pop("started_at")
     assert (row.consumer_group, row.topic, row.info) == ("g", "t", {"host": "tests"})
+    assert 0 < began <= row.heartbeat_at
 
 
 def test_the_heart_withholds_beats_of_a_stuck_poller(db):
