@@ -34,6 +34,7 @@
 
   // -- the crosshair of charts, which all show the row of the table that is chosen --
   let chosen = null; // Its time: it outlives a refresh.
+  let pointed = false; // Whether the mouse has chosen it.
   const rows = () => [...document.querySelectorAll("#mq-values tbody tr")];
   const cross = () => {
     const row = rows().find((one) => one.dataset.at === chosen);
@@ -74,18 +75,20 @@
     const box = chart.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * (left + width) - left;
     choose(Math.floor((x / width) * rows().length));
+    pointed = event.pointerType === "mouse";
   };
   page.addEventListener("pointermove", point);
   page.addEventListener("pointerdown", point);
-  page.addEventListener("pointerout", (event) => {
-    const plot = event.target.closest(".mq-plot");
-    // A refresh takes the element away from below the pointer, which then is on no other one.
-    if (!plot || event.pointerType !== "mouse" || !event.relatedTarget || plot.contains(event.relatedTarget)) return;
+  // Not pointerout: a refresh takes the element away from below the pointer, and the browser does not always tell.
+  document.addEventListener("pointermove", (event) => {
+    if (!pointed || event.pointerType !== "mouse" || (event.target.closest && event.target.closest(".mq-plot"))) return;
+    pointed = false;
     chosen = null;
     cross();
   });
   page.addEventListener("keydown", (event) => {
     if (!event.target.matches(".mq-plot")) return;
+    pointed = false;
     const row = rows().find((one) => one.dataset.at === chosen);
     const last = rows().length - 1;
     const place = row ? Number(row.dataset.place) : last + 1;
