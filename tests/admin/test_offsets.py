@@ -213,7 +213,12 @@ def test_a_shared_group_has_no_owners(client):
     log({"a": 1})
     text = client.get(PAGE, G).content.decode()
     assert "partitions have no owner" in text
-    assert 'name="row"' not in text
+    for offered in ('name="row"', "mq-all", "do/release"):
+        assert offered not in text
+        assert offered not in client.get(f"{ROOT}group/", {"group": "g", "topic": "t"}).content.decode()
+    refused = client.get(f"{ROOT}do/release/", {**G, "row": '"a"'}).content.decode()
+    assert "is shared: its subscribers hold no leases" in refused
+    assert 'name="confirmed"' not in refused
 
 
 def test_leases_are_released_from_it(client):

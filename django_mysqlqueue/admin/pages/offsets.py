@@ -15,6 +15,7 @@ from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import messages, moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection import Partition, PartitionBacklogs, offsets, partitions
@@ -110,6 +111,8 @@ class OffsetsPage(Page):
         return {
             "rows": [self._row(partition, live, now) for partition in found],
             "one": one,
+            # Subscribers of a shared group hold no leases.
+            "may_release": one is not None and one.mode == "ordered" and may_operate(self.request, self.about),
             "groups": sorted({one.ref.group for one in listed}),
             "topics": sorted({one.ref.topic for one in listed}),
             "given": {name: self.text(name) or "" for name in ("group", "topic", "prefix", "owner")},
