@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connections
 from playwright.sync_api import Page, expect
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Operation, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
@@ -102,6 +103,33 @@ class Beat:
 
 def heartbeats() -> list[Beat]:
     return [Beat(row) for row in SubscriberHeartbeat.objects.all()]
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_subscriber_that_is_stopped_leaves_nothing_prefetched_in_flight(
+    desk: Desk, start: Start, tmp_path: Path, finishes: bool
+):
+    worker = start("slow")
+    go = tmp_path / "go"
+    publish_many("b.slow", (Message({"go": str(go), "n": n}, key="k") for n in range(5)))
+    wait_for(lambda: DeliveryState.objects.filter(delivery_token__gt=0).count() == 5, worker)
+    rows = desk.open("inflight/").locator("#mq-live tbody tr")
+    expect(rows).to_have_count(5)
+    worker.send(signal.SIGTERM)
+    # The one that is being handled.
+    wait_for(lambda: DeliveryState.objects.filter(delivery_token__gt=0).count() == 1, worker)
+    expect(desk.open("inflight/").locator("#mq-live tbody tr")).to_have_count(1)
+    if finishes:
+        go.touch()
+        assert worker.wait() == 0
+        expect(desk.open("inflight/").get_by_text("No messages are in flight.")).to_be_visible()
+    else:
+        # Its handler does not end within SHUTDOWN_TIMEOUT.
+        worker.wait()
+        expect(desk.open("inflight/").get_by_text("lost", exact=True)).to_have_count(1)
+    expect(desk.open("subscribers/").get_by_text("No subscriber is running.")).to_be_visible()
+    page = desk.open()
+    expect(page.locator("[data-kind=silent]")).to_have_count(0)
 
 
 def test_a_poisoned_partition_is_found_and_retried_after_the_mend(desk: Desk, start: Start, tmp_path: Path):
