@@ -239,10 +239,10 @@ def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     link = page.get_by_role("link", name="customer-007", exact=True)
     link.focus()
     box = page.locator(".mq-scroll").last
-    box.evaluate("box => { box.scrollLeft = 120; }")
+    box.evaluate("box => { box.scrollLeft = 60; }")
     page.evaluate("window.scrollTo(0, 300)")
     assert page.evaluate("window.scrollY") == 300
-    assert box.evaluate("box => box.scrollLeft") == 120
+    assert box.evaluate("box => box.scrollLeft") == 60
     # What is there after the refresh is another element, not the old one.
     box.evaluate("box => { box.dataset.old = 'yes'; }")
     refresh(page)
@@ -253,7 +253,7 @@ def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)
     expect(link).to_be_focused()
     assert page.evaluate("window.scrollY") == 300
-    assert box.evaluate("box => box.scrollLeft") == 120
+    assert box.evaluate("box => box.scrollLeft") == 60
     # And what was ticked is what is asked about.
     page.get_by_role("button", name="Release leases of selected partitions").click()
     expect(page.get_by_text("whose leases will be released: 2.")).to_be_visible()
@@ -584,17 +584,24 @@ def test_no_figure_is_cut_off_on_a_laptop(open_desk: Open, queue: Sub, sidebar: 
     assert cut == {}, "\n".join(map(str, cut.items()))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_page_is_accessible_and_keeps_the_policy(open_desk: Open, queue: Sub, scheme: str):
+@pytest.mark.parametrize(
+    ("scheme", "language", "width"), [("light", "en", 1280), ("dark", "en", 1280), ("light", "ar", 390)]
+)
+def test_every_page_is_accessible_and_keeps_the_policy(
+    open_desk: Open, queue: Sub, settings: Any, scheme: str, language: str, width: int
+):
     """Names, labels, roles, contrasts (WCAG A and AA); what the policy stops is a complaint of the desk."""
-    desk = open_desk(color_scheme=scheme)
+    settings.LANGUAGE_CODE = language
+    desk = open_desk(color_scheme=scheme, width=width)
     axe = Axe()
     # In the dark the colours are others, and nothing else.
-    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] if scheme == "light" else ["color-contrast"]
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"] if scheme == "light" else ["color-contrast"]
     options = {"runOnly": rules, "resultTypes": ["violations"]}
     found = []
     for address in queries(queue):
-        result = axe.run(desk.open(address), context={"include": [[".mq-page"]]}, options=options)
+        page = desk.open(address)
+        page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
+        result = axe.run(page, context={"include": [[".mq-page"]]}, options=options)
         for rule in result.response["violations"]:
             found += [f"{address}: {rule['id']}: {node['target']} {node['failureSummary']}" for node in rule["nodes"]]
     assert not found, "\n".join(found)
@@ -615,6 +622,38 @@ def test_a_message_is_copied(open_desk: Open, queue: Sub):
 
 
 # -- by keyboard --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_values_of_the_overviews_charts_by_keyboard_and_by_touch(open_desk: Open, queue: Sub, touch: bool):
+    page = open_desk(has_touch=touch).open()
+    plot = page.locator("#mq-plot-throughput")
+    values = plot.locator(".mq-values")
+    if touch:
+        plot.scroll_into_view_if_needed()
+        box = plot.locator(".mq-chart").bounding_box()
+        assert box is not None
+        page.touchscreen.tap(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
+    else:
+        plot.focus()
+        page.keyboard.press("End")
+    expect(values).to_have_text(re.compile(r" · acked 0 · failed \d+ · dead-lettered \d+$"))
+    expect(page.locator("#mq-plot-latency .mq-values")).to_have_text(re.compile(" · p50 - · p95 -$"))
+    page.get_by_text("Values as a table").click()
+    expect(page.locator("#mq-values tbody tr")).to_have_count(60)
+
+
+def test_nothing_needs_a_mouse_to_be_read(desk: Desk, queue: Sub):
+    """A title is shown to the mouse only. Those of charts are in a table, a label or the crosshair, too."""
+    found = {}
+    for address in queries(queue):
+        page = desk.open(address)
+        if titles := page.evaluate("[...document.querySelectorAll('.mq-page [title]')].map((one) => one.title)"):
+            found[address] = titles
+    assert found == {}
+    page = desk.open("recurring/")
+    expect(page.get_by_text(re.compile("^since 2"))).to_be_visible()
+    expect(page.get_by_text(re.compile("^last seen .* ago"))).to_be_visible()
 
 
 def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):

@@ -14,6 +14,7 @@ from django_mysqlqueue.admin import causes, charts
 from django_mysqlqueue.admin.causes import ShownCause
 from django_mysqlqueue.admin.formatting import clock, latency_text
 from django_mysqlqueue.admin.group_table import in_order
+from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.humanize import duration
@@ -190,9 +191,19 @@ class OverviewPage(Page):
         times = [clock((first + place) * grain * 1000) for place in range(number)]
         kinds = ((_("acked"), "mq-acked"), (_("failed"), "mq-failed"), (_("dead-lettered"), "mq-dead"))
         counted = [charts.Series(name, css, [one[kind] for one in sums]) for kind, (name, css) in enumerate(kinds)]
+        found = {share: [rollups.percentile(one, share) for one in latency] for share in (0.5, 0.95)}
         percentiles = [
-            charts.Series(name, css, [_milliseconds(rollups.percentile(one, share)) for one in latency])
+            charts.Series(name, css, [_milliseconds(one) for one in found[share]])
             for name, css, share in (("p50", "mq-p50", 0.5), ("p95", "mq-p95", 0.95))
+        ]
+        values = [
+            Row(
+                (first + place) * grain * 1000,
+                place,
+                times[place],
+                [*(f"{count:,}" for count in sums[place]), *(latency_text(one[place]) for one in found.values())],
+            )
+            for place in range(number)
         ]
         whole = [sum(column) for column in zip(*latency, strict=True)]
         return {
@@ -200,6 +211,7 @@ class OverviewPage(Page):
             "latency": charts.lines(
                 percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
             ),
+            "values": values[::-1],
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "passed": passed_texts(passed),
             "p50": latency_text(rollups.percentile(whole, 0.5)),

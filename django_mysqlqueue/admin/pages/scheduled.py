@@ -68,6 +68,7 @@ class ScheduledPage(Page):
                 self._row(message, now, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
                 for message in found.rows
             ],
+            "debounced": any(row.coalesce_key for row in found.rows),
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
