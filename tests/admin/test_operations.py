@@ -292,8 +292,11 @@ def test_release_and_forget(client):
 def test_drop(client):
     sub = Sub(handler("t", "g"))
     log(2)
+    live = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
+    assert f"Live subscribers: {sub.name}." in live.content.decode()
     sub.leave()
     asked = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
+    assert "Live subscribers" not in asked.content.decode()
     assert "Messages that the group has not settled: 2." in asked.content.decode()
     assert "This cannot be undone." in asked.content.decode()
     assert confirm(client, "drop", group="g", topic="t") == ["The group g/t is dropped."]

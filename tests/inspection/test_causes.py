@@ -87,6 +87,19 @@ def test_no_message_is_said_to_wait_where_none_does(mode, clock, no_handlers):
     assert "wait for" not in cause.text
 
 
+def test_failures_before_a_restart_are_not_those_of_the_new_code(clock, no_handlers):
+    """The rollups of the last ten minutes are of the old processes: a minute is waited for."""
+    subscriber("t", group="g")(boom(""))
+    failing(clock=clock).leave()
+    restarted = Sub(handler("t", "g", backoff=WAITS))
+    clock.advance(25)
+    restarted.beat()
+    assert "failing" not in {one.kind for one in find_problems(using=USING)}
+    clock.advance(50)
+    restarted.beat()
+    assert "failing" in {one.kind for one in find_problems(using=USING)}
+
+
 def test_groups_that_fail_with_the_same_error_have_one_cause(clock):
     subs = [
         failing("billing", "b", clock=clock, partitions=12, passed=0),
