@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from django_mysqlqueue.admin.formatting import INDENTED_CHARACTERS, json_lines
 from django_mysqlqueue.escaping import visible_lines
 from django_mysqlqueue.inspection import MessageContent
 from django_mysqlqueue.service.databases import queue_aliases
@@ -15,7 +16,7 @@ from django_mysqlqueue.service.received import ReceivedMessage
 
 
 def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) -> str:
-    """Return a message as indented JSON, with the names that ``queuetail`` uses.
+    """Return a message as JSON, with the names that ``queuetail`` uses; empty if that would be too long.
 
     Args:
         found: the message with its whole payload.
@@ -44,12 +45,16 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
             elif name not in value:
                 continue
             value[name] = redacted
+    lines = json_lines(value)
+    # What JSON itself escapes is valid JSON, too.
+    if lines is not None and visible_lines(lines) == lines:
+        return lines
     try:
-        lines = json.dumps(value, ensure_ascii=False, indent=2)
-        # Those escaped by JSON itself are valid JSON, too.
-        return lines if visible_lines(lines) == lines else json.dumps(value, indent=2)
+        # With thousands of nested brackets, indentation would explode.
+        line = json.dumps(value)
     except RecursionError:
         return ""
+    return line if len(line) <= INDENTED_CHARACTERS else ""
 
 
 def command(name: str, topic: str, offset: int, *options: str, using: str) -> str:

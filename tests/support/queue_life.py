@@ -458,7 +458,9 @@ def _operate(ref: GroupRef) -> None:
     first, *_others, last = QueueMessage.objects.filter(topic="t").order_by("offset").values_list("offset", flat=True)
     for number, key in enumerate((None, "k1")):
         for dry_run in (True, False):
-            operations.replay(*ref, first, last, key=key, run=f"r{number}", limit=3, actor="test", dry_run=dry_run)
+            operations.replay(
+                *ref, first, last, key=key, run=f"{ref.group}-{number}", limit=3, actor="test", dry_run=dry_run
+            )
     with patch.object(replaying, "MERGED", 1):
         operations.replay(*ref, first, last, limit=3, actor="test", dry_run=True)
     groups.group_controls(session, [ref])

@@ -61,6 +61,7 @@ SORT_ON_SQLITE = {
     "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
     "inspection.partitions.owned": "those of one owner",
     "service.groups.registered_refs": "the groups",
+    "operations.replaying._insert": "the originals of one transaction",
 }
 """Functions for people that sort there what the servers read in order or do not sort."""
 SMALL = {
