@@ -90,9 +90,12 @@ def test_a_database_is_chosen_by_keyboard_and_operated_on(desk: Desk, both: None
     page.keyboard.press("Enter")
     # By its topic alone, it would be the other one.
     expect(page.get_by_role("heading", name="Group g/orders (default)")).to_be_visible()
+    page.get_by_role("link", name="Offsets in all partitions").click()
+    expect(page.get_by_role("heading", name="Offsets (default)")).to_be_visible()
     page.get_by_label("Partition key begins with").fill("default.b")
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="default.b", exact=True)).to_be_visible()
+    page.get_by_role("link", name="g/orders", exact=True).click()
     page.get_by_role("link", name="Pause", exact=True).click()
     expect(page.get_by_role("heading", name="Pause group (default)")).to_be_visible()
     page.get_by_role("button", name="Pause group").click()

@@ -241,7 +241,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     given_up = problem(page, "mortal/b.mortal has dead-lettered messages: 5 in b.mortal_dlq")
     expect(given_up).to_be_visible()
     given_up.get_by_role("link", name="Open dead letters").click()
-    expect(page.get_by_role("link", name="ValueError: there is no such customer")).to_be_visible()
+    expect(page.get_by_role("link", name="ValueError: there is no such customer", exact=True)).to_be_visible()
     letters = page.locator("tbody").filter(has=page.get_by_role("checkbox")).get_by_role("row")
     expect(letters).to_have_count(5)
     dead = QueueMessage.objects.filter(topic="b.mortal_dlq").order_by("-offset")
