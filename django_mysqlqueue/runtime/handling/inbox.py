@@ -214,8 +214,7 @@ class Inbox(InboxGroups):
     def idle_threads(self, threads: int) -> int:
         """Return how many of the process's handler threads have no delivery."""
         with self._lock:
-            # All deliveries of a batch have one thread.
-            return max(0, threads - len({held.thread for held in self._running.values()}))
+            return max(0, threads - len({held.batch for held in self._running.values()}))
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
@@ -445,7 +444,9 @@ class Inbox(InboxGroups):
         while place < len(lane.waiting) and len(batch.items) < most and not self.starts.are_used_up():
             held = lane.waiting[place]
             if not held.alone and self._has_slot(held):
-                batch.items.append(self._start(lane, place))
+                held = self._start(lane, place)
+                held.batch = batch.items[0].batch
+                batch.items.append(held)
             elif lane.exclusive:
                 break
             else:
@@ -461,7 +462,7 @@ class Inbox(InboxGroups):
         if held.claimed.slot is not None and self._kept.wanted is not None:
             self._kept.wanted = None
             self._work.notify_all()
-        held.started_at, held.thread = time.monotonic(), threading.get_ident()
+        held.started_at, held.thread, held.batch = time.monotonic(), threading.get_ident(), id(held)
         self._running[id(held)] = held
         if held.claimed.suspect:
             self._suspect = held.claimed

@@ -37,6 +37,8 @@ class Held:
     """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0
     """Identifier of the thread that handles it."""
+    batch: int = 0
+    """What the deliveries of one batch, which one thread handles together, have in common."""
     delivery: Delivery | None = None
     """The object that its handler got; None if the handler was not called."""
     seconds: float = 0.0
