@@ -47,7 +47,9 @@ ADVICE = {
     "relay": gettext_lazy("Make that database available; the messages wait here until then."),
     "moves": gettext_lazy("Finish the move, or cancel it."),
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
-    "mode": gettext_lazy("Change the mode with queuegroupmode, or deploy the code with the registered mode."),
+    "mode": gettext_lazy(
+        "Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."
+    ),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
 }
 """By kind of problem, the next step."""
@@ -154,14 +156,14 @@ class Cause:
 
     @property
     def messages(self) -> Count:
-        """The messages that wait. One that waits for several reasons is counted once for each group."""
-        by_group: dict[object, Count] = {}
+        """The messages that wait, as the problems count them. Those of one partition are counted once."""
+        found: dict[object, Count] = {}
         # Those in the outbox are part of what waits for their groups.
         for problem in [one for one in self.problems if one.ref is not None] or self.problems:
             place = (problem.ref, problem.key, problem.offset, problem.topic, problem.database)
-            known = by_group.get(place, Count(0))
-            by_group[place] = max(known, problem.messages, key=lambda count: count.value)
-        return total(by_group.values())
+            known = found.get(place, Count(0))
+            found[place] = max(known, problem.messages, key=lambda count: count.value)
+        return total(found.values())
 
     @property
     def since(self) -> int | None:
@@ -203,9 +205,9 @@ def find_causes(
     """Return the causes of problems, worst first.
 
     A group's mode that differs from the code is the cause of its missing subscribers. If no subscriber runs, that is
-    the cause of all other groups without subscribers, of lost subscribers, and of messages
-    that stay in the outbox. Failures of a group have one cause; so have those of several groups with the same error.
-    Other problems of one kind are together, too.
+    the cause of all other groups without subscribers, of lost subscribers, and of messages that stay in the outbox.
+    Failures of a group have one cause; so have those of several groups with the same error. Other problems of one kind
+    are together, too.
 
     Args:
         overview: the state to check; if None, it is read.

@@ -22,7 +22,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
-from django_mysqlqueue.subscriptions.handler import Handler, mode_text
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 @dataclass(slots=True)
@@ -85,7 +85,12 @@ def progress(
     if handler is not None and handler.mode != group.mode:
         # Subscribers with the code of another release may still work.
         severity = 0 if group.has_work and not group.live else 1
-        yield Problem(severity, "mode", mode_text(handler, group.mode), **all_waits)
+        text = _(
+            "%(ref)s is registered as %(registered)s, but %(where)s has mode=%(mode)s: subscribers with this code do "
+            "not start."
+        )
+        values = {"ref": ref, "registered": group.mode, "where": handler.where, "mode": repr(handler.mode)}
+        yield Problem(severity, "mode", text % values, **all_waits)
     if unfinished == "drop":
         text = _("A drop of %(ref)s has not finished.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, **all_waits)

@@ -166,7 +166,9 @@ def test_mode_mismatch_in_a_rollout(shown: Shown, clock: Clock, no_handlers: Non
     clock.advance(120)
     good.heart.beat()
     shown(
-        "Stopped", r"^The group 'billing' on 'orders' is registered as ordered, but .* mode='shared'", "queuegroupmode"
+        "Stopped",
+        r"^billing/orders is registered as ordered, but .* mode='shared': subscribers with this code do not start\.$",
+        "queuegroupmode",
     )
 
 

@@ -125,6 +125,26 @@ def test_two_claims_of_one_minute(db, clock):
     assert samples.claim(USING, [G, other], {}) == {other: minute}
 
 
+def test_two_claims_of_one_minute_at_the_same_time(db, clock, monkeypatch):
+    """Both have read that nobody has the minute: the row decides, and what entered is counted once."""
+    at_second(clock)
+    Sub(handler())
+    minute = Session(USING).now() // MINUTE_MS * MINUTE_MS
+    before = {minute - MINUTE_MS: {"t": 3}}
+    claimed, run = [], samples.run
+
+    def late(using, write):
+        if not claimed:
+            claimed.append(None)
+            claimed.append(samples.claim(USING, [G], before))
+        return run(using, write)
+
+    monkeypatch.setattr(samples, "run", late)
+    assert samples.claim(USING, [G], before) == {}
+    assert claimed[1] == {G: minute}
+    assert Rollup.objects.get(grain=60, bucket_at=minute - MINUTE_MS).entered == 3
+
+
 def test_whoever_claims_a_minute_and_is_killed_leaves_a_gap(db, clock):
     at_second(clock)
     sub = Sub(handler())
