@@ -47,9 +47,7 @@ ADVICE = {
     "relay": gettext_lazy("Make that database available; the messages wait here until then."),
     "moves": gettext_lazy("Finish the move, or cancel it."),
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
-    "mode": gettext_lazy(
-        "Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."
-    ),
+    "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
 }
 """By kind of problem, the next step."""

@@ -330,6 +330,8 @@ def test_a_queue_of_jobs_is_refused(client, settings):
 
 
 def test_publishing_needs_the_permission_to_view_the_topic(make):
-    client = make("publish_messages")
-    assert client.get(ADDRESS).status_code == 403
-    assert client.post(ADDRESS, {"topic": "t", "payload": "1", "kind": "json", "asked": "yes"}).status_code == 403
+    client = make(on=[("view_dashboard", "t"), ("publish_messages", "t"), ("publish_messages", "hidden.topic")])
+    asked = previewed(client, topic="t", payload="1")
+    answer = client.post(ADDRESS, {**fields(asked), "topic": "hidden.topic"})
+    assert answer.status_code == 403
+    assert "You may publish to these topics: t. Choose one of them." in unescape(answer.content.decode())
