@@ -335,3 +335,13 @@ def test_publishing_needs_the_permission_to_view_the_topic(make):
     answer = client.post(ADDRESS, {**fields(asked), "topic": "hidden.topic"})
     assert answer.status_code == 403
     assert "You may publish to these topics: t. Choose one of them." in unescape(answer.content.decode())
+
+
+@pytest.mark.parametrize("sequenced", [False, True])
+def test_the_same_id_in_another_topic_is_another_message(client, sequenced):
+    publish("u", 1, id="x", key="k")
+    if sequenced:
+        sequence()
+    found = operations.publish("t", 2, id="x", key="k", actor="ada")
+    assert found.changed == 1
+    assert OutboxMessage.objects.filter(topic="t").count() == 1
