@@ -24,7 +24,6 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.inspection.status import unavailable
-from django_mysqlqueue.sql.connection import bounded
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 
@@ -57,8 +56,7 @@ def read_status(aliases: Sequence[str]) -> QueueStatus:
         found, problems = read_shared(alias, PAGES, STALL_TIMES)
         return status_of(found, find_causes(found, problems))
 
-    with bounded(aliases[0], read=ANSWER_SECONDS, connect=ANSWER_SECONDS):
-        answers = read_each(aliases, read)
+    answers = read_each(aliases, read, within=ANSWER_SECONDS)
     found = {
         alias: unavailable(alias, one.reason) if isinstance(one, Unread) else one for alias, one in answers.items()
     }

@@ -37,7 +37,9 @@ class Unread:
     """A sentence that names the database."""
 
 
-def read_each(databases: Sequence[str], read: Callable[[str], T]) -> dict[str, T | Unread]:
+def read_each(
+    databases: Sequence[str], read: Callable[[str], T], *, within: float | None = None
+) -> dict[str, T | Unread]:
     """Read several databases, and return by alias what was read of each, or why it could not be.
 
     Each server is read in a thread of its own, which closes its connections; language and time zone are the caller's.
@@ -45,23 +47,27 @@ def read_each(databases: Sequence[str], read: Callable[[str], T]) -> dict[str, T
     one that answers each statement slowly after ``TOTAL_SECONDS``: the call takes no longer than that, no matter how
     many databases are down. ``OPTIONS`` with longer time limits can keep such a thread waiting, but not the caller.
 
-    One database alone is read in the caller's thread, within the usual limits of ``bounded``. SQLite, and databases
-    inside a ``TestCase``, whose transaction other threads do not see, are read there too, one after the other.
+    Without ``within``, one database alone is read in the caller's thread, within the usual limits of ``bounded``.
+    SQLite, and databases inside a ``TestCase``, whose transaction other threads do not see, are read there too, one
+    after the other.
 
     Args:
         databases: their aliases.
         read: a function of an alias. It must not use what belongs to the caller's thread: Django's ``reverse`` needs
             the prefix of the request's script there, for example.
+        within: seconds to wait for each answer and for all databases together, instead of the two limits; for one
+            database too.
 
     Raises:
         Exception: ``read`` has raised it for one of them, and it is not an error of a database that refuses or does
             not answer.
     """
-    if len(databases) == 1:
+    if len(databases) == 1 and within is None:
         with bounded(databases[0]):
             return {databases[0]: _read(databases[0], read)}
-    until = time.monotonic() + TOTAL_SECONDS
-    started = start_each(databases, lambda alias: _read(alias, read), seconds=ANSWER_SECONDS, connect=ANSWER_SECONDS)
+    seconds, total = (ANSWER_SECONDS, TOTAL_SECONDS) if within is None else (within, within)
+    until = time.monotonic() + total
+    started = start_each(databases, lambda alias: _read(alias, read), seconds=seconds, connect=seconds)
     found: dict[str, T | Unread] = {}
     for alias, answer in started.items():
         try:
@@ -69,7 +75,7 @@ def read_each(databases: Sequence[str], read: Callable[[str], T]) -> dict[str, T
         except TimeoutError:
             if answer.done():
                 raise  # by the function
-            found[alias] = Unread(failures.explain_silence(alias, TOTAL_SECONDS))
+            found[alias] = Unread(failures.explain_silence(alias, total))
     return found
 
 

@@ -20,6 +20,7 @@ from django_mysqlqueue.inspection import PAGES, QueueStatus
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
 
@@ -74,6 +75,28 @@ def test_the_index_works_if_the_queue_cannot_be_read(client, monkeypatch):
     assert answer.status_code == 200
     assert "Message queue: Stopped" in answer.content.decode()
     assert "is gone." in answer.content.decode()
+
+
+@pytest.mark.servers_only
+def test_the_index_does_not_wait_for_many_slow_statements(client, monkeypatch):
+    """Each of them answers in time, and all of them together take long."""
+    sent, end = [], threading.Event()
+
+    def read(**_):
+        while not end.is_set() and len(sent) < 50:
+            Session(USING).row("SELECT SLEEP(0.2)")
+            sent.append(1)
+
+    monkeypatch.setattr(status, "get_overview", read)
+    monkeypatch.setattr(status, "ANSWER_SECONDS", 1.0)
+    began = time.monotonic()
+    try:
+        text = client.get(INDEX).content.decode()
+    finally:
+        end.set()
+    assert time.monotonic() - began < 5
+    assert "reading it took more than 1 seconds" in text
+    assert 1 <= len(sent) < 50
 
 
 def test_the_index_works_with_an_invalid_setting(client, settings):

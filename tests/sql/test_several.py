@@ -73,6 +73,19 @@ def test_all_of_them_are_waited_for_together(in_threads, monkeypatch):
     }
 
 
+@pytest.mark.parametrize("databases", [["queue"], BOTH])
+def test_a_limit_for_everything_holds_for_one_database_too(in_threads, databases):
+    end = threading.Event()
+    began = time.monotonic()
+    try:
+        found = read_each(databases, lambda alias: end.wait(30), within=0.5)
+    finally:
+        end.set()
+    assert time.monotonic() - began < 5
+    reason = "The database {!r} does not answer: reading it took more than 0.5 seconds."
+    assert found == {alias: Unread(reason.format(alias)) for alias in databases}
+
+
 @pytest.mark.parametrize("error", [ValueError("a bug"), ProgrammingError("a bug in a statement")])
 @pytest.mark.parametrize("threads", [False, True])
 def test_other_errors_are_raised(monkeypatch, error, threads):
@@ -98,6 +111,7 @@ def test_limits_of_the_threads(monkeypatch):
         return options["connect_timeout"], options["read_timeout"]
 
     assert read_each(BOTH, read) == dict.fromkeys(BOTH, (several.ANSWER_SECONDS,) * 2)
+    assert read_each(["queue"], read, within=3.0) == {"queue": (3, 3)}
     monkeypatch.setattr(several, "ANSWER_SECONDS", 1.0)
     began = time.monotonic()
     found = read_each(BOTH, lambda alias: one(alias) if alias == "queue" else Session(alias).row("SELECT SLEEP(20)"))
