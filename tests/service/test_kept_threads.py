@@ -51,12 +51,12 @@ def run(sub, started, until, **options):
             thread.join()
 
 
-def messages_with_slots(limited, *, others, prefetch, threads):
+def messages_with_slots(limited, *, others, prefetch, threads, mode="shared"):
     """Lets a subscriber start 40 deliveries while all kinds wait in the log; returns how many of them have slots."""
     if limited == "group":
-        ones = [handler(group="a", topic="a", mode="shared", rate=parse_rate("100/s")), handler(mode="shared")]
+        ones = [handler(group="a", topic="a", mode=mode, rate=parse_rate("100/s")), handler(mode=mode)]
     else:
-        ones = [handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"}))]
+        ones = [handler(mode=mode, rate_per_key=parse_key_rates({"a": "100/s"}))]
     sub = Sub(*ones, threads=threads, prefetch=prefetch, claim_size=min(prefetch, 100))
     publish_many("t", [Message(n, key=f"k{n % others}") for n in range(max(1000, 5 * others))])
     publish_many("a" if limited == "group" else "t", [Message(n, key="a") for n in range(200)])
@@ -71,6 +71,53 @@ def messages_with_slots(limited, *, others, prefetch, threads):
 @pytest.mark.parametrize("limited", ["group", "key"])
 def test_messages_with_slots_and_others_take_turns(db, limited, others, prefetch):
     assert 8 <= messages_with_slots(limited, others=others, prefetch=prefetch, threads=2) <= 32
+
+
+@pytest.mark.parametrize(("limited", "others", "prefetch"), [("group", 200, 200), ("key", 10, 20), ("key", 200, 200)])
+def test_they_take_turns_in_order(db, limited, others, prefetch):
+    assert 8 <= messages_with_slots(limited, others=others, prefetch=prefetch, threads=2, mode="ordered") <= 32
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_claim_takes_only_the_messages_with_slots_that_can_start_soon(db, mode):
+    rates = dict.fromkeys("abcdef", "100/s")
+    sub = Sub(handler(mode=mode, rate_per_key=parse_key_rates(rates)), threads=3, claim_size=20)
+    publish_many("t", [Message(n, key=key) for n in range(10) for key in (*rates, "k", "l")])
+    sub.step()
+    waiting = [held.key for held in sub.inbox.held(REF)]
+    assert sub.inbox.slots(REF)[""] == sum(key in rates for key in waiting) == 3
+    assert len(waiting) >= 15, "claims of messages that need no slots are as large as without limits"
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_half_a_claim_is_for_messages_that_need_no_slots(db, mode):
+    sub = Sub(handler(mode=mode, rate_per_key=parse_key_rates({"a": "1000/s"})), threads=50, claim_size=10)
+    publish_many("t", [Message(n, key="a") for n in range(100)])
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(100)])
+    sub.step(times=2)
+    (group,) = sub.poller.groups
+    first, *others = group._wants(0, 10)
+    assert (first.key, first.look_at) == ("a", 5)
+    assert len(others) >= 5
+
+
+def test_no_thread_is_kept_for_a_partition_whose_message_is_in_flight(db):
+    sub = Sub(handler(rate_per_key=parse_key_rates({"a": "100/s"})), threads=1)
+    publish_many("t", [Message(1, key="a"), *(Message(n, key=f"k{n}") for n in range(5))])
+    sub.step()
+    while (held := sub.take()).claimed.key != "a":
+        sub.run(held)
+    (group,) = sub.poller.groups
+    group.notify("a")
+    group.turn()
+    assert sub.inbox.keep_thread(REF), "none was kept: the message behind can start only after the one in flight"
+    sub.inbox.free_thread(REF)
+    sub.run(held)
+    sub.flush()
+    assert sub.take() is not None
+    group.notify("a")
+    group.turn()
+    assert not sub.inbox.keep_thread(REF), "one was kept"
 
 
 @pytest.mark.parametrize("threads", [1, 4])

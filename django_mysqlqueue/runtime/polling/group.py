@@ -18,10 +18,9 @@ from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.delivering import REST, DeliveringGroup
-from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
+from django_mysqlqueue.runtime.polling.delivering import REST
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
-from django_mysqlqueue.runtime.priorities import ByPriority, Turns
+from django_mysqlqueue.runtime.polling.wanting import WantingGroup
 from django_mysqlqueue.service import claiming, rollups, routing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
 from django_mysqlqueue.service.databases import queue_alias
@@ -34,7 +33,7 @@ SHUTDOWN_FLUSHES = 10
 FAILED = (Action.NACK, Action.REJECT)
 
 
-class PolledGroup(DeliveringGroup):
+class PolledGroup(WantingGroup):
     """This process's memory of, and work for, one group. Nothing in it survives a restart.
 
     ``turn`` does the work that there is; ``wake_at``, ``next_at`` and ``wants_turn`` tell when there will be more.
@@ -42,18 +41,12 @@ class PolledGroup(DeliveringGroup):
 
     def __init__(self, context: Context, handler: Handler) -> None:
         super().__init__(context, handler)
-        self.todo = ByPriority[None]()
-        """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
-        self._turns = Turns()
-        self.depths = Depths(context.threads)
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
         self._skipped: set[str] = set()
         """Partitions whose offsets row another process had locked: retried with the next poll."""
         self._locked: list[Settlement] = []
         """Outcomes whose row another transaction had locked: written after the next poll."""
-        self.stopped = False
-        """Whether nothing is claimed: the group is paused, dropped, of the other mode, or its filter is unknown."""
         self.other_mode = ""
         """The group's mode, if it is no longer the handler's: the process stops."""
         self._announced = False
@@ -95,19 +88,6 @@ class PolledGroup(DeliveringGroup):
         return set()
 
     @abstractmethod
-    def _wants(self, priority: int, room: int) -> list[Want]: ...
-
-    @abstractmethod
-    def _want_one(self, key: str) -> Want | None: ...
-
-    def _max_due(self) -> int:
-        """Return how many redeliveries a claim may take, from any partition (shared mode).
-
-        Their priorities are not known before. So there is room for them only if there is room for the lowest.
-        """
-        return 0
-
-    @abstractmethod
     def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None: ...
 
     @abstractmethod
@@ -120,41 +100,6 @@ class PolledGroup(DeliveringGroup):
         self.todo.clear()
         self.unfinished.clear()
         self._skipped.clear()
-
-    def room(self, priority: int | None = None) -> int:
-        """Return how many deliveries to claim now: 0 until there is room for a worthwhile batch.
-
-        Args:
-            priority: the priority of their messages (default: the highest that has work). However many messages with
-                lower priorities wait, there is room for it.
-        """
-        if self.stopped:
-            return 0
-        if priority is None:
-            priority = max(self._priorities(), default=0)
-        room = self.context.prefetch.room(
-            self.ref, priority=priority, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
-        )
-        if room and self.limited and not self._claims_without_slots(priority):
-            room = min(room, self._room_for_slots())
-        return room
-
-    def _claims_without_slots(self, priority: int) -> bool:
-        """Return whether a claim may take messages that need no slots (shared mode)."""
-        return False
-
-    def _room_for_slots(self) -> int:
-        """Return how many messages that need slots this process can start soon."""
-        return self.limited.room(self.handler.batch_size)
-
-    def has_room_for_due(self) -> bool:
-        """Return whether redeliveries may be claimed when they come due."""
-        return self.room() > 0
-
-    def _priorities(self) -> list[int]:
-        """Return the priorities with work. Redeliveries of a shared group, whose priorities are unknown, count as 0."""
-        found = self.todo.priorities()
-        return [*found, 0] if 0 not in found and self._max_due() else found
 
     def wants_turn(self) -> bool:
         """Return whether another turn would find work at once."""
@@ -182,7 +127,7 @@ class PolledGroup(DeliveringGroup):
                 self.notify(key)
             self._resume()
             if self._may_claim():
-                self.limited.keep_thread(self.todo)
+                self.limited.keep_thread(self.todo, self._is_free)
         priorities = self._priorities()
         priority, room = self._next_claim(priorities)
         flushes = room > 0 or self.inbox.flush_due(self.ref)
@@ -264,35 +209,6 @@ class PolledGroup(DeliveringGroup):
         if self._undo is not None:
             claiming.undo(self.using, self.ref, self._undo)
             self._undo = None
-
-    def _next_claim(self, priorities: Sequence[int]) -> tuple[int, int]:
-        """Return the priority of the next claim's messages, and their maximum number: 0 if nothing is to be claimed."""
-        for priority in self._turns.order(priorities, self.priority_share):
-            if room := self.room(priority):
-                return priority, room
-        return 0, 0
-
-    def _may_claim(self) -> bool:
-        """Return whether anything may be claimed, even one message."""
-        return not self.stopped and self.inbox.waiting(self.ref)[1] < self.max_bytes
-
-    def _newcomers(self, priorities: Sequence[int]) -> tuple[int, list[Want], int]:
-        """Return what to claim without room: the priority, the wants, and how many redeliveries.
-
-        That is one message of each partition of which none waits in this process: otherwise it would wait until half a
-        claim of the partitions that use all the room is handled. It is also what needs slots, if it can start soon.
-        """
-        if (self.limited and not self.limited.is_partial) or not self._may_claim():
-            return 0, [], 0
-        most, slots = min(self.claim_size, self.least) // 2, self._room_for_slots() if self.limited else 0
-        due = slots if self.limited.has_due else 0
-        for priority in self._turns.order(priorities, self.priority_share):
-            keys = islice(self.todo.of(priority), LOOKED_AT)
-            needing, others = self.limited.split(keys, min(slots, self.claim_size))
-            found = [*needing, *self.inbox.newcomers(self.ref, others, priority=priority, most=most)]
-            if wants := [want for want in map(self._want_one, found) if want is not None]:
-                return priority, wants, due
-        return 0, [], due
 
     # -- writing --------------------------------------------------------------
 
@@ -434,6 +350,10 @@ class PolledGroup(DeliveringGroup):
             self.override(claim.options)
             return True
         self._count_passed(claim)
+        for want in wants:
+            # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
+            if want.key in self.todo and want.key not in claim.missing:
+                self.todo[want.key] = self.todo.pop(want.key)
         poll_soon = self._claimed(wants, max_due, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.

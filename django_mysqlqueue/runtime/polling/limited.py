@@ -117,7 +117,7 @@ class Limited:
             return True
         return self.is_partial and self._limits.rate_of(as_limit_key(lane_of(key).partition)) is None
 
-    def split(self, keys: Iterable[str], slots: int) -> tuple[list[str], Iterable[str]]:
+    def split(self, keys: Iterable[str], slots: int) -> tuple[list[str], list[str]]:
         """Return the partitions whose messages need slots, at most ``slots``, and those whose messages need none.
 
         Args:
@@ -125,12 +125,12 @@ class Limited:
             slots: how many messages that need slots this process can start soon.
         """
         if not self._limits:
-            return [], keys
+            return [], list(keys)
         looked_at = [(key, self.spares(key)) for key in keys]
         needing = islice((key for key, is_spared in looked_at if not is_spared), slots)
         return list(needing), [key for key, is_spared in looked_at if is_spared]
 
-    def keep_thread(self, todo: ByPriority[None]) -> None:
+    def keep_thread(self, todo: ByPriority[None], is_free: Callable[[str], bool]) -> None:
         """Keep the next free handler thread for a message with a slot, if such messages may wait in the log.
 
         The thread waits for a claim. Otherwise, messages without slots, which wait in this process already, could take
@@ -138,12 +138,13 @@ class Limited:
 
         Args:
             todo: the partitions to look at.
+            is_free: returns whether a message of a partition could start soon.
         """
         now = time.monotonic()
         if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.idle_threads(self._threads):
             return
         for priority in todo.priorities():
-            if not all(map(self.spares, islice(todo.of(priority), LOOKED_AT))):
+            if any(is_free(key) and not self.spares(key) for key in islice(todo.of(priority), LOOKED_AT)):
                 wanted = self._inbox.waiting(self._ref, priority=priority + 1)[0] == 0
                 break
         else:

@@ -12,7 +12,6 @@ from itertools import islice
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service import leasing, watermarks
@@ -393,31 +392,11 @@ class OrderedGroup(PolledGroup):
 
     # -- claiming -------------------------------------------------------------
 
-    def _wants(self, priority: int, room: int) -> list[Want]:
-        wants: list[Want] = []
-        left = room
-        limit = min(room, MAX_PARTITIONS)
-        partitions = self.todo.of(priority)
-        # Only as many as are looked at: the list may be long, and this runs in each turn.
-        for key in list(islice(partitions, LOOKED_AT)):
-            if left <= 0 or len(wants) >= limit:
-                break
-            look_at = self.depths.look_at(key, room=room, partitions=len(partitions))
-            want = self._want(self.partitions[key], min(look_at, left))
-            if want is None:
-                continue
-            wants.append(want)
-            left -= self.depths.expected(want)
-            self.todo[key] = self.todo.pop(key)  # To the end: the others have their turn.
-        return self.depths.fill_up(wants, left)
+    def _is_free(self, key: str) -> bool:
+        return not self.partitions[key].in_flight
 
-    def _want_one(self, key: str) -> Want | None:
+    def _want(self, key: str, limit: int) -> Want | None:
         partition = self.partitions[key]
-        return None if partition.in_flight else self._want(partition, 1)
-
-    def _want(self, partition: OwnedPartition, limit: int) -> Want | None:
-        """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""
-        key = partition.key
         if self.inbox.is_blocked(self.ref, key):
             if partition.in_flight:
                 del self.todo[key]  # Until the outcomes of its deliveries are written.

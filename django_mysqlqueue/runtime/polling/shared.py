@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 
 from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE
 from django_mysqlqueue.service import settling
@@ -98,36 +96,8 @@ class SharedGroup(PolledGroup):
         self.inbox.keep(self.ref, began + self.handler.visibility_timeout)
         self._extend_at = began + self.handler.visibility_timeout / 3
 
-    def _wants(self, priority: int, room: int) -> list[Want]:
-        wants: list[Want] = []
-        left = room
-        slots = self._room_for_slots() if self.limited.is_partial else room
-        partitions = self.todo.of(priority)
-        keys = islice(partitions, LOOKED_AT if self.limited.is_partial else MAX_PARTITIONS)
-        needing, others = self.limited.split(keys, slots)
-        if needing and others:
-            slots = min(slots, (room + 1) // 2)
-        for key in [*needing, *others]:
-            if left <= 0 or len(wants) >= MAX_PARTITIONS:
-                break
-            needs_slots = self.limited.is_partial and not self.limited.spares(key)
-            if needs_slots and slots <= 0:
-                continue
-            look_at = self.depths.look_at(key, room=room, partitions=len(partitions))
-            wants.append(Want(key, look_at=min(look_at, left, slots) if needs_slots else min(look_at, left)))
-            expected = self.depths.expected(wants[-1])
-            left -= expected
-            slots -= expected * needs_slots
-        return self.depths.fill_up(wants, left)
-
-    def _claims_without_slots(self, priority: int) -> bool:
-        partitions = self.todo.of(priority)
-        if not self.limited.is_partial or not partitions:  # Redeliveries may be of any partition.
-            return self.limited.is_partial
-        return any(map(self.limited.spares, islice(partitions, LOOKED_AT)))
-
-    def _want_one(self, key: str) -> Want:
-        return Want(key, look_at=1)
+    def _want(self, key: str, limit: int) -> Want:
+        return Want(key, look_at=limit)
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
@@ -172,10 +142,6 @@ class SharedGroup(PolledGroup):
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
     def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
-        for want in wants:
-            # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
-            if want.key in self.todo and want.key not in claim.missing:
-                self.todo[want.key] = self.todo.pop(want.key)
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
         poll_soon = False
         if max_due and self.limited:
