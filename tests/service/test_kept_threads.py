@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import Queue
 
 import pytest
 
@@ -224,6 +225,28 @@ def test_only_the_group_for_which_a_thread_is_kept_frees_it(db):
             group.todo["a"] = None  # A hint that is out of date: it has no message.
             group.turn()
     assert sub.inbox.keep_thread(REF), "a claim has found nothing that needs slots"
+
+
+def test_another_idle_thread_starts_what_the_kept_one_must_not(db, monkeypatch):
+    monkeypatch.setattr(starts, "KEPT", 20)
+    sub = Sub(handler(mode="shared"), threads=2).step()
+    wait = sub.inbox._work.wait
+    monkeypatch.setattr(sub.inbox._work, "wait", lambda timeout: wait())  # Only for a notification.
+    started = Queue()
+    threads = [threading.Thread(target=lambda: started.put(sub.inbox.take(None))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        while len(sub.inbox._work._waiters) < 2:
+            time.sleep(0.01)
+        sub.inbox.keep_thread(REF)
+        publish_many("t", [Message(1)])
+        sub.step()
+        assert started.get(timeout=10) is not None
+    finally:
+        sub.inbox.close()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_batch_occupies_one_thread(db):

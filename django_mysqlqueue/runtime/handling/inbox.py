@@ -484,7 +484,8 @@ class Inbox(InboxGroups):
             group.levels[lane.priority].ready.append(lane)
         elif lane.exclusive:
             return  # A thread has already been woken for it.
-        self._work.notify()
+        # One more if one of them is, or will be, the kept thread: it may not start this delivery.
+        self._work.notify(1 if self._kept.wanted is None else 2)
 
     def _flush_due(self, group: GroupLanes) -> bool:
         if not group.settlements:
