@@ -343,13 +343,13 @@ def test_a_key_of_two_lines_is_found_again_by_the_form(open_desk: Open, db: None
         for _ in range(2):
             expect(rows).to_have_count(1)
             expect(rows.locator("td").nth(1)).to_have_text(shown)
-            expect(desk.page.get_by_label("Partition", exact=True)).to_have_value(shown)
+            expect(desk.page.get_by_label("Partition (exact)")).to_have_value(shown)
             show.click()
         # What is typed is meant as it is.
-        desk.page.get_by_label("Partition", exact=True).fill("two lines")
+        desk.page.get_by_label("Partition (exact)").fill("two lines")
         show.click()
         expect(rows.locator("td").nth(1)).to_have_text("two lines")
-    for label, address in (("Owner", "offsets/?owner="), ("Subscriber (exact name)", "inflight/?subscriber=")):
+    for label, address in (("Owner (exact)", "offsets/?owner="), ("Subscriber (exact)", "inflight/?subscriber=")):
         desk.open(f"{address}{quote(sub.name)}")
         for _ in range(2):
             expect(rows).to_have_count(4)
@@ -370,19 +370,19 @@ def test_in_flight_is_filtered_without_scripts_and_again_on_back(open_desk: Open
     expect(page.get_by_label("Group")).to_have_value("search")
     assert 0 < rows.count() < every
     expect(rows.filter(has_text="search")).to_have_count(rows.count())
-    page.get_by_label("Subscriber (exact name)").fill("host-9")
+    page.get_by_label("Subscriber (exact)").fill("host-9")
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.get_by_text("No messages in flight match.")).to_be_visible()
     page.go_back()
     expect(page.get_by_label("Group")).to_have_value("search")
-    expect(page.get_by_label("Subscriber (exact name)")).to_have_value("")
+    expect(page.get_by_label("Subscriber (exact)")).to_have_value("")
     page.go_back()
     # The choice is what the list shows.
     expect(page.get_by_label("Group")).to_have_value("")
     expect(page.get_by_label("Topic")).to_have_value("")
     expect(rows).to_have_count(every)
     page.locator("#mq-live tbody td a", has_text="host-9").first.click()
-    expect(page.get_by_label("Subscriber (exact name)")).to_have_value(re.compile("^host-9:"))
+    expect(page.get_by_label("Subscriber (exact)")).to_have_value(re.compile("^host-9:"))
     page.get_by_role("link", name="Show all").click()
     expect(rows).to_have_count(every)
 
