@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import django
 from django.contrib.admin import AdminSite
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest
@@ -18,6 +19,8 @@ from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.service.databases import queue_alias
 
 FOLDER = "admin/django_mysqlqueue/dashboard"
+BREADCRUMBS_ARE_A_LIST = django.VERSION >= (6, 1)
+"""True if the admin's own pages have their breadcrumbs in a list; before, in a ``<div>``."""
 
 
 class BadQuery(BadRequest):
@@ -81,6 +84,7 @@ class DashboardContext:
             {
                 **self.site.each_context(request),
                 "opts": self.opts,
+                "breadcrumbs_are_a_list": BREADCRUMBS_ARE_A_LIST,
                 "menu": self.menu,
                 "databases": self.databases,
                 "database": self.database,

@@ -92,7 +92,7 @@ def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both,
     assert f"{alias}." in text
     assert f"{other(alias)}." not in without_other_databases(text)
     assert title(text).endswith(f"({alias})")
-    own = "".join(re.findall(r'<ol class="mq-crumbs">.*?</ol>|<div class="mq-page".*', text, re.DOTALL))
+    own = "".join(re.findall(r'class="breadcrumbs">.*?</nav>|<div class="mq-page".*', text, re.DOTALL))
     own = without_other_databases(own)
     links = [unescape(link) for link in re.findall(rf'href="({ROOT}[^"]*)"', own)]
     assert len(links) > len([one for one in PAGES if one.is_in_menu()])

@@ -6,6 +6,7 @@ import re
 from html import unescape
 
 import pytest
+from django.contrib.auth.models import User
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.pages import PAGES
@@ -57,6 +58,22 @@ def test_pages_hold_no_script_and_no_style_of_their_own(client, name):
     text = client.get(ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name)).content.decode()
     own = text[text.index('<div class="mq-page') :]
     assert not re.findall(r"<script(?![^>]*\bsrc=)[^>]*>|<style|\sstyle=|\son\w+=|javascript:", own)
+
+
+def breadcrumbs(text: str) -> list[str]:
+    """Return the markup of a page's breadcrumbs without texts and addresses."""
+    (own,) = re.findall(r'<nav aria-label="Breadcrumbs">(.*?)</nav>', text, re.DOTALL)
+    return [re.sub(r' href="[^"]*"', "", one) for one in re.findall(r"<[^>]*>|&rsaquo;", own)]
+
+
+@pytest.mark.parametrize(("name", "of_admin"), [("", ""), ("messages/", "{user}/change/"), ("do/publish/", "add/")])
+def test_breadcrumbs_are_those_of_the_admins_own_pages(client, name, of_admin):
+    own = client.get(f"/admin/auth/user/{of_admin.format(user=User.objects.get().pk)}").content.decode()
+    text = client.get(f"{ROOT}{name}").content.decode()
+    assert breadcrumbs(text) == breadcrumbs(own)
+    assert "<a>" in breadcrumbs(text)
+    index = re.findall(r'class="breadcrumbs">.*?href="(/admin/django_mysqlqueue/)"', text, re.DOTALL)
+    assert client.get(index[0]).status_code == 200
 
 
 def test_the_overview_tells_what_is_there(client):
