@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.limits import priority_of
-from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.log import Ends
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-
-OFFSETS = ConsumerOffset._meta.db_table
 
 
 class Patience:
@@ -128,7 +124,8 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count
     last, whole = ends.of(ref.topic)
-    places = {key: claimed for key, (_, claimed) in positions_of(session, ref, last, ends.most).items()}
+    read = of_partitions.many_positions(session, ref, last, ends.most)
+    places = {key: claimed for key, (_, claimed) in read.items()}
     behind = sorted((places.get(key, start), key) for key, end in last.items() if end > places.get(key, start))
     number = 0
     numbers: dict[str, int] = {}
@@ -151,25 +148,3 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
             number += numbers[key]
     patience.end()
     return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
-
-
-def positions_of(session: Session, ref: GroupRef, keys: Collection[str], most: int) -> dict[str, tuple[int, int]]:
-    """Return a group's watermark and position in partitions: those of many partitions by one range of the index.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        keys: the partition keys.
-        most: maximum number of rows of the range. Keys that are not among them are read one by one.
-    """
-    if not keys:
-        return {}
-    rows = session.rows(
-        f"SELECT partition_key, offset_acked, offset_claimed FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key >= %s ORDER BY partition_key LIMIT %s",
-        (*ref, min(keys, key=str.encode), most + 1),
-    )
-    found = {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
-    if len(rows) > most:
-        found |= of_partitions.positions(session, ref, [key for key in keys if key not in found])
-    return found

@@ -9,7 +9,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, log_places, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
 
@@ -51,14 +51,13 @@ def _look(session: Session, topic: str, waiting: Count, bounds: Bounds) -> Group
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, bounds.count + 1)
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
-    # Grouped by the whole prefix of the index, so that both servers jump from partition to partition.
-    oldest = session.row(
-        "SELECT w.partitions, m.published_at FROM (SELECT COUNT(*) AS partitions, MIN(f.place) AS place FROM "
-        f"(SELECT MIN(`offset`) AS place FROM {LOG}{hint} WHERE topic >= %s AND topic <= %s "
-        f"GROUP BY topic, partition_key LIMIT %s) f) w {session.dialect.join_to(LOG, 'm')} ON m.`offset` = w.place",
-        (topic, topic, bounds.groupless_partitions + 1),
-    )
-    in_all = oldest is not None and oldest[0] <= bounds.groupless_partitions
-    return GrouplessTopic(
-        topic, Count.up_to(bounds.count, int(row[0])) + waiting, int(oldest[1]) if oldest and in_all else None
-    )
+    return GrouplessTopic(topic, Count.up_to(bounds.count, int(row[0])) + waiting, _oldest(session, topic, bounds))
+
+
+def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:
+    """Return when the oldest message entered the log; None if there is none, or many partitions."""
+    keys = partitions.all_in_log(session, topic, most=bounds.groupless_partitions) or []
+    for first in log_places.in_partitions(session, topic, keys, 0, 1, newer=True):
+        row = session.row(f"SELECT published_at FROM {LOG} WHERE `offset` = %s", (first,))
+        return None if row is None else int(row[0])
+    return None

@@ -142,9 +142,8 @@ def _places(
     """
     if topic is None:
         return [place.offset for place in log_places.walk(session, start, limit + 1, newer=newer)], None
-    most = bounds.merged_partitions
-    keys = [key] if key is not None else list(partitions.last_offsets(session, topic, limit=most + 1))
-    if len(keys) <= most:
+    keys = [key] if key is not None else partitions.all_in_log(session, topic, most=bounds.merged_partitions)
+    if keys is not None:
         return log_places.in_partitions(session, topic, keys, start, limit + 1, newer=newer), None
     walked = log_places.walk(session, start, bounds.walked, newer=newer)
     looked = (walked[0].offset, walked[-1].offset) if len(walked) == bounds.walked else None
@@ -227,21 +226,9 @@ def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> 
     """
     if left < 0:
         return set(), 0
-    # As in service.log.Ends: from key to key.
-    keys = (
-        f"(SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE topic >= %s AND topic <= %s GROUP BY topic, partition_key LIMIT %s) w"
-    )
-    on = "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s"
-    parameters = (topic, topic, left + 1, topic, message_id)
-    if_there = session.dialect.join_to(LOG, "m", "queue_messages_id", left=True)
-    row = session.row(f"SELECT COUNT(*), COUNT(m.`offset`) FROM {keys} {if_there} {on}", parameters)
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    rows = []
-    if row[1]:
-        by_id = session.dialect.join_to(LOG, "m", "queue_messages_id")
-        rows = session.rows(f"SELECT m.`offset` FROM {keys} {by_id} {on}", parameters)
-    return {int(offset) for (offset,) in rows}, int(row[0])
+    keys, whole = partitions.last_offsets(session, topic, limit=left)
+    places = at_ids(session, [(topic, key, message_id) for key in keys])
+    return set(places.values()), len(keys) if whole else left + 1
 
 
 def _around(session: Session, message_id: str, start: int, length: int) -> tuple[set[int], tuple[int, int] | None]:

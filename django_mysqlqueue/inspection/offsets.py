@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.inspection import partitions
-from django_mysqlqueue.inspection.backlog import positions_of
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.partitions import Partition
 from django_mysqlqueue.models import ConsumerGroup
@@ -15,8 +14,9 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
 from django_mysqlqueue.service.log import newest
-from django_mysqlqueue.service.partitions import bounded_last_offsets
+from django_mysqlqueue.service.partitions import last_offsets
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.unclaimed import many_positions
 from django_mysqlqueue.sql.session import Session
 
 Place = tuple[str, str, str | None]
@@ -208,10 +208,10 @@ def survey(
         bounds: limits of what is read. The first partitions are counted even if the time is over.
     """
     most = bounds.surveyed_partitions
-    read, is_cut = bounded_last_offsets(session, group.ref.topic, limit=most + 1, since=prefix)
+    read, whole = last_offsets(session, group.ref.topic, limit=most, since=prefix)
     ends = {key: end for key, end in read.items() if key.startswith(prefix)}
     # Those that begin with the prefix are next to each other.
-    whole = len(ends) <= most and not (is_cut and len(ends) == len(read))
+    whole = whole or len(ends) < len(read)
     if not whole:
         ends |= {key: end for key, end in newest(session, group.ref.topic).items() if key.startswith(prefix)}
     if owner is not None:
@@ -219,7 +219,7 @@ def survey(
         ends = {key: ends[key] for key in leased if key in ends}
         whole = whole and len(leased) <= most
     start = (group.start_offset, group.start_offset)
-    places = dict.fromkeys(ends, start) | positions_of(session, group.ref, ends, most)
+    places = dict.fromkeys(ends, start) | many_positions(session, group.ref, ends, most)
     behind = sorted((places[key][0], key) for key, end in ends.items() if end > places[key][0])
     counts: dict[str, Count] = {}
     began = time.monotonic()

@@ -202,13 +202,13 @@ def _pages(
         limits: limits of what is read.
     """
     topic = wanted.ref.topic
-    keys = [wanted.key] if wanted.key is not None else list(partitions.last_offsets(session, topic, limit=MERGED + 1))
+    keys = [wanted.key] if wanted.key is not None else partitions.all_in_log(session, topic, most=MERGED)
     place, read = wanted.first - 1, 0
     while place < wanted.last:
         left = size if most is None else min(size, most - counted.replayed)
         if left <= 0 or (most is not None and read >= limits.read):
             break
-        if len(keys) <= MERGED:
+        if keys is not None:
             page = log_places.in_partitions(session, topic, keys, place, left, newer=True)
             read, is_last = read + len(page), len(page) < left
             end = page[-1] if page else place

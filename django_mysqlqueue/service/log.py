@@ -70,7 +70,7 @@ def known(session: Session) -> list[str]:
 class Ends:
     """The last offset of each partition of a topic, read once for all its groups.
 
-    Up to ``most`` partitions are read, one index lookup each, and in addition those of the newest messages.
+    Up to ``most`` partitions are read (``partitions.last_offsets``), and in addition those of the newest messages.
 
     Args:
         session: the session.
@@ -89,8 +89,8 @@ class Ends:
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        found = partitions.last_offsets(self._session, topic, limit=self.most + 1)
-        if len(found) <= self.most:
+        found, whole = partitions.last_offsets(self._session, topic, limit=self.most)
+        if whole:
             return found, True
         for key, offset in newest(self._session, topic).items():
             found[key] = max(found.get(key, 0), offset)

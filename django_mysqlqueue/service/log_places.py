@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.sql.session import Session, flat, last_row
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, last_row
 
 LOG = QueueMessage._meta.db_table
 COLUMNS = "`offset`, topic, partition_key, size"
@@ -58,16 +58,18 @@ def in_partitions(
         limit: maximum number of messages.
         newer: True for those above ``start``, False for those below it.
     """
-    if not keys:
-        return []
     one = (
         f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         f"WHERE topic = %s AND partition_key = %s AND {_next(newer)}"
     )
-    rows = session.whole(
-        session.dialect.union(one, len(keys)) + last_row(1), flat((topic, key, start, limit) for key in keys)
-    )
-    return sorted((int(offset) for (offset,) in rows), reverse=not newer)[:limit]
+    found: list[int] = []
+    for place in range(0, len(keys), UNION_TERMS):
+        piece = keys[place : place + UNION_TERMS]
+        rows = session.whole(
+            session.dialect.union(one, len(piece)) + last_row(1), flat((topic, key, start, limit) for key in piece)
+        )
+        found += (int(offset) for (offset,) in rows)
+    return sorted(found, reverse=not newer)[:limit]
 
 
 def at(session: Session, offsets: Sequence[int]) -> list[Place]:

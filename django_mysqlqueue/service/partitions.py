@@ -15,6 +15,8 @@ JUMPS = ("for group-by", "skip scan for grouping")
 """Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
 ROWS = 4
 """Maximum number of messages per partition that are read if the server does not jump."""
+MORE = 500
+"""Maximum number of partitions that are then read one by one."""
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
@@ -30,61 +32,76 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
-def last_offsets(session: Session, topic: str, *, limit: int) -> dict[str, int]:
-    """Return the first partitions of a topic that have messages in the log, with their last offsets, by one query.
+def last_offsets(
+    session: Session, topic: str, *, limit: int, after: str | None = None, since: str = ""
+) -> tuple[dict[str, int], bool]:
+    """Return the last offsets of a topic's next partitions that have messages in the log, in order of key.
+
+    Both servers jump along the index from partition to partition, but only if their statistics of the whole log say
+    that partitions are long. If another topic has very many short ones, they would read all messages of this topic. So
+    they are asked for their plan. If they do not jump, at most ``ROWS`` times as many messages as partitions are read,
+    and then up to ``MORE`` partitions one by one. So fewer than ``limit`` partitions may be returned although there are
+    more; the last one of them is where to continue.
 
     Args:
         session: the session.
         topic: the topic.
         limit: maximum number of partitions.
+        after: the partition after which to continue; None: from the start.
+        since: the first partition, if ``after`` is None.
+
+    Returns:
+        The last offsets by partition, and whether these are all partitions.
     """
-    return {key: int(last) for key, last in session.rows(*_last_offsets(session, topic, limit, ""))}
+    above, place = _beyond(after, since)
+    sql, parameters = _grouped(session, topic, above, place, limit + 1)
+    end = None
+    if not _jumps(session, sql, parameters):
+        end = session.row(
+            f"SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+            f"WHERE topic = %s{above} ORDER BY partition_key, `offset` LIMIT 1 OFFSET %s",
+            (topic, *place, limit * ROWS),
+        )
+        if end is not None:
+            sql, parameters = _grouped(session, topic, f"{above} AND partition_key < %s", (*place, *end), limit + 1)
+    found = {key: int(last) for key, last in session.rows(sql, parameters)}
+    if len(found) > limit:
+        del found[max(found, key=str.encode)]
+        return found, False
+    if end is None:
+        return found, True
+    most = min(MORE, limit - len(found))
+    keys = in_log(session, topic, after=None, since=end[0], limit=most + 1)
+    return found | ends(session, topic, keys[:most]), len(keys) <= most
 
 
-def _last_offsets(session: Session, topic: str, limit: int, since: str) -> tuple[str, tuple[object, ...]]:
+def all_in_log(session: Session, topic: str, *, most: int) -> list[str] | None:
+    """Return all partitions of a topic that have messages in the log, in order of key; None if there are many.
+
+    Args:
+        session: the session.
+        topic: the topic.
+        most: maximum number of partitions.
+    """
+    found, whole = last_offsets(session, topic, limit=most)
+    return list(found) if whole else None
+
+
+def _grouped(
+    session: Session, topic: str, where: str, parameters: Sequence[str], limit: int
+) -> tuple[str, tuple[object, ...]]:
     # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
     # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
-    above, parameters = (" AND partition_key >= %s", (since,)) if since else ("", ())
     return (
         f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
-        f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s{above} "
+        f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s{where} "
         "GROUP BY topic, partition_key LIMIT %s"
     ), (topic, topic, *parameters, limit)
 
 
-def bounded_last_offsets(session: Session, topic: str, *, limit: int, since: str = "") -> tuple[dict[str, int], bool]:
-    """Return the same as ``last_offsets``, but read at most ``ROWS`` times as many messages as partitions.
-
-    The servers jump from key to key only if their statistics of the whole log say that partitions are long. If another
-    topic has very many short ones, they would read all messages of this topic.
-
-    Args:
-        session: the session.
-        topic: the topic.
-        limit: maximum number of partitions.
-        since: the partition at which to start.
-
-    Returns:
-        The last offsets by partition, and whether the read ended at its limit of messages.
-    """
-    sql, parameters = _last_offsets(session, topic, limit, since)
+def _jumps(session: Session, sql: str, parameters: Sequence[object]) -> bool:
     plan = session.rows(f"EXPLAIN {sql}", parameters)
-    if any(text in str(cell) for row in plan for cell in row for text in JUMPS):
-        return {key: int(last) for key, last in session.rows(sql, parameters)}, False
-    most = limit * ROWS
-    rows = session.rows(
-        "SELECT w.partition_key, MAX(w.place), COUNT(*) FROM (SELECT partition_key, `offset` AS place "
-        f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE topic = %s AND partition_key >= %s ORDER BY partition_key, `offset` LIMIT %s) w "
-        "GROUP BY w.partition_key ORDER BY w.partition_key LIMIT %s",
-        (topic, since, most, limit),
-    )
-    found = {key: int(last) for key, last, _ in rows}
-    is_cut = sum(count for _, _, count in rows) == most
-    if is_cut:
-        key = rows[-1][0]  # Its last messages may be beyond the limit.
-        found |= ends(session, topic, [key])
-    return found, is_cut
+    return any(text in str(cell) for row in plan for cell in row for text in JUMPS)
 
 
 def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
@@ -124,9 +141,7 @@ def _keys(
     found: list[str] = []
     page = limit
     while len(found) < limit:
-        above, parameters = (" AND partition_key > %s", (after,)) if after is not None else ("", ())
-        if after is None and since:
-            above, parameters = " AND partition_key >= %s", (since,)
+        above, parameters = _beyond(after, since)
         rows = session.rows(
             f"SELECT partition_key FROM {table}{session.dialect.force_index(index)} "
             f"WHERE {where}{above} ORDER BY partition_key LIMIT %s",
@@ -143,3 +158,10 @@ def _keys(
         elif len(keys) * 8 < page:
             page = max(1, page // 4)
     return found[:limit]
+
+
+def _beyond(after: str | None, since: str) -> tuple[str, tuple[str, ...]]:
+    """Return the condition, and its parameters, for the partitions after one, or from one on."""
+    if after is not None:
+        return " AND partition_key > %s", (after,)
+    return (" AND partition_key >= %s", (since,)) if since else ("", ())

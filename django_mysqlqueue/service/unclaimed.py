@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
@@ -30,6 +30,28 @@ def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str,
             (*chunk, *ref),
         )
         found |= {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
+    return found
+
+
+def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most: int) -> dict[str, tuple[int, int]]:
+    """Return a group's watermark and position in partitions: those of many partitions by one range of the index.
+
+    Args:
+        session: the session.
+        ref: the group and its topic.
+        keys: the partition keys.
+        most: maximum number of rows of the range. Keys that are not among them are read one by one.
+    """
+    if not keys:
+        return {}
+    rows = session.rows(
+        f"SELECT partition_key, offset_acked, offset_claimed FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s AND partition_key >= %s ORDER BY partition_key LIMIT %s",
+        (*ref, min(keys, key=str.encode), most + 1),
+    )
+    found = {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
+    if len(rows) > most:
+        found |= positions(session, ref, [key for key in keys if key not in found])
     return found
 
 

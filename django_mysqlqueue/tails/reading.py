@@ -162,8 +162,7 @@ def partitions_of(session: Session, topic: str, key: str | None, most: int) -> l
     """
     # Dead letters are in the partitions of their topic.
     if key is None or get_settings().partitions_of(naming.first_topic(topic)) is not None:
-        found = list(partitions.last_offsets(session, topic, limit=most + 1))
-        return found if len(found) <= most else None
+        return partitions.all_in_log(session, topic, most=most)
     priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(key) <= LANE_KEY_LENGTH else (0,)
     lanes = [naming.lane(key, priority) for priority in priorities]
     rows = session.rows(

@@ -34,7 +34,6 @@ MAY_SORT = {
     "service.sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
     "operations.retrying._pages": "on SQLite those of one due time, 500 at a time",
     "inspection.scheduled.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
-    "service.partitions.bounded_last_offsets": "the messages that the LIMIT inside has let through",
     "service.polling.read_news": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
     "inspection.outbox.read_outbox": "the topics of the messages that the LIMIT inside has let through",
     "service.rollups.sums": "for people, a row for each group, or for each topic and minute",
@@ -46,7 +45,7 @@ CAPPED = {
     "service.unclaimed.count": "messages, up to 10,000",
     "inspection.outbox.read_outbox": "messages, up to 10,000",
     "inspection.partitions._counts": "messages, up to 1,000 of each partition, 10,000 in a statement of a survey",
-    "service.partitions.bounded_last_offsets": "messages, four for each partition of a survey",
+    "service.partitions.last_offsets": "messages, four for each partition that is wanted, if the server does not jump",
     "inspection.dead_letters.count_by_group": "dead letters, up to 10,000 of a topic",
     "inspection.groupless._look": "messages, up to 10,000 of a topic",
 }

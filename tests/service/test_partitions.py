@@ -1,0 +1,181 @@
+"""The last offsets of a topic's partitions, whether or not the server jumps along the index from key to key."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, models
+
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.service import groups, leasing, partitions
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.support.harness import USING, Sub, handler
+from tests.support.recorded_statements import recorded
+
+pytestmark = pytest.mark.usefixtures("db")
+
+REF = GroupRef("g", "t")
+COUNTS = {"": 1, "a": 23, "b": 1, "c": 1, "d": 9, "e": 2, "é": 40, "😀": 3}
+
+
+def log(counts, topic="t"):
+    """Insert messages into the log, as the sequencer would."""
+    first = QueueMessage.objects.aggregate(last=models.Max("offset"))["last"] or 0
+    rows = ((key, number) for key, count in counts.items() for number in range(count))
+    QueueMessage.objects.bulk_create(
+        (
+            QueueMessage(
+                offset=place,
+                topic=topic,
+                partition_key=key,
+                message_id=f"{place}",
+                payload=b"1",
+                created_at=1,
+                published_at=1,
+            )
+            for place, (key, _) in enumerate(rows, first + 1)
+        ),
+        batch_size=5000,
+    )
+    Session(USING).execute("UPDATE queue_sequencer SET last_offset = %s", (first + sum(counts.values()),))
+
+
+def ends(topic="t"):
+    found = QueueMessage.objects.filter(topic=topic).values_list("partition_key").annotate(models.Max("offset"))
+    return dict(sorted(found, key=lambda row: row[0].encode()))
+
+
+@pytest.fixture(params=[True, False])
+def jumps(request, monkeypatch):
+    """Whether the server is taken to jump from key to key."""
+    monkeypatch.setattr(partitions, "_jumps", lambda *_: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("more", [1, 2, 500])
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 100])
+def test_each_partition_is_returned_once_with_its_last_offset(jumps, monkeypatch, limit, more):
+    monkeypatch.setattr(partitions, "MORE", more)
+    log(COUNTS)
+    log({"b": 5, "zz": 1}, topic="s")
+    log({"a": 5, "zz": 1}, topic="u")
+    log({"c": 2, "a": 1})
+    session, found, after = Session(USING), {}, None
+    for _page in range(20):
+        page, whole = partitions.last_offsets(session, "t", limit=limit, after=after)
+        assert len(page) <= limit
+        assert list(page) == sorted(page, key=str.encode)
+        assert not found.keys() & page.keys()
+        found |= page
+        if whole:
+            break
+        assert page, "it makes progress"
+        after = list(page)[-1]
+    assert found == ends()
+    assert partitions.last_offsets(session, "none", limit=limit) == ({}, True)
+
+
+def test_from_a_partition_on(jumps):
+    log(COUNTS)
+    session, expected = Session(USING), ends()
+    assert partitions.last_offsets(session, "t", limit=2, since="d") == ({key: expected[key] for key in "de"}, False)
+    assert partitions.last_offsets(session, "t", limit=9, since="f") == ({key: expected[key] for key in "é😀"}, True)
+
+
+def test_a_read_that_ends_early_returns_fewer(monkeypatch):
+    """Of 12 messages, at most four for each of three partitions, none reaches the end of a; then one more is read."""
+    monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
+    monkeypatch.setattr(partitions, "MORE", 1)
+    log({"a": 13, "b": 4, "c": 1})
+    session, expected = Session(USING), ends()
+    assert partitions.last_offsets(session, "t", limit=3) == ({"a": expected["a"]}, False)
+    assert partitions.last_offsets(session, "t", limit=4) == ({"a": expected["a"], "b": expected["b"]}, False)
+    assert partitions.last_offsets(session, "t", limit=5) == (expected, True)
+
+
+def test_all_partitions_or_none(jumps):
+    log(COUNTS)
+    session = Session(USING)
+    assert partitions.all_in_log(session, "t", most=len(COUNTS)) == list(ends())
+    assert partitions.all_in_log(session, "t", most=len(COUNTS) - 1) is None
+    assert partitions.all_in_log(session, "none", most=5) == []
+
+
+def analyze():
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE TABLE queue_messages")
+        cursor.fetchall()
+
+
+@pytest.mark.promise("Cost")
+@pytest.mark.servers_only
+@pytest.mark.parametrize("is_beside_short_ones", [False, True])
+def test_it_reads_few_messages_of_long_partitions(is_beside_short_ones):
+    """By statistics, that are those of the whole log, the servers decide whether they jump."""
+    log(dict.fromkeys("abcdef", 4000))
+    if is_beside_short_ones:
+        log({f"k{number}": 1 for number in range(30_000)}, topic="devices")
+    analyze()
+    session = Session(USING)
+    sql, parameters = partitions._grouped(session, "t", "", (), 21)
+    assert partitions._jumps(session, sql, parameters) is not is_beside_short_ones, "else this tests nothing"
+    for limit in (3, 20, 400):
+        with recorded() as recorder:
+            found, whole = partitions.last_offsets(session, "t", limit=limit)
+        assert (len(found), whole) == (min(limit, 6), limit >= 6)
+        assert recorder.reads() <= 2 * partitions.ROWS * limit + 200
+    with recorded() as recorder:
+        found, whole = partitions.last_offsets(session, "t", limit=400, after="c")
+    assert (list(found), whole) == (["d", "e", "f"], True)
+    assert recorder.reads() <= 2 * partitions.ROWS * 400 + 200
+
+
+# -- the search for work --------------------------------------------------------
+
+
+def found_work(limit):
+    found, after = [], None
+    for _page in range(50):
+        keys, after = leasing.find_work(Session(USING), REF, after=after, limit=limit)
+        found += keys
+        if after is None:
+            return found
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_the_search_for_work_finds_the_same_as_a_search_by_key(jumps, limit):
+    """Partitions with new messages, with watermarks below positions, with state rows, and without anything."""
+    groups.register(USING, REF, mode="ordered", start="latest")
+    log(COUNTS)
+    last = ends()
+    for key, acked, claimed in (
+        ("a", last["a"], last["a"]),
+        ("b", 0, last["b"]),
+        ("d", last["d"] - 1, last["d"] - 1),
+        ("gone", 5, 5),
+        ("é", last["é"], last["é"]),
+    ):
+        ConsumerOffset.objects.create(
+            consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=claimed
+        )
+    for key in ("a", "discarded", "zz"):
+        DeliveryState.objects.create(consumer_group="g", topic="t", partition_key=key, message_offset=5)
+    every = {*last, "gone", "discarded", "zz"}
+    expected = leasing.with_work(Session(USING), REF, every)
+    assert {"a", "b", "d", "discarded", "zz"} <= expected
+    assert not {"é", "gone"} & expected
+    assert sorted(found_work(limit)) == sorted(expected)
+
+
+def test_the_search_for_work_begins_at_the_start_of_a_group(jumps):
+    sub = Sub(handler())
+    log(COUNTS)
+    assert sorted(found_work(3)) == sorted(COUNTS)
+    sub.settle()
+    assert found_work(3) == []
+
+
+def test_a_group_that_was_dropped_has_no_new_messages(jumps):
+    log(COUNTS)
+    assert found_work(3) == []
