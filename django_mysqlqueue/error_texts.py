@@ -19,3 +19,15 @@ def masked(line: str) -> str:
     ``KeyError: 'order-4711'`` becomes ``KeyError: 'order-<number>'``.
     """
     return _MASKED.sub(lambda found: f"<{found.lastgroup}>", line)
+
+
+_CLASS = re.compile(r"[^\W\d][\w.]*(?=:|$)")
+
+
+def error_class(line: str) -> str:
+    """Return the class with which the last line of a traceback begins; empty if it begins with something else.
+
+    ``shop.errors.Refused: no customer 7`` has the class ``shop.errors.Refused``.
+    """
+    found = _CLASS.match(line)
+    return found[0] if found else ""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
     from django_mysqlqueue.inspection.causes import Cause, find_causes
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
+    from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, list_errors
     from django_mysqlqueue.inspection.heads import HeadMessage
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
     from django_mysqlqueue.inspection.jobs import (
@@ -69,6 +70,8 @@ __all__ = [
     "DeadLetterListing",
     "DeadLetterSummary",
     "DueMessages",
+    "ErrorKind",
+    "ErrorListing",
     "GroupOption",
     "GroupOverview",
     "GroupState",
@@ -111,6 +114,7 @@ __all__ = [
     "get_overview",
     "get_partition_backlogs",
     "list_dead_letters",
+    "list_errors",
     "list_groups",
     "list_jobs",
     "list_messages",
@@ -125,6 +129,7 @@ _HOMES = {
     "bounds": ("CHECKS", "EXACT", "PAGES", "SCRAPES", "Bounds", "StallTimes"),
     "causes": ("Cause", "find_causes"),
     "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
+    "error_kinds": ("ErrorKind", "ErrorListing", "list_errors"),
     "heads": ("HeadMessage",),
     "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
     "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -149,14 +149,19 @@ def list_dead_letters(
     return DeadLetterListing(tuple(at(session, offsets[:limit])), found.count)
 
 
-def dlq_topics(session: Session, *, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
+def dlq_topics(
+    session: Session, topics: Iterable[str] | None = None, *, bounds: Bounds = PAGES
+) -> list[tuple[str, Count]]:
     """Return the DLQ topics that have messages, by name, each with its number of messages.
 
     Args:
         session: session on the queue's database.
+        topics: only the DLQ topics of these topics.
         bounds: counts stop at ``bounds.dead_letters``.
     """
-    return [(topic, _number(session, topic, bounds)) for topic in all_topics(session) if naming.is_dlq(topic)]
+    names = all_topics(session) if topics is None else sorted({naming.dlq_topic(topic) for topic in topics})
+    found = [(name, _number(session, name, bounds)) for name in names if naming.is_dlq(name)]
+    return [(name, number) for name, number in found if number]
 
 
 def _number(session: Session, topic: str, bounds: Bounds) -> Count:

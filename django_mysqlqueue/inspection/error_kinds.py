@@ -1,37 +1,419 @@
-"""Dead letters grouped by their errors, in which numbers, ids and addresses are masked."""
+"""Errors grouped by kind: their last line, in which numbers, ids and addresses are masked.
+
+The errors are those of messages that wait for another attempt, of dead letters, and of recorded deliveries. Each is
+read up to a bound, which the groups share: a group leaves the rest of its share to the others.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from django_mysqlqueue.error_texts import masked
+from django_mysqlqueue import log_queries, naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.error_texts import error_class, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, is_cut
+from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
+from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+
+EVENTS = DeliveryEvent._meta.db_table
+HOURS = 24
+"""Number of hours up to now for which failed attempts are counted."""
+HOUR_MS = 3_600_000
+FAILED = (DeliveryEvent.Outcome.FAILED.value, DeliveryEvent.Outcome.DEAD_LETTERED.value)
+"""The outcomes of failed attempts."""
+
+State = Literal["retrying", "dead_letters", "settled"]
 
 Shown = Callable[[str, str, bool], str]
 """Returns what users may see of the last line of an error, its topic, and whether only its end was read."""
 
+K = TypeVar("K", bound=Hashable)
+
+
+def whole_line(line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
+    """Return the last line of an error as it is stored, or as much of it as was read."""
+    return line
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Dead letters of one group whose errors end in the same line, apart from numbers, ids and addresses."""
+    """Failures of one group whose errors end in the same line, apart from numbers, ids and addresses.
+
+    Times are in epoch milliseconds.
+    """
 
     ref: GroupRef
     """The group and its topic."""
     text: str
     """The last line of the error, masked."""
-    count: int
-    newest: int
-    """The offset of the newest one in the DLQ topic."""
-    times: tuple[int, ...]
-    """When they failed, in epoch milliseconds, in ascending order."""
+    retrying: Count
+    """Messages with this error that wait for another attempt."""
+    dead_letters: Count
+    """Dead letters with this error."""
+    attempts: Count
+    """Failed attempts of the last 24 hours."""
+    by_hour: tuple[int, ...]
+    """These attempts by hour, oldest first."""
+    first_at: int
+    """When the first of the known attempts failed."""
+    last_at: int
+    """When the last one failed."""
+    offset: int
+    """The newest message that waits for another attempt; if none does, the newest that has failed."""
+    dead_letter: int | None
+    """The offset of the newest dead letter in the DLQ topic."""
+
+    @property
+    def error_class(self) -> str:
+        """The class of the error: the text before the colon; empty if the line does not begin with a name."""
+        return error_class(self.text)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if all three counts are exact."""
+        return self.retrying.exact and self.dead_letters.exact and self.attempts.exact
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states of the messages: ``"retrying"``, ``"dead_letters"``, or both.
+
+        ``"settled"``: neither. All messages with this error that were read have been settled, or are in flight again.
+        """
+        found: list[State] = []
+        if self.retrying:
+            found.append("retrying")
+        if self.dead_letters:
+            found.append("dead_letters")
+        return tuple(found) or ("settled",)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorListing:
+    """The kinds of errors of some groups."""
+
+    kinds: tuple[ErrorKind, ...]
+    """Those with the most retrying messages and dead letters first."""
+    whole: bool
+    """True if all counts are exact."""
+    unrecorded: tuple[GroupRef, ...]
+    """Groups whose failed attempts are not recorded. Only the last attempt of each message is known."""
+    more_groups: int
+    """Number of further groups, which were not read because there are more than ``Bounds.groups``."""
+    now: int
+    """The database's time in epoch milliseconds."""
+
+
+def list_errors(
+    *, topic: str | None = None, group: str | None = None, using: str | None = None, bounds: Bounds = PAGES
+) -> ErrorListing:
+    """List the errors of handlers by group and kind: of messages in retry, of dead letters, and of past attempts.
+
+    A kind is the last line of an error without numbers, ids and addresses. Past attempts are those of the last 24
+    hours, if they are recorded (``RECORD_DELIVERIES``).
+
+    Args:
+        topic: only groups on this topic and on its DLQ topic.
+        group: only this consumer group.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+        bounds: at most ``errors`` errors of each sort are read, of all groups together.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    return find_errors(Session(queue_alias(using, topic=topic)), topic=topic, group=group, bounds=bounds)
+
+
+def find_errors(
+    session: Session,
+    *,
+    topic: str | None = None,
+    group: str | None = None,
+    topics: frozenset[str] | None = None,
+    shown: Shown = whole_line,
+    bounds: Bounds = PAGES,
+) -> ErrorListing:
+    """List the errors of handlers by group and kind.
+
+    Args:
+        session: session on the queue's database.
+        topic: only groups on this topic and on its DLQ topic.
+        group: only this consumer group.
+        topics: only these topics and their DLQ topics; None: all.
+        shown: returns the part of an error that users may see. Texts are masked after it.
+        bounds: limits of what is read.
+    """
+    if topic is not None:
+        only = frozenset({naming.first_topic(topic)})
+        topics = only if topics is None else only & topics
+    refs = [
+        ref
+        for ref in registered_refs(session.using)
+        if group in (None, ref.group) and (topics is None or naming.first_topic(ref.topic) in topics)
+    ]
+    read = refs[: bounds.groups]
+    now = session.now()
+    found = _Found(session, shown, bounds)
+    past_whole = found.add_past(read, now - HOURS * HOUR_MS)
+    waiting_whole = found.add_retrying(read)
+    dead_whole = found.add_dead_letters(topics, group)
+    unrecorded = tuple(ref for ref in read if get_settings().recorded_of(ref.group) == "none")
+    kinds = [
+        tally.kind(
+            ref,
+            text,
+            now,
+            retrying_whole=waiting_whole.get(ref, True),
+            dead_whole=dead_whole.get(naming.dlq_topic(ref.topic), True),
+            attempts_whole=past_whole.get(ref, False) and ref not in unrecorded,
+        )
+        for (ref, text), tally in found.tallies.items()
+    ]
+    return ErrorListing(
+        tuple(sorted((one for one in kinds if one.retrying or one.dead_letters or one.attempts), key=_order)),
+        all((*past_whole.values(), *waiting_whole.values(), *dead_whole.values())) and len(read) == len(refs),
+        unrecorded,
+        len(refs) - len(read),
+        now,
+    )
+
+
+def _order(kind: ErrorKind) -> tuple[int, int, int, GroupRef, str]:
+    return -(kind.retrying.value + kind.dead_letters.value), -kind.attempts.value, -kind.last_at, kind.ref, kind.text
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was read of a kind."""
+
+    retrying: list[int] = field(default_factory=list)
+    """Offsets of messages that wait for another attempt."""
+    dead: list[int] = field(default_factory=list)
+    """Offsets of dead letters in their DLQ topic."""
+    times: list[int] = field(default_factory=list)
+    newest: int = 0
+    """The newest message that has failed."""
+
+    def failed(self, at: int, offset: int) -> None:
+        """Add a failed attempt."""
+        self.times.append(at)
+        self.newest = max(self.newest, offset)
+
+    def kind(
+        self, ref: GroupRef, text: str, now: int, *, retrying_whole: bool, dead_whole: bool, attempts_whole: bool
+    ) -> ErrorKind:
+        """Return the kind. The flags are true if all of that sort were read."""
+        hours = [0] * HOURS
+        for at in self.times:
+            ago = max(0, now - at) // HOUR_MS
+            if ago < HOURS:
+                hours[HOURS - 1 - ago] += 1
+        return ErrorKind(
+            ref,
+            text,
+            Count(len(self.retrying), retrying_whole),
+            Count(len(self.dead), dead_whole),
+            Count(sum(hours), attempts_whole),
+            tuple(hours),
+            min(self.times, default=0),
+            max(self.times, default=0),
+            max(self.retrying, default=self.newest),
+            max(self.dead, default=None),
+        )
+
+
+class _Texts:
+    """Masks errors. Many have the same last line."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._found: dict[tuple[str, str, bool], str] = {}
+
+    def of(self, ref: GroupRef, end: str) -> str:
+        """Return the masked last line of an error whose last characters were read."""
+        key = (last_line(end), naming.first_topic(ref.topic), is_cut(end))
+        if key not in self._found:
+            self._found[key] = masked(self._shown(*key))
+        return self._found[key]
+
+
+class _Found:
+    """What was read, by group and masked text. An attempt counts once, even if it is read twice."""
+
+    def __init__(self, session: Session, shown: Shown, bounds: Bounds) -> None:
+        self._session = session
+        self._bounds = bounds
+        self._texts = _Texts(shown)
+        self._known: set[tuple[GroupRef, int, int]] = set()
+        """The group, message and number of recorded attempts."""
+        self.tallies: defaultdict[tuple[GroupRef, str], _Tally] = defaultdict(_Tally)
+
+    def add_past(self, refs: Sequence[GroupRef], since: int) -> dict[GroupRef, bool]:
+        """Add recorded attempts. Return of each group whether all since a time were read."""
+        found, whole = _shared(lambda some, most: _past(self._session, some, most), refs, self._bounds.errors)
+        for ref, attempts in found.items():
+            whole[ref] |= attempts[-1].at < since
+            for one in attempts:
+                if one.outcome in FAILED:
+                    self._known.add((ref, one.offset, one.attempt))
+                    self.tallies[ref, self._texts.of(ref, one.end)].failed(one.at, one.offset)
+        return whole
+
+    def add_retrying(self, refs: Sequence[GroupRef]) -> dict[GroupRef, bool]:
+        """Add messages that wait for another attempt. Return of each group whether all were read."""
+        found, whole = _shared(lambda some, most: _unsettled(self._session, some, most), refs, self._bounds.errors)
+        for ref, rows in found.items():
+            for row in rows:
+                if row.is_retrying:
+                    tally = self.tallies[ref, self._texts.of(ref, row.end)]
+                    tally.retrying.append(row.offset)
+                    if (ref, row.offset, row.attempts) not in self._known:
+                        tally.failed(row.at, row.offset)
+        return whole
+
+    def add_dead_letters(self, topics: frozenset[str] | None, group: str | None) -> dict[str, bool]:
+        """Add dead letters. Return of each DLQ topic whether all were read."""
+        whole: dict[str, bool] = {}
+        for topic, is_whole, ends in _dead(self._session, topics, group, self._texts, self._bounds):
+            whole[topic] = is_whole
+            for end in ends:
+                tally = self.tallies[end.ref, end.text]
+                tally.dead.append(end.offset)
+                if (end.ref, end.original_offset, end.attempts) not in self._known:
+                    tally.failed(end.failed_at, end.original_offset)
+        return whole
+
+
+# -- shares of a bound ------------------------------------------------------------
+
+
+R = TypeVar("R")
+
+
+def _shared(
+    read: Callable[[Sequence[GroupRef], int], dict[GroupRef, list[R]]], refs: Sequence[GroupRef], most: int
+) -> tuple[dict[GroupRef, list[R]], dict[GroupRef, bool]]:
+    """Read rows of groups, about ``most`` in all. Return them, and whether they are all rows of the group."""
+    if not refs:
+        return {}, {}
+    share = max(1, most // len(refs))
+    limits = dict.fromkeys(refs, share)
+    found = read(refs, share + 1)
+    cut = [ref for ref, rows in found.items() if len(rows) > share]
+    left = most - sum(min(len(rows), share) for rows in found.values())
+    if cut and left >= len(cut):
+        more = share + left // len(cut)
+        found |= read(cut, more + 1)
+        limits |= dict.fromkeys(cut, more)
+    whole = {ref: len(found.get(ref, ())) <= limits[ref] for ref in refs}
+    return {ref: rows[: limits[ref]] for ref, rows in found.items()}, whole
+
+
+def _deal(wanted: Mapping[K, int], most: int) -> dict[K, int]:
+    """Return shares of a number: equal ones, except that nobody gets more than is wanted."""
+    shares: dict[K, int] = {}
+    for place, key in enumerate(sorted(wanted, key=lambda key: wanted[key])):
+        shares[key] = min(wanted[key], max(0, most - sum(shares.values())) // (len(wanted) - place))
+    return shares
+
+
+# -- messages that wait for another attempt ---------------------------------------
+
+
+class _Unsettled(NamedTuple):
+    offset: int
+    attempts: int
+    at: int
+    token: int
+    end: str
+
+    @property
+    def is_retrying(self) -> bool:
+        """As in an overview of the group."""
+        return not self.token and self.attempts > 0
+
+
+def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Unsettled]]:
+    """Return deliveries of groups that are not settled; those that wait longest first."""
+    select = (
+        "SELECT consumer_group, topic, message_offset, retry_count, delivered_at, delivery_token, "
+        f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
+        "ORDER BY invisible_until DESC LIMIT %s"
+    )
+    found: dict[GroupRef, list[_Unsettled]] = {}
+    for group, topic, offset, attempts, at, token, end in _each(session, select, [(*ref, False, most) for ref in refs]):
+        row = _Unsettled(int(offset), int(attempts), int(at), int(token), end)
+        found.setdefault(GroupRef(group, topic), []).append(row)
+    return found
+
+
+def retrying_of_kind(
+    session: Session, ref: GroupRef, text: str, *, shown: Shown, bounds: Bounds = PAGES
+) -> tuple[list[int], bool]:
+    """Return the messages of a group that wait for another attempt and whose masked error is a text, oldest first.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        text: the masked text.
+        shown: returns the part of an error that users may see. Texts are masked after it.
+        bounds: only ``bounds.errors`` deliveries are read.
+
+    Returns:
+        Their offsets, and whether there are no others.
+    """
+    texts = _Texts(shown)
+    rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
+    chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and texts.of(ref, one.end) == text]
+    return sorted(chosen), len(rows) <= bounds.errors
+
+
+# -- recorded attempts --------------------------------------------------------------
+
+
+class _Attempt(NamedTuple):
+    offset: int
+    attempt: int
+    outcome: str
+    at: int
+    end: str
+
+
+def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Attempt]]:
+    """Return recorded deliveries of groups, newest first."""
+    select = (
+        "SELECT consumer_group, topic, id, message_offset, attempt, outcome, settled_at, "
+        f"{session.dialect.ending('error', LINE)} FROM {EVENTS}"
+        f"{session.dialect.force_index('queue_delivery_events_group')} "
+        "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
+    )
+    found: dict[GroupRef, list[_Attempt]] = {}
+    rows = _each(session, select, [(*ref, most) for ref in refs])
+    for group, topic, _id, offset, attempt, outcome, at, end in sorted(rows, key=lambda row: -row[2]):
+        one = _Attempt(int(offset), int(attempt), outcome, int(at), end)
+        found.setdefault(GroupRef(group, topic), []).append(one)
+    return found
+
+
+def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, len(parameters), UNION_TERMS):
+        part = parameters[start : start + UNION_TERMS]
+        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
+
+
+# -- dead letters -------------------------------------------------------------------
 
 
 class _End(NamedTuple):
@@ -39,25 +421,26 @@ class _End(NamedTuple):
     ref: GroupRef
     text: str
     failed_at: int
+    original_offset: int
+    attempts: int
 
 
-def kinds(session: Session, found: DeadLetterMatches, *, shown: Shown, bounds: Bounds = PAGES) -> list[ErrorKind]:
-    """Group matches by their errors, the most frequent first.
-
-    Args:
-        session: session on the queue's database.
-        found: the matches.
-        shown: what users may see of an error. Texts are masked after it.
-        bounds: only the newest ``bounds.errors`` matches are read.
-    """
-    of: defaultdict[tuple[GroupRef, str], list[_End]] = defaultdict(list)
-    for one in _ends(session, found, shown, bounds):
-        of[one.ref, one.text].append(one)
-    found_kinds = []
-    for (ref, text), ends in of.items():
-        times = tuple(sorted(one.failed_at for one in ends))
-        found_kinds.append(ErrorKind(ref, text, len(ends), max(one.offset for one in ends), times))
-    return sorted(found_kinds, key=lambda kind: (-kind.count, -kind.newest))
+def _dead(
+    session: Session, topics: frozenset[str] | None, group: str | None, texts: _Texts, bounds: Bounds
+) -> Iterator[tuple[str, bool, Iterable[_End]]]:
+    """Yield of each DLQ topic the dead letters, whether all were read, and the ends of their errors."""
+    numbers = {topic: number.value for topic, number in dlq_topics(session, topics, bounds=bounds)}
+    looked = _deal(numbers, bounds.dead_letters)
+    found = {
+        topic: look(
+            session, DeadLetterFilter(topic, group=group), bounds=dataclasses.replace(bounds, dead_letters=number)
+        )
+        for topic, number in looked.items()
+    }
+    shares = _deal({topic: len(matches.offsets) for topic, matches in found.items()}, bounds.errors)
+    for topic, matches in found.items():
+        whole = matches.whole and len(matches.offsets) <= shares[topic]
+        yield topic, whole, _ends(session, matches, texts, shares[topic])
 
 
 def of_kind(
@@ -69,10 +452,10 @@ def of_kind(
         session: session on the queue's database.
         found: the matches.
         text: the masked text.
-        shown: as for ``kinds``.
+        shown: returns the part of an error that users may see. Texts are masked after it.
         bounds: limits of what is read.
     """
-    chosen = [one for one in _ends(session, found, shown, bounds) if one.text == text]
+    chosen = [one for one in _ends(session, found, _Texts(shown), bounds.errors) if one.text == text]
     return dataclasses.replace(
         found,
         offsets=tuple(sorted((one.offset for one in chosen), reverse=True)),
@@ -81,17 +464,14 @@ def of_kind(
     )
 
 
-def _ends(session: Session, found: DeadLetterMatches, shown: Shown, bounds: Bounds) -> Iterator[_End]:
-    # Many errors have the same last line.
-    texts: dict[tuple[str, str, bool], str] = {}
-    for chunk in session.chunks(found.offsets[: bounds.errors]):
-        for offset, group, topic, failed_at, end in session.rows(
-            f"SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, "
+def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) -> Iterator[_End]:
+    """Yield the ends of the errors of the newest matches."""
+    for chunk in session.chunks(found.offsets[:most]):
+        for offset, group, topic, failed_at, original, attempts, end in session.rows(
+            "SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, m.original_offset, m.failure_count, "
             f"{session.dialect.ending('m.last_error', LINE)} FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             sorted(chunk),
         ):
-            key = (last_line(end), topic, is_cut(end))
-            if key not in texts:
-                texts[key] = masked(shown(*key))
-            yield _End(int(offset), GroupRef(group, topic), texts[key], int(failed_at))
+            ref = GroupRef(group, topic)
+            yield _End(int(offset), ref, texts.of(ref, end), int(failed_at), int(original), int(attempts))

@@ -9,7 +9,7 @@ import pytest
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages import dead_letters as pages
 from django_mysqlqueue.models import QueueMessage
-from tests.support.dashboard import page
+from tests.support.dashboard import ROOT, page
 from tests.support.dead_letter_pages import ask, bound, fail_with, listed, offsets
 from tests.support.harness import Sub, handler
 from tests.support.scenarios import dead_letters, offsets_of
@@ -99,12 +99,13 @@ def test_a_filter_that_cannot_be_read_is_told_so(client, query):
 def test_errors_are_counted_by_group_and_last_line_and_lead_to_the_filter(client):
     for payload, error in enumerate(("red\napple", "an\napple", "a pear")):
         fail_with(payload, error)
-    context = listed(client)
-    assert [(one.kind.ref.group, one.line, one.kind.count) for one in context["kinds"]] == [
-        ("g", "apple", 2),
-        ("g", "ValueError: a pear", 1),
+    kinds = [row.kind for row in client.get(f"{ROOT}errors/").context["rows"]]
+    assert [(kind.ref.group, kind.text, str(kind.dead_letters)) for kind in kinds] == [
+        ("g", "apple", "2"),
+        ("g", "ValueError: a pear", "1"),
     ]
-    assert "?group=g&kind=ValueError%3A+a+pear&topic=t_dlq" in page(client, "deadletters")
+    assert "deadletters/?topic=t_dlq&group=g&kind=ValueError%3A+a+pear" in page(client, "errors")
+    assert f'href="{ROOT}errors/?topic=t_dlq"' in page(client, "deadletters")
     assert len(offsets(listed(client, group="g", error="apple"))) == 2
 
 

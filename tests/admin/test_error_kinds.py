@@ -1,43 +1,183 @@
-"""Dead letters by their errors, in which numbers, ids and addresses are masked."""
+"""The page of errors, and the operations on those of a kind: numbers, ids and addresses are masked."""
 
 from __future__ import annotations
 
 import re
+from html import unescape
 
+import pytest
 from django.db.models import F
 
-from django_mysqlqueue.models import Operation, QueueMessage
-from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from django_mysqlqueue import publish
+from django_mysqlqueue.admin.operations import errors as operations
+from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, Operation, QueueMessage
+from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page
 from tests.support.dead_letter_pages import ask, bound, fail_with, listed, offsets
+from tests.support.harness import Sub, handler, sequence
 from tests.support.scenarios import offsets_of
 
+pytestmark = pytest.mark.usefixtures("db")
 
-def test_errors_that_differ_in_numbers_are_one_kind_with_its_times_and_operations(client):
+
+def errors(client, **query):
+    answer = client.get(f"{ROOT}errors/", query)
+    assert answer.status_code == 200, answer.content.decode()
+    return answer.context
+
+
+def told(client, **query):
+    """Of each kind on the page: group, error, retrying messages, dead letters, failed attempts."""
+    return [
+        (kind.ref.group, kind.text, str(kind.retrying), str(kind.dead_letters), str(kind.attempts))
+        for kind in (row.kind for row in errors(client, **query)["rows"])
+    ]
+
+
+def waiting(*texts, group="g", topic="t", attempts=1):
+    """Messages that fail with these texts, and wait for another attempt."""
+
+    def function(delivery):
+        raise ValueError(delivery.payload)
+
+    for text in texts:
+        publish(topic, text)
+    for _attempt in range(attempts):
+        DeliveryState.objects.filter(acked=False).update(invisible_until=1)
+        sub = Sub(handler(topic, group, function, max_attempts=9, backoff=WAITS))
+        sub.settle()
+        sub.leave()
+    return offsets_of(topic)[-len(texts) :]
+
+
+def test_a_kind_counts_what_waits_what_is_dead_and_all_failed_attempts(client):
     first = fail_with(1, "no customer 1")
     second = fail_with(2, "no customer 22")
     other = fail_with(3, "another")
-    QueueMessage.objects.filter(offset=first).update(failed_at=F("failed_at") - 2 * 3_600_000)
-    kinds = listed(client)["kinds"]
-    assert [(one.line, one.kind.count, one.kind.newest) for one in kinds] == [
-        ("ValueError: no customer <number>", 2, second),
-        ("ValueError: another", 1, other),
+    retrying = waiting("no customer 3", "no customer 4", attempts=2)
+    assert told(client) == [
+        ("g", "ValueError: no customer <number>", "2", "2", "6"),
+        ("g", "ValueError: another", "0", "1", "1"),
     ]
-    assert kinds[0].first < kinds[0].last
-    assert 'aria-label="2 in the last 24 hours"' in kinds[0].trend
-    assert offsets(listed(client, kind=kinds[0].line)) == [second, first]
-    text = page(client, "deadletters")
-    assert f'href="{ROOT}deadletter/?offset={second}" aria-label="Show one' in text
+    (row, _other) = errors(client)["rows"]
+    assert (row.kind.offset, row.kind.dead_letter) == (retrying[-1], second)
+    assert sum(row.kind.by_hour) == 6
+    assert 'aria-label="6 in the last 24 hours"' in row.trend
+    text = page(client, "errors")
+    assert f'href="{ROOT}message/?offset={retrying[-1]}" aria-label="Show a retrying message' in text
+    assert f'href="{ROOT}deadletter/?offset={second}" aria-label="Show a dead letter' in text
     links = [link for link in re.findall(r'href="([^"]*/do/[^"]*kind=[^"]*)"', text) if "customer" in link]
-    assert [link.split("/do/")[1].split("/")[0] for link in links] == ["redrive", "discard"]
-    asked = client.get(links[0]).content.decode()
-    assert "each for the group that failed it: 2." in asked
-    (told,) = confirm(client, "discard", topic="t_dlq", kind=kinds[0].line, group="g", upto=other, reason="test")
-    assert told.endswith(": 2.")
-    assert offsets_of("t_dlq") == [other]
+    names = [link.split("/do/")[1].split("/")[0] for link in links]
+    assert names == ["retry-error", "dead-letter-error", "redrive", "discard"]
+    asked = [unescape(client.get(link).content.decode()) for link in links]
+    assert all(re.search(r": 2\.", one) for one in asked)
+    assert offsets(listed(client, kind=row.kind.text)) == [second, first]
+    assert other not in offsets(listed(client, kind=row.kind.text))
+
+
+def test_times_are_those_of_the_attempts(client):
+    first, _second = fail_with(1, "no 1"), fail_with(2, "no 2")
+    day = 86_400_000
+    QueueMessage.objects.filter(offset=first).update(failed_at=F("failed_at") - 2 * day, failure_count=7)
+    (row,) = errors(client)["rows"]
+    assert row.first < row.last
+    assert row.kind.last_at - row.kind.first_at > day
+    assert str(row.kind.attempts) == "2"
+
+
+def test_a_failure_that_was_made_good_is_settled_and_old_ones_are_not_listed(client):
+    waiting("no 1")
+    DeliveryState.objects.update(invisible_until=1)
+    Sub(handler()).settle()
+    assert told(client) == [("g", "ValueError: no <number>", "0", "0", "1")]
+    (row,) = errors(client)["rows"]
+    assert row.kind.states == ("settled",)
+    text = page(client, "errors")
+    assert f'href="{ROOT}message/?offset={row.kind.offset}" aria-label="Show a message that failed' in text
+    assert "/do/" not in text
+    DeliveryEvent.objects.update(settled_at=F("settled_at") - 25 * 3_600_000)
+    assert told(client) == []
+    assert "no attempt failed in the last 24 hours" in page(client, "errors")
+
+
+def test_filters(client):
+    fail_with(1, "no 1")
+    fail_with(2, "gone", group="h", topic="u")
+    waiting("late", group="h", topic="u")
+    assert {one[:2] for one in told(client)} == {
+        ("g", "ValueError: no <number>"),
+        ("h", "ValueError: gone"),
+        ("h", "ValueError: late"),
+    }
+    for query, expected in (
+        ({"topic": "u"}, {"gone", "late"}),
+        ({"topic": "u_dlq"}, {"gone", "late"}),
+        ({"group": "g"}, {"no <number>"}),
+        ({"group": "g", "topic": "u"}, set()),
+        ({"state": "retrying"}, {"late"}),
+        ({"state": "dead_letters"}, {"gone", "no <number>"}),
+        ({"state": "settled"}, set()),
+        ({"class": "ValueError", "group": "h"}, {"gone", "late"}),
+        ({"class": "KeyError"}, set()),
+    ):
+        assert {one[1].removeprefix("ValueError: ") for one in told(client, **query)} == expected, query
+        if not expected:
+            assert "No errors match." in page(client, "errors", **query)
+    assert errors(client)["classes"] == ["ValueError"]
+    assert client.get(f"{ROOT}errors/", {"state": "x"}).status_code == 400
+
+
+def test_messages_of_a_kind_are_retried_now(client):
+    one, two, other = waiting("no 1", "no 2", "another")
+    kind = "ValueError: no <number>"
+    (said,) = confirm(client, "retry-error", group="g", topic="t", kind=kind)
+    assert said == "Messages of the group g/t that are due now: 2."
+    due = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
+    assert (due[one], due[two]) == (0, 0)
+    assert due[other] > 0
+    assert Operation.objects.get().changed == 2
+    assert "No messages of the group g/t are waiting" in ask(client, "retry-error", group="g", topic="t", kind=kind)
+
+
+def test_messages_of_a_kind_are_dead_lettered_now(client):
+    waiting("no 1", "no 2", "another")
+    (said,) = confirm(client, "dead-letter-error", group="g", topic="t", kind="ValueError: no <number>")
+    assert said == "Messages dead-lettered to t_dlq: 2."
+    sequence()
+    assert len(offsets_of("t_dlq")) == 2
+    assert told(client, state="retrying") == [("g", "ValueError: another", "1", "0", "1")]
+    text = ask(client, "dead-letter-error", group="g", topic="t", kind="ValueError: no <number>")
+    assert "No retrying message has this error." in text
+
+
+@pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
+def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name):
+    waiting(*(f"no {number}" for number in range(4)))
+    monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
+    for one in (operations.RetryError, operations.DeadLetterError):
+        monkeypatch.setattr(one, "most", 2)
+    given = {"group": "g", "topic": "t", "kind": "ValueError: no <number>"}
+    text = ask(client, name, **given)
+    assert "One request changes the oldest 2. Remaining: 1 or more. Repeat the operation for these." in text
+    (said,) = confirm(client, name, **given)
+    assert ": 2. One request" in said
     assert Operation.objects.get().changed == 2
 
 
-def test_an_operation_on_a_kind_is_bounded_and_names_no_command(client, monkeypatch):
+def test_counts_that_stop_at_a_bound_say_so(client, monkeypatch):
+    waiting(*(f"no {number}" for number in range(4)))
+    for number in range(4):
+        fail_with(number, f"no {number}", group="h", topic="u")
+    monkeypatch.setattr(Page, "bounds", Bounds(errors=4, dead_letters=3))
+    assert told(client) == [
+        ("g", "ValueError: no <number>", "4", "0", "4+"),
+        ("h", "ValueError: no <number>", "0", "3+", "3+"),
+    ]
+    assert "A count with + is a lower bound." in page(client, "errors")
+
+
+def test_an_operation_on_dead_letters_of_a_kind_is_bounded_and_names_no_command(client, monkeypatch):
     for number in range(3):
         fail_with(number, f"no {number}")
     bound(monkeypatch, errors=2)
@@ -52,18 +192,48 @@ def test_kinds_are_of_redacted_texts(make_client, settings):
     """So the filter by kind reveals nothing, and needs no permission to view payloads."""
     fail_with(1, "card of ada@example.com")
     fail_with(2, "card of eve")
+    waiting("card of bob")
     settings.MYSQLQUEUE = {"REDACT": "tests.admin.test_error_kinds.hide"}
     client = make_client("view_dashboard", "operate_dashboard")
-    assert [(one.line, one.kind.count) for one in listed(client)["kinds"]] == [("ValueError: card of *", 2)]
+    assert told(client) == [("g", "ValueError: card of *", "1", "2", "3")]
     assert offsets(listed(client, kind="ValueError: card of eve")) == []
     assert len(offsets(listed(client, kind="ValueError: card of *"))) == 2
+    given = {"group": "g", "topic": "t"}
+    assert "No retrying message has this error." in ask(client, "retry-error", **given, kind="ValueError: card of bob")
+    assert ": 1." in ask(client, "retry-error", **given, kind="ValueError: card of *")
 
 
 def hide(text, *, topic, kind):
     return re.sub("of .*", "of *", text)
 
 
+def test_who_may_only_view_is_offered_no_operations(make_client):
+    fail_with(1, "no 1")
+    waiting("no 2")
+    assert "/do/" not in page(make_client("view_dashboard"), "errors")
+
+
+def test_messages_of_a_dlq_topic_cannot_be_dead_lettered(client):
+    fail_with(1, "no 1")
+
+    def function(delivery):
+        raise KeyError("alarm")
+
+    Sub(handler("t_dlq", "alarm", function, max_attempts=9, backoff=WAITS)).settle()
+    text = page(client, "errors", group="alarm")
+    assert "do/retry-error/" in text
+    assert "do/dead-letter-error/" not in text
+
+
+def test_groups_whose_failures_are_not_recorded_are_named(client, settings):
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"RECORD_DELIVERIES": "none"}}}
+    waiting("no 1", attempts=3)
+    assert told(client) == [("g", "ValueError: no <number>", "1", "0", "1+")]
+    assert "Failed attempts of these groups are not recorded" in page(client, "errors")
+
+
 def test_errors_are_shown_as_text(client):
     fail_with(1, HOSTILE)
-    text = client.get(f"{ROOT}deadletters/").content.decode()
-    assert "<script>alert" not in text
+    waiting(HOSTILE)
+    for name in ("errors", "deadletters"):
+        assert "<script>alert" not in client.get(f"{ROOT}{name}/").content.decode()

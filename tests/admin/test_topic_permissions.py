@@ -148,12 +148,13 @@ def test_buttons_are_shown_with_the_permission_on_the_topic(make, queue):
             ("group", {"group": "g", "topic": topic}),
             ("deadletter", {"offset": dead}),
             ("deadletters", {"topic": topic}),
+            ("errors", {"topic": topic}),
             ("scheduled", {"topic": topic}),
             ("offsets", {"group": "g", "topic": topic}),
         ):
             page = client.get(f"{ROOT}{name}/", query).content.decode()
 
-            assert ("mq-actions" in page) is (topic == "t"), (name, topic)
+            assert ("mq-actions" in page or "do/retry-error/" in page) is (topic == "t"), (name, topic)
 
 
 def test_the_search_of_errors_needs_payloads_of_the_topic_with_redact(make, queue, settings):
@@ -211,6 +212,9 @@ OF_THE_TOPIC = (
     ("deadletters/", {"topic": "t"}),
     ("deadletters/", {"topic": "t_dlq", "group": "g"}),
     ("deadletters/", {}),
+    ("errors/", {}),
+    ("errors/", {"topic": "t"}),
+    ("errors/", {"state": "retrying"}),
     ("scheduled/", {"topic": "t"}),
     ("recurring/", {}),
     ("recurring/", {"topic": "t"}),
@@ -236,6 +240,11 @@ def test_a_page_shows_what_one_may_view_and_nothing_of_the_rest(viewer, hidden_q
 def test_counts_are_of_what_one_may_view(viewer, hidden_queue, make_client):
     text = viewer.get(ROOT).content.decode()
     cards = dict(re.findall(r"<dt>([^<]+)</dt><dd>(?:<a [^>]*>)?(?:<bdi>)?([^<]+)", text))
+    kinds = [row.kind for row in viewer.get(f"{ROOT}errors/").context["rows"]]
+    assert sorted((kind.ref, str(kind.retrying), str(kind.dead_letters)) for kind in kinds) == [
+        (("g", "t"), "0", "1"),
+        (("g", "t"), "1", "0"),
+    ]
     assert cards["backlog"] == "2"
     assert cards["dead letters"] == "1"
     assert set(cards) == {"backlog", "in flight", "retrying", "dead letters"}, "nothing of the whole queue"
@@ -278,6 +287,7 @@ def _problems(text):
         ("messages/", {"id": "hidden.topic.later"}),
         ("messages/", {"before": "100"}),
         ("deadletters/", {"topic": "hidden.topic"}),
+        ("errors/", {"topic": "hidden.topic"}),
         ("scheduled/", {}),
         ("scheduled/", {"topic": "hidden.topic"}),
         ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),

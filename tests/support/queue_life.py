@@ -25,6 +25,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
     get_partition_backlogs,
     jobs,
+    list_errors,
     list_jobs,
     list_messages,
     list_partitions,
@@ -492,8 +493,11 @@ def _operate(ref: GroupRef) -> None:
     assert "t_dlq" in dict(dead_letters.dlq_topics(session))
     found = dead_letters.look(session, dead)
     assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
-    (kind, *_others) = error_kinds.kinds(session, found, shown=lambda line, *_more: line)
-    assert error_kinds.of_kind(session, found, kind.text, shown=lambda line, *_more: line).offsets
+    for bounds in (PAGES, Bounds(errors=1, dead_letters=1)):
+        (kind, *_others) = list_errors(using=USING, bounds=bounds).kinds
+        assert list_errors(topic="t", group=ref.group, using=USING, bounds=bounds).kinds
+    assert error_kinds.of_kind(session, found, kind.text, shown=error_kinds.whole_line).offsets
+    error_kinds.retrying_of_kind(session, ref, kind.text, shown=error_kinds.whole_line)
     dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
     full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
     assert full is not None

@@ -34,7 +34,7 @@ def _handle(delivery):
     if delivery.payload.endswith(" 0"):
         delivery.reject("broken")
     else:
-        delivery.nack(delay=600)
+        delivery.nack(600, delivery.payload)
 
 
 def fill(alias, *, topic="orders", group="g"):
@@ -91,6 +91,8 @@ def prepare(alias, name):
         "move-retries": {"time": LATER},
         "move-selected": {"row": failed, "time": LATER},
         "dead-letter": {"row": failed},
+        "retry-error": {"kind": f"{alias}. <number>"},
+        "dead-letter-error": {"kind": f"{alias}. <number>"},
         "override": {"option": "prefetch", "value": "5"},
         "restore": {"option": "prefetch"},
         "release": {"row": f'"{alias}.b"'},

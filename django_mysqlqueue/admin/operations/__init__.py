@@ -8,6 +8,7 @@ from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.operations import (
     base,
     dead_letters,
+    errors,
     groups,
     jobs,
     publishing,
@@ -28,6 +29,8 @@ OPERATIONS = {
         groups.MoveRetries,
         groups.MoveSelectedRetries,
         groups.DeadLetter,
+        errors.RetryError,
+        errors.DeadLetterError,
         groups.OverrideOption,
         groups.RestoreOption,
         groups.Drop,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.databases import DatabasesPage
 from django_mysqlqueue.admin.pages.dead_letters import DeadLetterPage, DeadLettersPage
+from django_mysqlqueue.admin.pages.errors import ErrorsPage
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.admin.pages.job import JobPage
 from django_mysqlqueue.admin.pages.jobs import JobsPage
@@ -21,6 +22,7 @@ PAGES: tuple[type[Page], ...] = (
     GroupPage,
     OffsetsPage,
     InFlightPage,
+    ErrorsPage,
     DeadLettersPage,
     DeadLetterPage,
     ScheduledPage,

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.admin import charts, contents, copying
+from django_mysqlqueue.admin import contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, shown_line
@@ -25,15 +24,11 @@ from django_mysqlqueue.inspection import (
     message_history,
 )
 from django_mysqlqueue.inspection.dead_letters import DeadLetter
-from django_mysqlqueue.inspection.error_kinds import ErrorKind
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.sql.session import Session
 
-KINDS_SHOWN = 10
-TREND_HOURS = 24
-"""Number of hours up to now for which dead letters are counted by the hour."""
 RELATED_LOOKED_UP = 20
 """Maximum number of related messages to look up."""
 ERROR_SHOWN = dead_letters.LINE
@@ -50,17 +45,6 @@ class DeadLetterRow:
     dead_letter: DeadLetterSummary
     failed_at: str
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorKindRow:
-    """A row of the summary by error."""
-
-    kind: ErrorKind
-    line: str
-    first: str
-    last: str
-    trend: SafeString
 
 
 class DeadLettersPage(Page):
@@ -89,8 +73,6 @@ class DeadLettersPage(Page):
         if (kind := self.text("kind")) is not None:
             found = error_kinds.of_kind(session, found, kind, shown=shown_line, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
-        kinds = error_kinds.kinds(session, found, shown=shown_line, bounds=self.bounds)
-        now = session.now()
         registered = registered_refs(self.using)
         groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
         return {
@@ -113,11 +95,7 @@ class DeadLettersPage(Page):
             "rows": [self._row(one) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
-            "kinds": [self._kind(one, now) for one in kinds[:KINDS_SHOWN]],
-            "trend_hours": TREND_HOURS,
-            "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
             "errors_read": f"{self.bounds.errors:,}",
-            "told_apart": len(found.offsets) > self.bounds.errors,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
 
@@ -162,17 +140,6 @@ class DeadLettersPage(Page):
     def _row(one: DeadLetterSummary) -> DeadLetterRow:
         error = shown_line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
         return DeadLetterRow(one, moment(one.failed_at), error)
-
-    @staticmethod
-    def _kind(kind: ErrorKind, now: int) -> ErrorKindRow:
-        counts = [0] * TREND_HOURS
-        for at in kind.times:
-            hours = (now - at) // 3_600_000
-            if 0 <= hours < TREND_HOURS:
-                counts[TREND_HOURS - 1 - hours] += 1
-        label = _("%(number)s in the last %(hours)s hours") % {"number": f"{sum(counts):,}", "hours": TREND_HOURS}
-        trend = charts.sparkline(counts, label)
-        return ErrorKindRow(kind, kind.text, moment(kind.times[0]), moment(kind.times[-1]), trend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class OverviewPage(Page):
             return [
                 Card(_("backlog"), str(found.lag)),
                 Card(_("in flight"), str(found.in_flight), self._to("inflight")),
-                Card(_("retrying"), str(found.retrying)),
+                Card(_("retrying"), str(found.retrying), self._to("errors", state="retrying")),
                 Card(_("dead letters"), str(found.dead_letters), "", bool(found.dead_letters)),
             ]
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
@@ -159,7 +159,7 @@ class OverviewPage(Page):
             Card(_("backlog"), str(found.lag)),
             Card(_("oldest unsettled message"), waits),
             Card(_("in flight"), str(found.in_flight), self._to("inflight")),
-            Card(_("retrying"), str(found.retrying)),
+            Card(_("retrying"), str(found.retrying), self._to("errors", state="retrying")),
             Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
             Card(_("due in the outbox"), str(found.outbox.waiting)),
             Card(_("scheduled"), str(found.outbox.scheduled), self._to("scheduled")),

@@ -20,6 +20,7 @@ from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
     Cause,
+    ErrorListing,
     GroupOverview,
     Problem,
     QueueOverview,
@@ -27,6 +28,7 @@ from django_mysqlqueue.inspection import (
     find_causes,
     find_problems,
     get_overview,
+    list_errors,
     partitions,
     status_of,
 )
@@ -43,6 +45,10 @@ from django_mysqlqueue.subscriptions.options import storable
 
 ALWAYS = ("Topics", "Groups")
 """The tables that are shown even without rows."""
+ERRORS = 20
+"""Maximum number of errors in their table."""
+ERROR_SHOWN = 60
+"""Maximum length of an error in it, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Status:
     passed: defaultdict[GroupRef, Counter[str]]
     """For each group, the number of messages of the last hour that were settled without a call, by reason
     (``rollups.PASSED``)."""
+    errors: ErrorListing
     problems: Sequence[Problem]
     causes: Sequence[Cause]
     summary: QueueStatus
@@ -255,6 +262,24 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         ],
     )
     yield (
+        "Errors"
+        if len(status.errors.kinds) <= ERRORS
+        else f"Errors (the first {ERRORS} of {len(status.errors.kinds):,})",
+        ("group", "topic", "error", "retrying", "dead letters", "failed in 24 h", "first", "last"),
+        [
+            (
+                *one.ref,
+                shortened(one.text or "(no text)", most=ERROR_SHOWN),
+                str(one.retrying),
+                str(one.dead_letters),
+                str(one.attempts),
+                moment(one.first_at),
+                moment(one.last_at),
+            )
+            for one in status.errors.kinds[:ERRORS]
+        ],
+    )
+    yield (
         "Leases",
         ("group", "topic", "owner", "partitions"),
         [
@@ -288,7 +313,8 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
         passed[bucket.ref] += bucket.passed
     problems = find_problems(queue)
     causes = find_causes(queue, problems)
-    return Status(queue, read_topics(session, queue.now), leases, passed, problems, causes, status_of(queue, causes))
+    topics, errors = read_topics(session, queue.now), list_errors(using=using)
+    return Status(queue, topics, leases, passed, errors, problems, causes, status_of(queue, causes))
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
@@ -332,6 +358,24 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
                 "problems": len(one.problems),
             }
             for one in status.causes
+        ],
+        "errors": [
+            {
+                "group": one.ref.group,
+                "topic": one.ref.topic,
+                "error": one.text,
+                "class": one.error_class,
+                "states": one.states,
+                "retrying": one.retrying.value,
+                "dead_letters": one.dead_letters.value,
+                "failed_attempts": one.attempts.value,
+                "exact": one.is_exact,
+                "first_at": one.first_at,
+                "last_at": one.last_at,
+                "offset": one.offset,
+                "dead_letter": one.dead_letter,
+            }
+            for one in status.errors.kinds
         ],
         "problems": [
             {
