@@ -6,9 +6,9 @@
 
 It fills the log (10 million messages), delivery rows (a million settled ones after an unsettled message), partitions
 (10,000 per group, and a million of a topic with one message in each), dead letters, recorded deliveries, results of
-jobs and recurring schedules, then requests each page with Django's test client. JSON goes to stdout, a table to stderr:
-the median, the minimum, the maximum, the CPU time of a request (Python and server together), the number of queries, and
-the time spent in SQL. The CPU time hardly depends on other work of the machine.
+jobs, recurring schedules, and 100,000 retrying messages, then requests each page with Django's test client. JSON goes to
+stdout, a table to stderr: the median, the minimum, the maximum, the CPU time of a request (Python and server together),
+the number of queries, and the time spent in SQL. The CPU time hardly depends on other work of the machine.
 """
 
 from __future__ import annotations
@@ -108,6 +108,19 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "`offset` > %s, published_at + 86400000, 3, published_at, 'ValueError: no' FROM queue_messages "
         "WHERE topic = %s",
         (head, BUSY),
+    )
+    failing = GroupRef("failing", BUSY)
+    groups.register("default", failing, mode="ordered", start="earliest")
+    _fill_offsets("default", failing.group, BUSY, "MIN(`offset`) - 1", "MAX(`offset`)")
+    _rows(
+        "default",
+        "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, acked, "
+        "invisible_until, retry_count, delivered_at, last_error) SELECT 'failing', topic, partition_key, `offset`, 0, "
+        "published_at + 86400000, 3, published_at, CONCAT('Traceback (most recent call last):\\n', "
+        "REPEAT('  File shop.py\\n', 100), ELT(`offset` %% 3 + 1, 'ValueError', 'KeyError', 'OSError'), ': ', "
+        "`offset`) "
+        "FROM queue_messages WHERE topic = %s LIMIT 100000",
+        (BUSY,),
     )
     _fill_keys(options.keys)
     _fill_jobs(options.jobs)
@@ -281,6 +294,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("offsets, many keys, of an owner", "offsets/", {**many, "owner": "host:7"}),
         ("offsets, many keys, far on", "offsets/", {**many, "after": json.dumps(["sensors", MANY, "k99"])}),
         ("in flight", "inflight/", {}),
+        ("errors", "errors/", {}),
+        ("errors, of a group", "errors/", {"group": "failing", "topic": BUSY}),
+        ("errors, dead letters", "errors/", {"topic": TOPIC, "state": "dead_letters"}),
         ("dead letters", "deadletters/", {}),
         ("dead letters, by error", "deadletters/", {"topic": f"{TOPIC}_dlq", "error": "case 7"}),
         ("dead letters, an error", "deadletters/", {"topic": f"{TOPIC}_dlq", "kind": "ValueError: case <number>"}),
@@ -317,7 +333,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
     for name, path, query in (page for page in pages if page[0].startswith(tuple(options.only))):
         times, in_sql, queries = [], [], 0
         for number in range(20):  # keep the subscribers live
-            refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY)]
+            refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY), GroupRef("failing", BUSY)]
             heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
         cpu = time.process_time() + (scale._cpu_seconds(server) or 0)
         for _round in range(options.rounds):

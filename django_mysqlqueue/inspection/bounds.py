@@ -50,7 +50,8 @@ class Bounds:
     dead_letters: int = 10_000
     """Maximum number of dead letters of a topic that are read, in the order of their partition keys."""
     errors: int = 2000
-    """Maximum number of dead letters whose error is searched or grouped: the newest that meet the other conditions."""
+    """Maximum number of dead letters whose error is searched or grouped: the newest that meet the other conditions.
+    Errors by kind are those of about as many dead letters, retrying messages and recorded deliveries each."""
     jobs: int = 2500
     """Number of jobs that are searched for a page of those that match, if an index does not have all conditions."""
     job_tasks: int = 100

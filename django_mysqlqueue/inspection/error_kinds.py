@@ -105,7 +105,7 @@ class ErrorListing:
     kinds: tuple[ErrorKind, ...]
     """Those with the most retrying messages and dead letters first."""
     whole: bool
-    """True if all counts are exact."""
+    """True if no bound was reached."""
     unrecorded: tuple[GroupRef, ...]
     """Groups whose failed attempts are not recorded. Only the last attempt of each message is known."""
     more_groups: int
@@ -127,7 +127,8 @@ def list_errors(
         group: only this consumer group.
         using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
             else the router's choice).
-        bounds: at most ``errors`` errors of each sort are read, of all groups together.
+        bounds: about ``errors`` retrying messages, recorded deliveries and dead letters each are read, of all groups
+            together.
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.

@@ -129,6 +129,7 @@ def queries(sub: Sub) -> list[str]:
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
         "messages": ["messages/", "messages/?topic=orders", "messages/?topic=orders&contains=n"],
+        "errors": ["errors/", "errors/?group=billing", "errors/?state=settled"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
         "operations": ["operations/", "operations/?state=running", "operations/?by=nobody"],
@@ -144,6 +145,8 @@ def queries(sub: Sub) -> list[str]:
     )
     group, topic, number = retrying.order_by("pk")[0]
     found += [f"do/dead-letter/?group={group}&topic={topic}&row={number}"]
+    kind = quote("ValueError: no customer <number>: <address>")
+    found += [f"do/{name}-error/?group={group}&topic={topic}&kind={kind}" for name in ("retry", "dead-letter")]
     found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]

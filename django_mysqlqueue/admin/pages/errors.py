@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import moment, shown_line
+from django_mysqlqueue.admin.formatting import shown_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
+from django_mysqlqueue.humanize import since_text
 from django_mysqlqueue.inspection import ErrorKind
 from django_mysqlqueue.inspection.error_kinds import HOURS, find_errors
 from django_mysqlqueue.service.groups import registered_refs
@@ -76,7 +77,7 @@ class ErrorsPage(Page):
         operable = {one for one in topics if may_operate(self.request, one)}
         refs = [ref for ref in registered_refs(self.using) if self.may_view(ref.topic)]
         return {
-            "rows": [self._row(kind, operable) for kind in shown],
+            "rows": [self._row(kind, operable, found.now) for kind in shown],
             "more": len(kinds) - len(shown),
             "listing": found,
             "hours": HOURS,
@@ -98,14 +99,14 @@ class ErrorsPage(Page):
         }
 
     @staticmethod
-    def _row(kind: ErrorKind, operable: Collection[str]) -> ErrorRow:
+    def _row(kind: ErrorKind, operable: Collection[str], now: int) -> ErrorRow:
         label = _("%(number)s in the last %(hours)s hours") % {"number": kind.attempts, "hours": HOURS}
         may_operate = kind.ref.topic in operable
         return ErrorRow(
             kind,
             naming.dlq_topic(kind.ref.topic),
-            moment(kind.first_at),
-            moment(kind.last_at),
+            since_text(kind.first_at, now),
+            since_text(kind.last_at, now),
             charts.sparkline(kind.by_hour, label),
             may_operate,
             may_operate and not naming.is_dlq(kind.ref.topic),

@@ -1,0 +1,164 @@
+"""Errors by kind: what is counted, how far, and how the groups share the bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, operations, publish_many
+from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
+from django_mysqlqueue.inspection.error_kinds import _deal, retrying_of_kind, whole_line
+from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.support.dashboard import WAITS
+from tests.support.handlers import both_modes
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.scenarios import offsets_of
+
+pytestmark = pytest.mark.usefixtures("db")
+
+KIND = "ValueError: no <number>"
+
+
+def fail(delivery):
+    raise ValueError(f"no {delivery.payload}")
+
+
+def failing(number, *, topic="t", group="g", **options):
+    """Messages of which each attempt fails."""
+    publish_many(topic, (Message(one, key="k") for one in range(number)))
+    sequence()
+    options = {"max_attempts": 9, "backoff": WAITS} | options
+    sub = Sub(handler(topic, group, fail, **options))
+    sub.settle()
+    sequence()
+    return sub
+
+
+def counts(**given):
+    return {
+        (*one.ref, one.text): (str(one.retrying), str(one.dead_letters), str(one.attempts))
+        for one in list_errors(**given).kinds
+    }
+
+
+def again():
+    """All that waits is due."""
+    DeliveryState.objects.filter(acked=False).update(invisible_until=1)
+
+
+@both_modes
+def test_retrying_is_what_the_overview_counts(mode):
+    failing(3, mode=mode).leave()
+    again()
+    sub = Sub(handler(function=fail, mode=mode, max_attempts=9, backoff=WAITS))
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    (kind,) = list_errors().kinds
+    assert kind.retrying == get_group("g", "t").retrying
+    # The others are in flight for their second attempt.
+    assert str(kind.retrying) == "1"
+    assert kind.states == ("retrying",)
+    assert str(kind.attempts) == "4"
+
+
+def test_all_attempts_of_a_message_that_was_dead_lettered_are_counted_once():
+    failing(2, max_attempts=3, backoff=WAITS).leave()
+    for _attempt in range(2):
+        again()
+        sub = Sub(handler(function=fail, max_attempts=3, backoff=WAITS))
+        sub.settle()
+        sub.leave()
+    sequence()
+    (kind,) = list_errors().kinds
+    assert (kind.retrying, kind.dead_letters, kind.attempts) == (Count(0), Count(2), Count(6))
+    assert kind.dead_letter == offsets_of("t_dlq")[-1]
+    assert kind.offset == offsets_of("t")[-1]
+    assert kind.error_class == "ValueError"
+    assert 0 < kind.first_at <= kind.last_at <= list_errors().now
+
+
+def test_a_redriven_message_fails_again_and_its_earlier_attempts_remain():
+    failing(1, max_attempts=1).leave()
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
+    sequence()
+    Sub(handler(function=fail, max_attempts=9, backoff=WAITS)).settle()
+    assert counts() == {("g", "t", KIND): ("1", "0", "2")}
+
+
+def test_dead_letters_of_a_dropped_group_are_listed():
+    failing(2, max_attempts=1).leave()
+    operations.drop_group("g", "t", actor="test")
+    assert counts() == {("g", "t", KIND): ("0", "2", "2+")}
+
+
+def test_a_group_and_a_topic():
+    failing(1, max_attempts=1)
+    failing(2, topic="u", group="h")
+    assert counts(topic="u") == counts(group="h") == {("h", "u", KIND): ("2", "0", "2")}
+    assert counts(topic="t_dlq") == counts(topic="t") == {("g", "t", KIND): ("0", "1", "1")}
+    assert counts(topic="t", group="h") == {}
+
+
+def test_groups_share_the_bound_and_leave_the_rest_to_others():
+    failing(9, topic="many", group="b")
+    failing(1, topic="few", group="a")
+    for errors, read in ((10, "9"), (6, "5+"), (3, "2+"), (2, "1+")):
+        found = list_errors(bounds=Bounds(errors=errors))
+        by_group = {one.ref.group: one for one in found.kinds}
+        assert str(by_group["b"].retrying) == read, errors
+        assert by_group["a"].retrying == Count(1)
+        assert found.whole is by_group["b"].is_exact is (errors == 10)
+
+
+def test_dlq_topics_share_the_bounds():
+    failing(9, topic="many", max_attempts=1)
+    failing(2, topic="few", max_attempts=1)
+    for bounds, read in ((Bounds(errors=8), "6+"), (Bounds(dead_letters=7), "5+"), (Bounds(errors=11), "9")):
+        found = {one.ref.topic: one for one in list_errors(bounds=bounds).kinds}
+        assert str(found["many"].dead_letters) == read
+        assert str(found["few"].dead_letters) == "2"
+
+
+def test_groups_above_the_bound_are_counted():
+    for number in range(3):
+        failing(1, topic=f"t{number}")
+    found = list_errors(bounds=Bounds(groups=2))
+    assert {one.ref.topic for one in found.kinds} == {"t0", "t1"}
+    assert (found.more_groups, found.whole) == (1, False)
+
+
+def test_shares():
+    assert _deal({"a": 1, "b": 9, "c": 9}, 9) == {"a": 1, "b": 4, "c": 4}
+    assert _deal({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
+    assert _deal({}, 9) == {}
+
+
+def test_messages_of_a_kind():
+    failing(4)
+    session, ref = Session(USING), GroupRef("g", "t")
+    all_of_them = offsets_of()
+    assert retrying_of_kind(session, ref, KIND, shown=whole_line) == (all_of_them, True)
+    assert retrying_of_kind(session, ref, "another", shown=whole_line) == ([], True)
+    some, whole = retrying_of_kind(session, ref, KIND, shown=whole_line, bounds=Bounds(errors=3))
+    assert (len(some), whole) == (3, False)
+    assert set(some) < set(all_of_them)
+
+
+def test_failures_that_are_not_recorded(settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "none"}
+    failing(2)
+    found = list_errors()
+    assert found.unrecorded == (("g", "t"),)
+    assert counts() == {("g", "t", KIND): ("2", "0", "2+")}
+
+
+def test_acks_are_no_errors(settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "all"}
+    publish_many("t", range(3))
+    Sub(handler()).settle()
+    found = list_errors()
+    assert (found.kinds, found.whole) == ((), True)
