@@ -6,7 +6,7 @@
 
 It fills the log (10 million messages), delivery rows (a million settled ones after an unsettled message), partitions
 (10,000 per group, and a million of a topic with one message in each), dead letters, recorded deliveries, results of
-jobs, recurring schedules, and 100,000 retrying messages, then requests each page with Django's test client. JSON goes to
+jobs, recurring schedules, 100,000 retrying messages, then requests each page with Django's test client. JSON goes to
 stdout, a table to stderr: the median, the minimum, the maximum, the CPU time of a request (Python and server together),
 the number of queries, and the time spent in SQL. The CPU time hardly depends on other work of the machine.
 """

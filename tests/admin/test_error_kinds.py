@@ -169,11 +169,11 @@ def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name)
 def test_counts_that_stop_at_a_bound_say_so(client, monkeypatch):
     waiting(*(f"no {number}" for number in range(4)))
     for number in range(4):
-        fail_with(number, f"no {number}", group="h", topic="u")
+        fail_with(number, f"no {number}", group="h", topic="u", key="k")
     monkeypatch.setattr(Page, "bounds", Bounds(errors=4, dead_letters=3))
     assert told(client) == [
         ("g", "ValueError: no <number>", "4", "0", "4+"),
-        ("h", "ValueError: no <number>", "0", "3+", "3+"),
+        ("h", "ValueError: no <number>", "0", "3+", "4+"),
     ]
     assert "A count with + is a lower bound." in page(client, "errors")
 
