@@ -1,16 +1,17 @@
-"""Whether a consumer group waits because of its limits."""
+"""Whether a consumer group, or one of its messages, waits because of its limits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Throttle
+from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits
 from django_mysqlqueue.models import Slots
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
 SLOTS = Slots._meta.db_table
+LAST = 2**63 - 1
 ROWS = 1000
 """Maximum number of rows that are read for a group."""
 
@@ -32,10 +33,6 @@ class Limited:
         return self.group or self.keys > 0
 
 
-def _is_used_up(throttle: Throttle, full_at: int, now: int) -> bool:
-    return throttle.next_slot(throttle.corrected(full_at, now), now) > now
-
-
 def read_limited(
     session: Session, ref: GroupRef, limits: DeliveryLimits, now: int, live: Collection[str]
 ) -> Limited | None:
@@ -50,24 +47,67 @@ def read_limited(
     """
     if not limits:
         return None
-    rows = session.rows(
+    rows = _accounts(session, ref)
+    reached = _reached(rows, limits, now, live)
+    keys = {one.key for one in reached}
+    by_rate = any(one.until for one in reached)
+    return Limited(NO_KEY in keys, len(keys - {NO_KEY}), exact=len(rows) < ROWS, by_rate=by_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A limit that is reached."""
+
+    key: str
+    """The key of the limits; ``NO_KEY`` for a limit of the group as a whole."""
+    until: int
+    """When the next slot of the rate is free, in epoch milliseconds; 0 if too many messages are in flight."""
+
+
+def read_reached(
+    session: Session, ref: GroupRef, limits: DeliveryLimits, key: str, now: int, live: Collection[str]
+) -> Reached | None:
+    """Return the limit that holds a message back: the one for the longest, first those of messages in flight.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group.
+        limits: its limits.
+        key: the key of the message for the limits per key, or ``NO_KEY``.
+        now: the database's time in epoch milliseconds.
+        live: names of the group's live subscribers.
+    """
+    reached = _reached(_accounts(session, ref, sorted({key, NO_KEY})), limits, now, live)
+    return max(reached, key=lambda one: one.until or LAST, default=None)
+
+
+def _accounts(session: Session, ref: GroupRef, keys: Sequence[str] = ()) -> list[tuple[str, str, int, int]]:
+    """Read the rows of a group, or those of some keys: key, subscriber, when its rate is used up, number in flight."""
+    named = f"AND limit_key IN ({', '.join(['%s'] * len(keys))}) " if keys else ""
+    return session.rows(
         f"SELECT limit_key, subscriber_name, full_at, held FROM {SLOTS}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s ORDER BY limit_key, subscriber_name LIMIT %s",
-        (*ref, ROWS),
+        f"WHERE consumer_group = %s AND topic = %s {named}ORDER BY limit_key, subscriber_name LIMIT %s",
+        (*ref, *keys, ROWS),
     )
-    reached: set[str] = set()
-    by_rate = False
+
+
+def _reached(
+    rows: Sequence[tuple[str, str, int, int]], limits: DeliveryLimits, now: int, live: Collection[str]
+) -> list[Reached]:
+    """Return the limits that are reached. A key may have two: a rate, and the number of messages in flight."""
+    reached: list[Reached] = []
     held: dict[str, int] = {}
     for key, subscriber, full_at, number in rows:
         throttle = limits.throttle_of(key)
-        if not subscriber and throttle is not None and _is_used_up(throttle, full_at, now * 1000):
-            reached.add(key)
-            by_rate = True
+        if not subscriber and throttle is not None:
+            slot = throttle.next_slot(throttle.corrected(full_at, now * 1000), now * 1000)
+            if slot > now * 1000:
+                reached.append(Reached(key, -(-slot // 1000)))
         elif subscriber in live:
             held[key] = held.get(key, 0) + number
     most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
     for key, number in held.items():
         maximum = most[key == NO_KEY]
         if maximum is not None and number >= maximum:
-            reached.add(key)
-    return Limited(NO_KEY in reached, len(reached - {NO_KEY}), exact=len(rows) < ROWS, by_rate=by_rate)
+            reached.append(Reached(key, 0))
+    return reached

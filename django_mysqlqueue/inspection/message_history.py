@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -26,6 +27,7 @@ from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.options import limits_of
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -133,6 +135,8 @@ class GroupState:
     filter: FilterPolicy | str | None = None
     """The filter that applies to the group now; None if it has none; a text if this release cannot parse it: the
     reason."""
+    limits: DeliveryLimits = NO_LIMITS
+    """The limits that apply to the group."""
     matches: bool | None = None
     """Whether the filter matches it, even if another one applied when it was claimed; None if no filter decides:
     there is none, it cannot be parsed, or the message is for one group only."""
@@ -268,14 +272,15 @@ def states(
     found = []
     for group, mode, paused, after_seek, start, *row in sorted(rows, key=lambda row: str(row[0])):
         options, position = row[: len(OptionColumns._fields)], row[len(OptionColumns._fields) :]
-        policy = read_filter(OptionColumns(*options))
+        columns = OptionColumns(*options)
+        policy = read_filter(columns)
         matches = None
         if isinstance(policy, FilterPolicy) and not entry.target_group:
             matches = policy.matches(metadata)
         ref, unfinished = GroupRef(group, entry.topic), groups.unfinished(after_seek)
         standing, more = _standing(session, bounds, ref, entry, start, *position)
-        state = GroupState(ref, standing, mode, bool(paused), unfinished, start, filter=policy, matches=matches, **more)
-        found.append(state)
+        more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
+        found.append(GroupState(ref, standing, mode, bool(paused), unfinished, start, **more))
     return found
 
 

@@ -131,7 +131,7 @@ def test_the_override_counts(client, no_handlers):
     operations.settings("g", "t", {"filter": {"region": ["us"]}}, actor="ops")
     assert shown(client, offset)[1] == "The group's filter matches the message."
     operations.settings("g", "t", {"filter": None}, actor="ops")
-    assert shown(client, offset)[1].startswith("Not claimed yet")
+    assert shown(client, offset)[1].startswith("Nothing holds it up")
 
 
 def test_a_message_for_one_group_bypasses_the_filter(client):

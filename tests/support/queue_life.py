@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from django.test import override_settings
 
 from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import Rate
+from django_mysqlqueue.delivery_limits import DeliveryLimits, Rate
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -25,6 +26,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
     get_partition_backlogs,
     jobs,
+    limited,
     list_errors,
     list_jobs,
     list_messages,
@@ -37,10 +39,12 @@ from django_mysqlqueue.inspection import (
     operations_log,
     partitions,
     queue_problems,
+    reasons,
     relays,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.operations_log import OperationFilter
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -586,7 +590,12 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     assert log_search.search(session, "none has it", topic="t", key="k1").searched
     content = message_history.content(session, entry.offset, most=100)
     assert content is not None
-    assert message_history.states(session, entry, content.metadata)
+    states = message_history.states(session, entry, content.metadata)
+    assert states
+    live = {"s": SubscriberStatus(ref, "s", 0, 0, {}, live=True)}
+    waits = dataclasses.replace(states[0], standing="unclaimed", mode="ordered", paused=False, unfinished="")
+    assert reasons.why(session, content, waits, live, session.now()) is not None
+    limited.read_reached(session, ref, DeliveryLimits(rate_per_key=Rate(1, "s")), ":k1", session.now(), live)
     message_history.made_of(session, message_history.recorded(session, letters[0])[0])
     message_history.successors(session, ref, entry.key, entry.offset, content)
 

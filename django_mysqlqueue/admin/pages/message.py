@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from django_mysqlqueue.admin.formatting import (
     redacted,
 )
 from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.reasons import reason_step
 from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -32,11 +33,13 @@ from django_mysqlqueue.inspection import (
     RecordedDelivery,
     log_entries,
     message_history,
+    reasons,
 )
-from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
 
 Outcome = DeliveryEvent.Outcome
 BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
@@ -48,21 +51,6 @@ ENDS = {
     Outcome.SUPERSEDED.value: (gettext_lazy("superseded"), "mq-ok"),
 }
 """Outcomes that settle a message for a group, each with its label and CSS class."""
-UNFINISHED = {
-    "seek": (
-        gettext_lazy("A seek of this group has not finished. If it was interrupted, run it again."),
-        "mq-life-bad",
-    ),
-    "drop": (
-        gettext_lazy("A drop of this group has not finished. If it was interrupted, run it again."),
-        "mq-life-bad",
-    ),
-    "move": (
-        gettext_lazy("The group waits until it has settled all messages in the database that its topic leaves."),
-        "",
-    ),
-}
-"""Unfinished operations on a group, each with its text and CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +97,27 @@ class MessagePage(Page):
             )
         found, events = history.content, history.deliveries
         self._topic = self.about = found.entry.topic if found else events[0].ref.topic
+        key = found.entry.key if found else events[0].key
         self._made = message_history.made_of(session, events)
         self._now = session.now()
         expires_at = None if found is None else found.expires_at
         self._has_expired = expires_at is not None and expires_at <= self._now
         self._has_coalesce_key = found is not None and bool(found.coalesce_key)
+        self._latest = 0 if found is None else message_history.latest_with_key(session, found)
         return {
             "offset": offset,
             "named_offset": str(offset),  # templates format numbers with separators, which an input rejects
             "named": True,
             "found": found,
             "topic": self._topic,
-            "key": found.entry.key if found else events[0].key,
+            "key": key,
+            "priority": naming.lane_of(key).priority,
             "links": self._links(session, found) if found else [],
             "lives": list(self._lives(session, offset, history)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
             "more_events": history.more_deliveries,
             "shown_events": self.bounds.recorded,
-            "first_steps": first_steps(session, found, self._now),
+            "first_steps": self._first_steps(found),
             **(self._said(found) if found else {}),
         }
 
@@ -192,6 +183,19 @@ class MessagePage(Page):
 
     # -- its history ----------------------------------------------------------
 
+    def _first_steps(self, found: MessageContent | None) -> list[Step]:
+        """Return how it came into the log, with links to the messages that have its coalesce key."""
+        steps = first_steps(found, self._now, self._latest)
+        if found is None or not self._has_coalesce_key:
+            return steps
+        if self._latest > found.entry.offset:
+            link = self._to("message", offset=self._latest)
+            steps[-1] = replace(steps[-1], link=link, link_text=_("Open message"))
+        elif self.may_see_payloads:
+            place = {"topic": found.entry.topic, "key": found.entry.key, "keyed": 1, "contains": found.coalesce_key}
+            steps[-1] = replace(steps[-1], link=self._to("messages", **place), link_text=_("Search messages with it"))
+        return steps
+
     def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
         found = history.content
         of_group: dict[GroupRef, list[RecordedDelivery]] = {}
@@ -199,18 +203,19 @@ class MessagePage(Page):
             if event.outcome not in BY_OPERATORS:
                 of_group.setdefault(event.ref, []).append(event)
         live = self._live(session) if history.groups else {}
+        self._handlers = known_handlers()
         for state in history.groups:
             mine = of_group.pop(state.ref, [])
-            yield self._life(session, offset, found, state, mine, live.get(state.ref, set()))
+            yield self._life(session, offset, found, state, mine, live.get(state.ref, {}))
         for ref, mine in of_group.items():
             steps = [step for event in mine for step in self._steps(session, offset, found, event)]
             ended = _end_of(mine)
             tag, css = (gettext_lazy("outcome not recorded"), "") if ended is None else ENDS[ended.outcome]
             yield Life(ref, str(tag), css, steps)
 
-    def _live(self, session: Session) -> dict[GroupRef, set[str]]:
+    def _live(self, session: Session) -> dict[GroupRef, dict[str, SubscriberStatus]]:
         subscribers = read_subscribers(session, lease_ms=self.lease_ms)
-        return {ref: {row.name for row in rows if row.live} for ref, rows in subscribers.items()}
+        return {ref: {row.name: row for row in rows if row.live} for ref, rows in subscribers.items()}
 
     def _life(
         self,
@@ -219,7 +224,7 @@ class MessagePage(Page):
         found: MessageContent | None,
         state: GroupState,
         events: list[RecordedDelivery],
-        live: set[str],
+        live: Mapping[str, SubscriberStatus],
     ) -> Life:
         steps = [step for event in events for step in self._steps(session, offset, found, event)]
         ended = _end_of(events)
@@ -232,14 +237,15 @@ class MessagePage(Page):
             now = replace(now, error="", traceback="")  # the event before it has the same error
         if now:
             steps.append(now)
+        if found is not None:
+            blocks = blocks_on_failure(state.mode, self._handlers.get(state.ref))
+            why = reasons.why(
+                session, found, state, live, self._now, latest=self._latest, blocks=blocks, bounds=self.bounds
+            )
+            if step := reason_step(self.dashboard, why, state, self._now):
+                steps.append(step)
         if found is not None and state.filter is not None and state.standing != "elsewhere":
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
-        if state.standing in ("in_flight", "waits", "unclaimed"):
-            if state.unfinished:
-                text, css = UNFINISHED[state.unfinished]
-                steps.append(Step(str(text), css=css))
-            elif state.paused:
-                steps.append(Step(_("The group is paused. It claims no messages until you resume it.")))
         may_retry = False
         if state.standing == "waits" and state.until > self._now and found is not None:
             may_retry = True
@@ -340,7 +346,7 @@ class MessagePage(Page):
     # -- its current state ----------------------------------------------------
 
     def _standing(
-        self, state: GroupState, ended: RecordedDelivery | None, live: set[str]
+        self, state: GroupState, ended: RecordedDelivery | None, live: Mapping[str, SubscriberStatus]
     ) -> tuple[str, str, Step | None]:
         """Return the state's label, its CSS class, and a step if the records do not say it all."""
         values = {"by": state.held_by, "attempt": state.failed + 1, "since": moment(state.since)}
@@ -376,18 +382,18 @@ class MessagePage(Page):
                 return _("waiting"), "", self._waiting(state, live)
             case _:
                 text = _("Not claimed yet; unsettled messages before it in its partition: %(number)s.")
-                return _("not claimed yet"), "", Step(text % {"number": state.before} + self._nobody(live))
+                return _("not claimed yet"), "", Step(text % {"number": state.before})
 
-    def _waiting(self, state: GroupState, live: set[str]) -> Step:
+    def _waiting(self, state: GroupState, live: Mapping[str, SubscriberStatus]) -> Step:
         if state.until > self._now:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
-            text = _("The next attempt is in %(time)s, at %(at)s.") % left
+            text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live)
         else:
             text = _("The message is due.")
         text += " " + _("Failed attempts: %(failed)s.") % {"failed": state.failed}
         error = self._redacted(state.last_error, "error")
         traceback = error if error.strip() != last_line(error) else ""
-        return Step(text + self._nobody(live), "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
+        return Step(text, "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
 
     # -- the filter of the group ----------------------------------------------
 
@@ -450,7 +456,7 @@ class MessagePage(Page):
         return _filter_text(policy)
 
     @staticmethod
-    def _nobody(live: set[str]) -> str:
+    def _nobody(live: Mapping[str, SubscriberStatus]) -> str:
         return "" if live else " " + _("The group has no live subscribers.")
 
     @staticmethod

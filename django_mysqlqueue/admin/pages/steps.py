@@ -10,7 +10,7 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.escaping import visible
-from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs, message_history
+from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs
 from django_mysqlqueue.sql.session import Session
 
 
@@ -43,8 +43,14 @@ def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) 
     ]
 
 
-def first_steps(session: Session, found: MessageContent | None, now: int) -> list[Step]:
-    """Return how a message came into the log, and what it was published with."""
+def first_steps(found: MessageContent | None, now: int, latest: int) -> list[Step]:
+    """Return how a message came into the log, and what it was published with.
+
+    Args:
+        found: the message; None if it is no longer in the log.
+        now: the database's time in epoch milliseconds.
+        latest: the offset of the latest message with its coalesce key; the step about it is the last one.
+    """
     if found is None:
         return [Step(_("The message is no longer in the log. These are the records of it."))]
     steps = [
@@ -57,7 +63,6 @@ def first_steps(session: Session, found: MessageContent | None, now: int) -> lis
             text = _("Will expire: its handling does not start after this time.")
         steps.append(Step(text, moment(found.expires_at)))
     if found.coalesce_key:
-        latest = message_history.latest_with_key(session, found)
         text = _("Coalesce key %(key)s: it is the latest message with this key.")
         if latest > found.entry.offset:
             text = _(

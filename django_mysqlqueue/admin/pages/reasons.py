@@ -1,0 +1,106 @@
+"""The reason why a message waits, as its page shows it."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.admin.pages.steps import Step
+from django_mysqlqueue.delivery_limits import NO_KEY
+from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection import GroupState
+from django_mysqlqueue.inspection.reasons import WaitReason
+
+UNFINISHED = {
+    "seek": (
+        gettext_lazy("A seek of this group has not finished. If it was interrupted, run it again."),
+        "mq-life-bad",
+    ),
+    "drop": (
+        gettext_lazy("A drop of this group has not finished. If it was interrupted, run it again."),
+        "mq-life-bad",
+    ),
+    "move": (
+        gettext_lazy("The group waits until it has settled all messages in the database that its topic leaves."),
+        "",
+    ),
+}
+"""Unfinished operations on a group, each with its text and CSS class."""
+TEXTS = {
+    "paused": gettext_lazy("The group is paused. It claims no messages until you resume it."),
+    "no_subscriber": gettext_lazy("The group has no live subscribers."),
+    "unserved": gettext_lazy(
+        "No live subscriber of the group claims this partition: it is in none of their subsets (--partition, --shard)."
+    ),
+    "in_flight": gettext_lazy("It waits for message %(offset)s of its partition, which is in flight at %(by)s."),
+    "blocked": gettext_lazy(
+        "It waits for message %(offset)s of its partition, which has failed: the group blocks on failure."
+    ),
+    "behind": gettext_lazy("It waits for message %(offset)s: the group claims messages of a partition in order."),
+    "expired": gettext_lazy("It has expired: a subscriber will settle it without calling the handler."),
+    "superseded": gettext_lazy(
+        "Message %(offset)s has the same coalesce key: a subscriber will settle this one without calling the handler."
+    ),
+    "none": gettext_lazy("Nothing holds it up: a subscriber claims it when it has room."),
+}
+"""Texts by kind of reason."""
+BAD = ("no_subscriber", "unserved")
+"""Reasons that are a problem."""
+
+
+def reason_step(dashboard: DashboardContext, reason: WaitReason | None, state: GroupState, now: int) -> Step | None:
+    """Return the step that says why a group has not started a message; None if the other steps of the page say it.
+
+    Args:
+        dashboard: the dashboard, for links.
+        reason: the reason, or None.
+        state: the message's state for the group.
+        now: the database's time in epoch milliseconds.
+    """
+    if reason is None or reason.kind in ("filter", "filtered"):
+        return None
+    if reason.kind == "unfinished":
+        unfinished, css = UNFINISHED[state.unfinished]
+        return Step(str(unfinished), css=css)
+    if reason.kind in ("rate", "held"):
+        return Step(_limit_text(reason, state, now))
+    text = str(TEXTS[reason.kind]) % {"offset": reason.offset, "by": reason.by}
+    css = "mq-life-bad" if reason.kind in BAD else ""
+    if reason.kind == "no_subscriber":
+        return Step(text, css=css, link=dashboard.url("subscribers"), link_text=_("Open subscribers"))
+    if reason.offset:
+        return Step(text, link=dashboard.url("message", offset=reason.offset), link_text=_("Open message"))
+    return Step(text, css=css)
+
+
+def _limit_text(reason: WaitReason, state: GroupState, now: int) -> str:
+    limits, per_key = state.limits, reason.limit_key != NO_KEY
+    if reason.kind == "held":
+        number = limits.max_in_flight_per_key if per_key else limits.max_in_flight
+        text = ngettext(
+            "A limit holds it up: the group has %(number)s message in flight, the maximum.",
+            "A limit holds it up: the group has %(number)s messages in flight, the maximum.",
+            number or 0,
+        )
+        if per_key:
+            text = ngettext(
+                "A limit holds it up: %(number)s message with the same %(field)s is in flight, the maximum.",
+                "A limit holds it up: %(number)s messages with the same %(field)s are in flight, the maximum.",
+                number or 0,
+            )
+        return text % {"number": number, "field": limits.limit_by or _("key")}
+    text = _("A rate holds it up: the group starts at most %(rate)s. The next slot is free in %(time)s, at %(at)s.")
+    if per_key:
+        text = _(
+            "A rate holds it up: at most %(rate)s start with the same %(field)s. The next slot is free in %(time)s, "
+            "at %(at)s."
+        )
+    left = duration((reason.until - now) / 1000)
+    return text % {
+        "rate": limits.rate_of(reason.limit_key),
+        "field": limits.limit_by or _("key"),
+        "time": left,
+        "at": moment(reason.until),
+    }
