@@ -429,8 +429,17 @@ def run_ids(schedule: str) -> tuple[str, str]:
 
 def tick_of(message_id: str) -> int:
     """Return the time in the id of a message of a schedule, in epoch milliseconds; 0 for other ids."""
-    found = re.fullmatch(rf"{RUN_PREFIX}[A-Za-z0-9._-]+:([0-9]{{1,15}})(?:-[0-9a-f]+)?", message_id)
-    return int(found[1]) if found else 0
+    found = _RUN_ID.fullmatch(message_id)
+    return int(found[2]) if found else 0
+
+
+def schedule_of(message_id: str) -> str:
+    """Return the name of the schedule in the id of a message; empty for other ids."""
+    found = _RUN_ID.fullmatch(message_id)
+    return found[1] if found else ""
+
+
+_RUN_ID = re.compile(rf"{RUN_PREFIX}([A-Za-z0-9._-]+):([0-9]{{1,15}})(?:-[0-9a-f]+)?")
 
 
 def check_json_column(value: Any, depth: int = 1) -> None:

@@ -266,12 +266,14 @@ def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return that no subscriber runs."""
     by_kind = sorted(problems, key=lambda one: (one.kind != "no_subscriber", one.severity))
     cause = Cause(tuple(by_kind), "", str(_("Start “manage.py runsubscriber”.")))
+    # A schedule may have been overdue, and a subscriber lost, before the first of these messages was published.
+    oldest = min((one.since for one in problems if one.messages and one.since is not None), default=None)
     text = (
         _("No subscriber is running; %(lag)s.")
-        if cause.since is None
+        if oldest is None
         else _("No subscriber is running; %(lag)s, the oldest for %(age)s.")
     )
-    values = {"lag": waiting(cause.messages), "age": duration(age(overview.now, cause.since))}
+    values = {"lag": waiting(cause.messages), "age": duration(age(overview.now, oldest))}
     return Cause(cause.problems, text % values, cause.advice)
 
 

@@ -11,6 +11,7 @@ from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+from tests.support import schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.queue_states import STATES, Stage, an_outbox_that_nobody_moves
 
@@ -217,3 +218,14 @@ def test_an_empty_queue_is_ok():
     assert (found.state, found.name, found.text) == ("ok", "OK", "No consumer group is registered yet.")
     Sub(handler())
     assert status().text == "1 consumer group, backlog 0. No problems found."
+
+
+def test_the_oldest_message_of_a_queue_without_subscribers_is_not_an_overdue_schedule(clock):
+    schedule_worlds.registered(schedule_worlds.of_topic("t"), name="minutely", age=3600)
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    publish_many("t", [Message(1)])
+    sequence()
+    clock.advance(120)
+    (cause,) = causes()
+    assert {"recurring", "no_subscriber"} <= {one.kind for one in cause.problems}
+    assert cause.text == "No subscriber is running; 1 message is waiting, the oldest for 2 min."

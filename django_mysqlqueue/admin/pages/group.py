@@ -14,6 +14,7 @@ from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.permissions import may_view_operations
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
@@ -27,7 +28,7 @@ from django_mysqlqueue.inspection import (
     partitions,
     status_of,
 )
-from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES
+from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -85,7 +86,8 @@ class GroupPage(Page):
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
-            **self._filter(session, group, now),
+            **self._passed(session, group, now),
+            "sees_operations": may_view_operations(self.request),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, now, live) for partition in found],
             **self._options(group),
@@ -102,17 +104,17 @@ class GroupPage(Page):
         age = duration((now - found.started_at) / 1000)
         return text % {"actor": visible(found.actor), "age": age, "reason": visible(found.reason)}
 
-    def _filter(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
-        """Return the group's filter for people, and how many messages it has passed."""
-        if group.filter is None:
-            return {}
+    def _passed(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
+        """Return the group's filter for people, and how many messages were lately settled without a call, by reason."""
         buckets = rollups.of_group(session, rollups.MINUTE, now - SETTLED_MINUTES * 60_000, group.ref, now=now)
-        return {
+        numbers = {reason: sum(getattr(one, reason) for one in buckets) for reason in rollups.PASSED}
+        found: dict[str, Any] = {"passed_minutes": SETTLED_MINUTES}
+        if group.filter is not None:
             # The reason is one of the problems on the page.
-            "filter": _("cannot be parsed by this release") if isinstance(group.filter, str) else str(group.filter),
-            "filtered": f"{sum(one.filtered for one in buckets):,}",
-            "filtered_minutes": SETTLED_MINUTES,
-        }
+            broken = isinstance(group.filter, str)
+            found["filter"] = _("cannot be parsed by this release") if broken else str(group.filter)
+            found["filtered"] = f"{numbers.pop('filtered'):,}"
+        return {**found, "passed": passed_texts(numbers)}
 
     def _options(self, group: GroupOverview) -> dict[str, Any]:
         """Return the group's options, or why they are not known: this page must not fail because of a handler."""

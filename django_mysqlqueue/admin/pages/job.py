@@ -16,7 +16,7 @@ from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, last_line, moment, payload_text, redacted
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took
-from django_mysqlqueue.admin.pages.steps import Step
+from django_mysqlqueue.admin.pages.steps import Step, recurring_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.escaping import visible, visible_lines
 from django_mysqlqueue.humanize import duration
@@ -158,6 +158,7 @@ class JobPage(Page):
     def _notes(self, session: Session, found: JobDetails) -> Iterable[Step]:
         """Yield facts about the job, with links to its message and its dead letter."""
         job = found.summary
+        yield from recurring_steps(self.dashboard, job.id)
         if (waits := self._waits_in_chain(session, found)) is not None:
             yield Step(waits)
             return

@@ -22,7 +22,7 @@ from django_mysqlqueue.admin.formatting import (
 )
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.reasons import reason_step
-from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps
+from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps, recurring_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import duration
@@ -149,7 +149,8 @@ class MessagePage(Page):
     def _links(self, session: Session, found: MessageContent) -> list[Step]:
         """Return links to the messages that it was made from."""
         entry = found.entry
-        links = job_steps(session, self.dashboard, entry)
+        links = recurring_steps(self.dashboard, entry.original_id or entry.message_id)
+        links += job_steps(session, self.dashboard, entry)
         origin = {"topic": entry.original_topic, "offset": entry.original_offset, "group": entry.failed_group}
         original = self._to("message", offset=entry.original_offset)
         if entry.failed_group:

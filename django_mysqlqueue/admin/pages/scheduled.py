@@ -18,6 +18,7 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.sql.session import Session
 
 
@@ -32,6 +33,8 @@ class ScheduledRow:
     payload: str | None
     """None if the user may not view it, or it no longer exists."""
     metadata: str
+    expires: str
+    """When it expires; empty if it does not, or if the user may not view its metadata."""
     is_job: bool
     """True if it is a job with a result."""
 
@@ -98,8 +101,9 @@ class ScheduledPage(Page):
     @staticmethod
     def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None, *, is_job: bool) -> ScheduledRow:
         left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
-        payload, metadata = None, ""
+        payload, metadata, expires = None, "", ""
         if content is not None:
+            expires = moment(expires_at(content.metadata, message.created_at, ""))
             payload = contents.payload(content.payload, message.size, topic=message.topic)
             metadata = contents.metadata(content.metadata, topic=message.topic)
-        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata, is_job)
+        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata, expires, is_job)

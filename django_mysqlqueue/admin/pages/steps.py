@@ -11,6 +11,7 @@ from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs
+from django_mysqlqueue.limits import schedule_of
 from django_mysqlqueue.sql.session import Session
 
 
@@ -27,6 +28,15 @@ class Step:
     """Id of the traceback's element, so that it stays open when the page refreshes itself."""
     link: str = ""
     link_text: str = ""
+
+
+def recurring_steps(dashboard: DashboardContext, message_id: str) -> list[Step]:
+    """Return a link to the recurring schedules, if a message or job is a run of one."""
+    name = schedule_of(message_id)
+    if not name:
+        return []
+    text = _("This is a run of the recurring schedule %(name)s.") % {"name": name}
+    return [Step(text, link=dashboard.url("recurring"), link_text=_("Open recurring schedules"))]
 
 
 def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) -> list[Step]:
