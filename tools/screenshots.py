@@ -2,7 +2,7 @@
 """Take screenshots of every page of the dashboard while the example project is running.
 
 Real subscribers handle the example's commits. One subscriber was killed, one group has no subscribers, the largest
-commits are dead letters, and some messages are scheduled. Only the past hour and day in the charts are generated.
+commits are dead letters, and some messages are scheduled. Only the past in the charts is generated.
 
     tools/servers.py run mariadb -- .venv/bin/python tools/screenshots.py
 
@@ -130,8 +130,12 @@ def flow(publish_one: Callable[[], None]) -> Iterator[None]:
 
 
 def make_history() -> None:
-    """Create rollups of the past hour and day: varying traffic, latencies of an idle machine, and failures."""
-    from django_mysqlqueue.models import Rollup
+    """Create rollups of the past six hours and seven days, as subscribers that sample backlogs write them.
+
+    Traffic varies. Some time ago, the handlers of one group were slow and failed: its backlog grew and was processed.
+    The minutes in which the subscribers started are replaced: their latencies are those of a busy machine.
+    """
+    from django_mysqlqueue.models import ConsumerGroup, Rollup
     from django_mysqlqueue.service.rollups import COUNTS, HOUR, MINUTE, Tally
     from django_mysqlqueue.sql.session import Session
     from example_project.commits.demo.run import GROUPS
@@ -139,21 +143,43 @@ def make_history() -> None:
 
     chance = random.Random(7)
     now = Session("default").now()
+    minute = now // (MINUTE * 1000) * MINUTE * 1000
+    Rollup.objects.filter(grain=MINUTE, bucket_at__lt=minute, consumer_group__in=GROUPS, topic=TOPIC).delete()
+    # Rates are of the last five minutes, but at most since the registration.
+    ConsumerGroup.objects.filter(consumer_group__in=GROUPS, topic=TOPIC).update(registered_at=now - 168 * HOUR * 1000)
     rows = []
-    for grain, places in ((MINUTE, 60), (HOUR, 24)):
-        for place, group in itertools.product(range(2, places), GROUPS):
-            tally = Tally()
-            wave = 1 + 0.4 * math.sin(place / 7) + chance.uniform(-0.08, 0.08)
-            for _ in range(round(100 * wave)):
-                tally.acked(round(chance.lognormvariate(3.2 if place % 40 > 8 else 4.4, 0.7)))
-            tally.buckets = [count * RATE * grain // 100 for count in tally.buckets]
-            if group == "review":
-                bad = 6 if place % 40 < 8 else 1
-                tally.failed = round(sum(tally.buckets) * 0.01 * bad)
-                tally.dead_lettered = tally.failed // 12
-            at = (now // (grain * 1000) - place) * grain * 1000
-            counts = dict(zip(COUNTS, tally.counts(), strict=True))
-            rows.append(Rollup(grain=grain, bucket_at=at, consumer_group=group, topic=TOPIC, **counts))
+    for grain, last, places, slow in ((MINUTE, 1, 360, range(24, 34)), (HOUR, 2, 168, range(9, 12))):
+        for group in GROUPS:
+            backlog = 0
+            for place in range(places, last - 1, -1):
+                is_slow = group == "review" and place in slow
+                wave = 1 + 0.4 * math.sin(place / 7) + chance.uniform(-0.08, 0.08)
+                entered = round(RATE * grain * wave)
+                settled = entered // 2 if is_slow else entered + min(backlog, entered // 6)
+                backlog += entered - settled
+                tally = Tally()
+                for _ in range(100):
+                    tally.acked(round(chance.lognormvariate(7.5 if is_slow else 3.2, 0.7)))
+                tally.buckets = [count * settled // 100 for count in tally.buckets]
+                if group == "review":
+                    tally.failed = round(settled * (0.06 if is_slow else 0.002))
+                    tally.dead_lettered = tally.failed // 12
+                at = (now // (grain * 1000) - place) * grain * 1000
+                sample = backlog + chance.randrange(5, 60)
+                rows.append(
+                    Rollup(
+                        grain=grain,
+                        bucket_at=at,
+                        consumer_group=group,
+                        topic=TOPIC,
+                        sampled_at=at,
+                        backlog=sample,
+                        oldest_ms=sample * 1000 // RATE,
+                        entered=entered,
+                        entered_minutes=grain // MINUTE,
+                        **dict(zip(COUNTS, tally.counts(), strict=True)),
+                    )
+                )
     Rollup.objects.bulk_create(rows)
 
 
@@ -169,7 +195,7 @@ def addresses() -> dict[str, str]:
     return {
         "overview": "",
         "overview-day": "?span=day",
-        "group": f"group/?group=statistics&topic={TOPIC}",
+        "group": f"group/?group=review&topic={TOPIC}&range=1h",
         "abandoned": f"group/?{abandoned}",
         "inflight": "inflight/",
         "deadletters": "deadletters/",
