@@ -96,7 +96,7 @@ class JobHandler(Handler):
             except (Exception, SystemExit):  # noqa: BLE001  # An import runs code of the project. The call raises it again.
                 return False
             attempt.options = options_of(attempt.task.func, _options_of_queue(attempt.row))
-        return attempt.options is not None and attempt.options.atomic and not self._lacks_rate(attempt)
+        return attempt.options is not None and attempt.options.atomic
 
     def _lacks_rate(self, attempt: Attempt) -> bool:
         """Return whether the job's task has a rate that was not known when the subscriber started."""

@@ -260,10 +260,12 @@ def test_a_rate_applies_when_migrate_has_registered_it(tasks, monkeypatch, caplo
     assert sum(earlier.settle() for _ in range(3)) == 1
 
 
-def test_a_task_that_is_imported_too_late_does_not_run_without_its_rate(tasks, monkeypatch, caplog):
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_task_that_is_imported_too_late_does_not_run_without_its_rate(tasks, monkeypatch, caplog, atomic):
     """No process knows its rate, so ``migrate`` could not register it."""
     sub()
     late = imported(monkeypatch, "late").late
+    monkeypatch.setitem(getattr(late.func, ATTRIBUTE), "atomic", atomic)
     handler = registry.handlers()[JOBS]
     monkeypatch.setattr(handlers, "job_handlers", lambda: {JOBS: replace(handler, rated=handler.rated - {LATE})})
     result = late.enqueue(1)

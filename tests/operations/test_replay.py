@@ -241,6 +241,27 @@ def test_the_filter_of_now_decides_and_is_told(db):
             operations.replay(*G, offsets[0], offsets[-1], run="x", actor=ME, dry_run=dry_run)
 
 
+def test_messages_for_the_group_alone_are_replayed_whatever_its_filter_says(db):
+    """As when they were claimed: a filter does not decide about a message with a target group."""
+    got = Recorder()
+    sub = Sub(
+        handler("t", "g", lambda delivery: fail(delivery) if delivery.payload == 1 else got(delivery), max_attempts=1)
+    )
+    publish("t", 1, metadata={"region": "us"})
+    sub.settle()
+    sequence()
+    (offset,) = QueueMessage.objects.filter(topic="t_dlq").values_list("offset", flat=True)
+    redriving.replace(USING, "t_dlq", offset, "edited", actor=ME)
+    sub.settle()
+    operations.settings(*G, {"filter": {"region": ["eu"]}}, actor=ME)
+    offsets = offsets_of()
+    preview = operations.replay(*G, offsets[0], offsets[-1], actor=ME, dry_run=True)
+    assert (preview.planned, preview.filtered) == (1, 1)
+    assert operations.replay(*G, offsets[0], offsets[-1], actor=ME).changed == 1
+    sub.settle()
+    assert got.payloads == ["edited", "edited"]
+
+
 def test_the_preview_counts_what_the_group_has_not_settled(db):
     """Settled ones, one in backoff, one that was passed, and those that no one has claimed."""
     publish_many("t", [Message(n, key="a", metadata={"skip": n == 2}) for n in range(4)])

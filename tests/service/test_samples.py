@@ -287,6 +287,20 @@ def test_minutes_that_were_read_whole():
     assert found.whole() == {begin + 2 * MINUTE_MS: {}}, "older ones are forgotten"
 
 
+def test_the_first_minute_is_whole_only_if_an_earlier_one_was_polled():
+    begin = 1_000_000 * MINUTE_MS
+    found = Entered()
+    found.add(begin, {"t": 1})  # It may have missed messages of earlier in this millisecond.
+    found.add(begin + MINUTE_MS, {})
+    assert found.whole() == {}
+    found.reset()
+    found.add(begin + 3 * MINUTE_MS - 1, {"t": 5})
+    found.add(begin + 3 * MINUTE_MS, {"t": 2})
+    found.add(begin + 3 * MINUTE_MS, {"t": 3})
+    found.add(begin + 4 * MINUTE_MS, {})
+    assert found.whole() == {begin + 3 * MINUTE_MS: {"t": 5}}, "two polls in one millisecond are not a pause"
+
+
 @pytest.mark.parametrize("step", [-1, 61_000])
 def test_after_a_pause_or_a_jump_of_the_clock_the_minute_is_not_whole(step):
     found = Entered()
