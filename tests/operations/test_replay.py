@@ -320,6 +320,42 @@ def test_with_a_limit_no_more_is_read_than_a_bound(db, monkeypatch, merged):
     assert 10 <= found.filtered <= 12
 
 
+@pytest.mark.parametrize("merged", [50, 1])
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_without_a_limit_the_whole_range_is_replayed(db, monkeypatch, merged, rows):
+    """However few rows a step reads, and although messages of another topic are between and behind them."""
+    monkeypatch.setattr(replaying, "MERGED", merged)
+    sub, got, _other, offsets = settled(3, keys="abc")
+    log(3, topic="between")
+    offsets += log(2)
+    log(3, topic="between")
+    sub.settle()
+    got.deliveries.clear()
+    last = QueueMessage.objects.latest("offset").offset
+    limits = Limits(rows=rows, dead_letters=2, read=2)
+    found = replaying.replay(USING, Range(G, offsets[0], last, "r"), upto=last, actor=ME, limits=limits)
+    assert (found.replayed, found.upto) == (5, last)
+    sub.settle()
+    assert len(got.payloads) == 5
+
+
+def test_copies_are_found_among_the_newest_rows_of_the_outbox(db, monkeypatch):
+    _sub, _got, _other, offsets = settled(2)
+    publish_many("t", [Message(n, key="z") for n in range(3)])
+    assert operations.replay(*G, offsets[0], offsets[-1], run="r", actor=ME).changed == 2
+    monkeypatch.setattr(replaying, "NEWEST", 2)
+    assert operations.replay(*G, offsets[0], offsets[-1], run="r", actor=ME).already_published == 2
+
+
+def test_copies_of_other_runs_and_topics_are_not_those_of_a_run(db):
+    """While they are in the outbox. In LIKE, an underscore stands for any character."""
+    Sub(handler("t", "g"), handler("u", "h"))
+    here, there = log(2), log(2, topic="u")
+    for run in ("axb", "a_b"):
+        for ref, offsets in ((G, here), (("h", "u"), there)):
+            assert operations.replay(*ref, offsets[0], offsets[-1], run=run, actor=ME).changed == 2
+
+
 def test_the_number_of_statements_does_not_depend_on_partitions(db):
     sub = Sub(handler("t", "g"))
     counts = []

@@ -12,8 +12,12 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.delivery_limits import parse_key_rates, parse_rate
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.runtime.handling import starts
-from django_mysqlqueue.service.deliveries import Action, Settlement
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.polling.limited import Limited
+from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
+from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement, Slot
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import Rest
 from tests.support.harness import Sub, handler
 
 pytestmark = [pytest.mark.promise("Limits")]
@@ -100,6 +104,55 @@ def test_half_a_claim_is_for_messages_that_need_no_slots(db, mode):
     first, *others = group._wants(0, 10)
     assert (first.key, first.look_at) == ("a", 5)
     assert len(others) >= 5
+
+
+def test_no_thread_is_kept_if_none_is_needed_or_nothing_could_start(db):
+    """Each condition in turn; then one is kept."""
+    sub = Sub(handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"})), threads=1)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(5)])
+    sub.step()
+    (group,) = sub.poller.groups
+
+    def keeps():
+        group.limited.keep_thread(group.todo, group._is_free)
+        kept = not sub.inbox.keep_thread(REF)
+        sub.inbox.free_thread(REF)
+        return kept
+
+    group.todo["a"] = None
+    assert not keeps(), "a thread is idle"
+    running = sub.take()
+    group.limited._rest = Rest(sub.context.clock.now() + 60_000, "", in_flight=False)
+    assert not keeps(), "the group has no slot"
+    group.limited._rest = None
+    del group.todo["a"]
+    group.todo["k9"] = None
+    assert not keeps(), "nothing that needs slots is known of"
+    group.todo["a"] = None
+    assert keeps()
+    sub.run(running)
+    assert sub.take() is not None
+    assert not keeps(), "one was kept a moment ago"
+    group.limited._kept_at = 0.0
+    assert keeps(), "another message without a slot has started"
+    group.limited._kept_at = 0.0
+    assert not keeps(), "they take turns, and none of the others has started since"
+
+
+def test_no_thread_is_kept_for_a_lower_priority_than_that_of_what_waits(db):
+    sub = Sub(handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"})), threads=1)
+    (group,) = sub.poller.groups
+    publish_many("t", [Message(n, key=f"k{n}", priority=priority) for n, priority in enumerate((0, 0, 1, 1))])
+    sub.step(times=2)
+    running = sub.take()
+    group.todo["a"] = None
+    group.limited.keep_thread(group.todo, group._is_free)
+    assert sub.inbox.keep_thread(REF), "none was kept: a message with a higher priority waits"
+    sub.inbox.free_thread(REF)
+    sub.run(running)
+    assert sub.take() is not None
+    group.limited.keep_thread(group.todo, group._is_free)
+    assert not sub.inbox.keep_thread(REF), "one was kept: what waits has the same priority"
 
 
 def test_no_thread_is_kept_for_a_partition_whose_message_is_in_flight(db):
@@ -247,6 +300,38 @@ def test_another_idle_thread_starts_what_the_kept_one_must_not(db, monkeypatch):
         sub.inbox.close()
         for thread in threads:
             thread.join()
+
+
+SLOT = Claimed(REF, "a", 1, 7, 1, suspect=False, size=0, slot=Slot(":a", 0.0, 1.0))
+NO_SLOT = Claimed(REF, "k", 2, 7, 1, suspect=False, size=0)
+
+
+@pytest.mark.parametrize(
+    ("was_due", "asked", "found", "frees"),
+    [
+        (True, {"max_due": 5, "max_slots": 2}, [], True),
+        (True, {"max_due": 5, "max_slots": 2}, [NO_SLOT], True),
+        (True, {"max_due": 5, "max_slots": 2}, [NO_SLOT, SLOT], False),
+        (False, {"max_due": 5, "max_slots": 2}, [], False),
+        (True, {"max_due": 0, "max_slots": 2}, [], False),
+        (True, {"max_due": 5, "max_slots": 0}, [], False),
+        (False, {"wants": [Want("k", look_at=1)]}, [NO_SLOT], False),
+        (False, {"wants": [Want("k", look_at=1), Want("a", look_at=1)]}, [NO_SLOT], True),
+        (False, {"wants": [Want("k", look_at=1), Want("a", look_at=1)]}, [NO_SLOT, SLOT], False),
+    ],
+)
+def test_a_claim_frees_the_thread_if_it_has_looked_for_slots_in_vain(was_due, asked, found, frees):
+    one = handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"}))
+    inbox = Inbox([REF], leases_good=lambda: True)
+    limited = Limited(inbox, REF, "s", 1)
+    limited.configure(one.limits)
+    limited.has_due = was_due
+    inbox.keep_thread(REF)
+    request = ClaimRequest(Claimant(REF, "s", 5, 60_000, limits=one.limits), **{"wants": (), "token": 7, **asked})
+    limited.looked(request, Claim(Flushed(), found, has_due=not was_due))
+    assert inbox.keep_thread(REF) == frees
+    looked = bool(asked.get("max_due"))
+    assert limited.has_due == (was_due != looked), "only a claim of redeliveries knows whether it has left some out"
 
 
 def test_a_batch_occupies_one_thread(db):
