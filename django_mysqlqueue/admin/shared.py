@@ -49,9 +49,7 @@ class SharedReads:
             entry = self._entries.get(key)
             is_mine = entry is None or self._is_old(entry)
             if is_mine:
-                self._entries = {
-                    name: one for name, one in self._entries.items() if not self._is_old(one) and name != key
-                }
+                self._entries = {name: one for name, one in self._entries.items() if not self._is_old(one)}
                 entry = _Entry()
                 if len(self._entries) < self.MOST:
                     self._entries[key] = entry
