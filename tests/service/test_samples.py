@@ -97,6 +97,47 @@ def test_a_paused_group_is_sampled(db, clock):
     assert sampled()[0][0] == Count(4)
 
 
+def test_a_minute_that_has_counts_is_sampled(db, clock):
+    """The row of the minute is there before, because deliveries have ended."""
+    at_second(clock)
+    Sub(handler())
+    log(2)
+    rollups.add(USING, {G: rollups.Tally(failed=1)})
+    assert Rollup.objects.filter(grain=rollups.MINUTE, sampled_at=0).exists()
+    assert set(samples.claim(USING, [G], {})) == {G}
+
+
+def test_the_age_is_that_for_the_group(db, clock):
+    """A group that was registered later waits since then."""
+    at_second(clock)
+    sub = Sub(handler())
+    log(2)
+    clock.advance(25)
+    later = Sub(handler("t", "h"))
+    ConsumerGroup.objects.filter(consumer_group="h").update(registered_at=Session(USING).now() - 5000)
+    maintain(sub, later)
+    ((_, oldest),) = sampled()
+    ((_, oldest_of_later),) = sampled(ref=GroupRef("h", "t"))
+    assert 25 <= oldest <= 28
+    assert 5 <= oldest_of_later <= 8
+
+
+def test_the_partition_furthest_behind_has_the_age_when_the_count_has_stopped(db, clock, monkeypatch):
+    monkeypatch.setattr(samples, "FURTHEST", 1)
+    sub = Sub(handler())
+    log(3, keys="a")
+    sub.settle()
+    oldest = log(1, keys="b")[-1]
+    log(3, keys="a")
+    sample = samples.Sample(USING, G, 0)
+    sample.begin()
+    sample.add(["a", "b"])
+    monkeypatch.setattr(samples, "MOST", -1)
+    sample.count()
+    assert sample.is_counted()
+    assert sample._first == oldest
+
+
 def test_only_one_subscriber_counts_in_a_minute(db, clock):
     at_second(clock)
     one, two = Sub(handler(), name="one"), Sub(handler(), name="two")
