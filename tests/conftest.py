@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 
+gc.disable()  # until all tests are collected: little of what is made meanwhile can be freed
 pytest.register_assert_rewrite("tests.crash", "tests.model", "tests.support")
 
 SharedReads.SECONDS = 0.0  # a page shows what the test has just done
@@ -59,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.any_version)
         if item.get_closest_marker("servers_only") and not os.environ.get("DATABASE_URL"):
             item.add_marker(pytest.mark.skip(reason="cannot hold on SQLite: one writer at a time"))
+
+
+def pytest_collection_finish() -> None:
+    """Collected tests and imported modules stay: no collection of garbage has to look at them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,9 @@ REPEATED = (
     "tests/model",
     "tests/sql",
 )
+NOT_INHERITED = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDONTWRITEBYTECODE")
+"""Environment variables that steps do not get. Without bytecode on disk, each of hundreds of processes would compile
+the package again, and each step would compile and rewrite all tests."""
 STEPS_AT_A_TIME = 4
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
@@ -355,7 +358,7 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
     if lack := requirements.lack(step.needs):
         return Result(step, ok=False, seconds=0, detail=lack, not_run=True)
-    env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
     if step.engine in servers.ENGINES:
         if not url.startswith("mysql://"):
