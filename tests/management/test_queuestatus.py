@@ -13,7 +13,7 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.management.banner import show_banner
@@ -50,6 +50,48 @@ def fail(delivery):
 
 
 # -- queuestatus --------------------------------------------------------------
+
+
+def test_errors_are_listed_by_kind(db):
+    assert "Errors" not in run("queuestatus")
+
+    def function(delivery):
+        raise KeyError(f"order-{delivery.payload}")
+
+    publish_many("t", (Message(number, key="k") for number in range(3)))
+    Sub(handler(function=function, max_attempts=1)).settle()
+    publish("t", 9)
+    sequence()
+    Sub(handler("t", "h", function, max_attempts=9, backoff=Backoff(initial=3600, jitter=0))).settle()
+    sequence()
+    shown = [
+        [row[name] for name in ("group", "error", "retrying", "dead letters", "failed in 24 h")]
+        for row in table(run("queuestatus"), "Errors")
+    ]
+    assert shown == [
+        ["h", "KeyError: 'order-<number>'", "4", "0", "4"],
+        ["g", "KeyError: 'order-<number>'", "0", "3", "3"],
+    ]
+    first, second = status()["errors"]
+    assert (first["group"], first["retrying"], first["dead_letters"], first["failed_attempts"]) == ("h", 4, 0, 4)
+    assert (second["group"], second["retrying"], second["dead_letters"], second["failed_attempts"]) == ("g", 0, 3, 3)
+    assert {one["error"] for one in (first, second)} == {"KeyError: 'order-<number>'"}
+    assert (first["class"], first["states"], second["states"]) == ("KeyError", ["retrying"], ["dead_letters"])
+    assert first["exact"]
+    assert first["dead_letter"] is None
+    assert second["dead_letter"] == QueueMessage.objects.filter(topic="t_dlq").latest("offset").offset
+
+
+def test_at_most_twenty_errors_are_shown(db):
+    def function(delivery):
+        raise ValueError("x" * (delivery.payload + 1))
+
+    publish_many("t", range(21))
+    Sub(handler(function=function, max_attempts=9, backoff=Backoff(initial=3600, jitter=0))).settle()
+    text = run("queuestatus")
+    assert "Errors (the first 20 of 21)" in text
+    assert text.count("ValueError: x") >= 20
+    assert len(status()["errors"]) == 21
 
 
 def test_status_of_an_empty_queue(db):

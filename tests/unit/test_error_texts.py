@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.error_texts import masked
+from django_mysqlqueue.error_texts import error_class, masked
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,18 @@ from django_mysqlqueue.error_texts import masked
 )
 def test_numbers_ids_and_addresses_are_masked(line, same):
     assert masked(line) == same
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("ValueError: no <number>: <address>", "ValueError"),
+        ("shop.errors.Refused: no", "shop.errors.Refused"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("no customer <number>: gone", ""),
+        ("<number>: no", ""),
+        ("", ""),
+    ],
+)
+def test_the_class_is_the_name_before_the_colon(line, name):
+    assert error_class(line) == name
