@@ -420,11 +420,17 @@ def test_the_heat_map_by_keyboard(desk: Desk, live, queue: Sub):
     page.keyboard.press("Tab")
     cell = page.locator(".mq-heat a").first
     expect(cell).to_be_focused()
+    # What the mouse reads in a tooltip.
+    value = page.locator("#mq-heat-value")
+    expect(value).to_have_text(re.compile(r"^customer-000: \d+ messages?$"))
+    expect(value).to_have_text(cell.get_attribute("aria-label") or "-")
     cell.evaluate("one => { one.dataset.old = 'yes'; }")
     refresh(page)
     expect(page.locator("[data-old]")).to_have_count(0)
     expect(cell).to_be_focused()
+    expect(value).to_have_text(cell.get_attribute("aria-label") or "-")
     page.keyboard.press("Shift+Tab")
+    expect(value).to_have_text("")
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Release leases")).to_be_focused()
@@ -432,6 +438,14 @@ def test_the_heat_map_by_keyboard(desk: Desk, live, queue: Sub):
     expect(page.locator(".mq-heat a").last).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("prefix="))
+    expect(page.locator("#mq-live tbody tr")).to_have_count(1)
+
+
+def test_the_heat_map_by_touch(open_desk: Open, queue: Sub):
+    """A tap leads to the row that has the figures."""
+    page = open_desk(has_touch=True).open("offsets/?group=billing&topic=orders")
+    page.locator(".mq-heat a").first.tap()
+    expect(page).to_have_url(re.compile("prefix=customer-000"))
     expect(page.locator("#mq-live tbody tr")).to_have_count(1)
 
 

@@ -103,6 +103,13 @@
   });
   cross();
 
+  // -- the heat map: the mouse has tooltips, the keyboard a line below the map --
+
+  document.addEventListener("focusin", (event) => {
+    const text = document.getElementById("mq-heat-value");
+    if (text) text.textContent = event.target.closest(".mq-heat a")?.getAttribute("aria-label") || "";
+  });
+
   // -- copying a text: buttons without a function are hidden --
   const offer = () => {
     for (const one of page.querySelectorAll("button[data-copy]")) one.hidden = false;
