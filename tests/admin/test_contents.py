@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from html import unescape
@@ -208,7 +209,19 @@ def test_json_to_copy_is_redacted(client, settings):
         assert "example.com" not in context["copy_json"]
         assert "payload_base64" not in context["copy_json"]
         assert "*" in context["copy_json"]
-    assert json.loads(context["copy_json"])["last_error"]
+        value = json.loads(context["copy_json"])
+        assert value["payload"] == {"n": 1} or "*" in json.dumps(value["payload"])
+    assert value["last_error"]
+
+
+def test_json_to_copy_is_indented_unless_that_is_too_long_or_not_visible(client):
+    nested = functools.reduce(lambda inner, _: [inner], range(300), "x")
+    for payload, is_indented in (({"a": "b"}, True), ({"a": "\u202e"}, False), (nested, False)):
+        (offset,) = put(payload)[-1:]
+        text = client.get(f"{ROOT}message/", {"offset": offset}).context["copy_json"]
+        assert json.loads(text)["payload"] == payload
+        assert ("\n" in text) == is_indented
+        assert "\u202e" not in text
 
 
 def test_a_dead_letter_as_command(client):

@@ -339,6 +339,22 @@ def test_without_a_limit_the_whole_range_is_replayed(db, monkeypatch, merged, ro
     assert len(got.payloads) == 5
 
 
+def test_the_operation_tells_its_progress_and_names_its_run_after_its_arguments(db, monkeypatch):
+    _sub, _got, _other, offsets = settled(3)
+    steps = []
+    found = operations.replay(*G, offsets[0], offsets[1], actor=ME, progress=steps.append)
+    assert steps == [2]
+    assert len(found.run) == 16
+    again = [operations.replay(*G, offsets[0], last, actor=ME, dry_run=True) for last in offsets[1:]]
+    assert [(one.run == found.run, one.already_published) for one in again] == [(True, 2), (False, 0)]
+    monkeypatch.setattr(replays, "COUNTED", 2)
+    for limit, number in ((None, "2 or more"), (2, "2"), (3, "3")):
+        said = operations.replay(*G, offsets[0], offsets[-1], limit=limit, run="x", actor=ME, dry_run=True).summary
+        assert said[0].endswith(f"will get again: {number}."), said
+    nothing = operations.replay(*G, offsets[0], offsets[0], key="none", actor=ME, dry_run=True).summary
+    assert nothing == (f"No message at the offsets {offsets[0]} to {offsets[0]} is to be replayed into the group g/t.",)
+
+
 def test_copies_are_found_among_the_newest_rows_of_the_outbox(db, monkeypatch):
     _sub, _got, _other, offsets = settled(2)
     publish_many("t", [Message(n, key="z") for n in range(3)])

@@ -15,7 +15,7 @@ from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Rollup
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.runtime.polling import maintenance
 from django_mysqlqueue.runtime.polling.entered import Entered
-from django_mysqlqueue.service import rollups, samples
+from django_mysqlqueue.service import rollups, samples, unclaimed
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -105,6 +105,16 @@ def test_a_minute_that_has_counts_is_sampled(db, clock):
     rollups.add(USING, {G: rollups.Tally(failed=1)})
     assert Rollup.objects.filter(grain=rollups.MINUTE, sampled_at=0).exists()
     assert set(samples.claim(USING, [G], {})) == {G}
+
+
+def test_positions_are_those_of_one_group_and_topic(db):
+    mine, others = Sub(handler(), claim_size=1), Sub(handler("t", "h"), handler("u", "g"))
+    log(4, keys="a")
+    log(6, keys="a", topic="u")
+    others.settle()
+    mine.step()
+    highest = max(held.offset for held in mine.inbox.held(G))
+    assert unclaimed.positions(Session(USING), G, ["a", "none"]) == {"a": (0, highest)}
 
 
 def test_the_age_is_that_for_the_group(db, clock):
