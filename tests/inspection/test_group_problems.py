@@ -1,0 +1,256 @@
+"""What makes a problem of a group, how severe it is, and since when: each bound, without a database."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
+from django_mysqlqueue.inspection import group_problems
+from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.group_problems import Ended
+from django_mysqlqueue.inspection.heads import HeadMessage
+from django_mysqlqueue.inspection.limited import Limited
+from django_mysqlqueue.inspection.outbox import DueMessages
+from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
+from django_mysqlqueue.service.subsets import Subset
+from tests.support.harness import handler
+
+G = GroupRef("g", "t")
+NOW = 10_000_000
+TIMES = StallTimes(stuck=60, still=600, started=30)
+
+
+def ago(seconds):
+    return NOW - seconds * 1000
+
+
+def head(waits=0, *, key="k", attempts=0, by="", until=0):
+    return HeadMessage(key, 7, ago(waits), bool(attempts), attempts, by, until, "Traceback\nValueError: no")
+
+
+def live(since=3600, *, subset=None, is_live=True):
+    info = {"started_at": ago(since), **({"subset": subset.as_json()} if subset else {})}
+    return SubscriberStatus(G, "s", NOW, 0, info, is_live)
+
+
+def group(*heads, lag=None, subscribers=(), **values):
+    values = {
+        "mode": "ordered",
+        "paused": False,
+        "after_seek": "",
+        "start_offset": 0,
+        "registered_at": 1,
+        "sought_at": 0,
+        "overrides": (),
+        "filter": None,
+        "option_columns": OptionColumns(),
+        "limited": None,
+        "lag_by_priority": {},
+        "waiting": None,
+        "in_flight": Count(0),
+        "retrying": Count(0),
+        "dead_letters": Count(0),
+        "recent_dead_letters": Count(0),
+        "head_backlogs": {},
+        **values,
+    }
+    lag = Count(len(heads) if lag is None else lag)
+    return GroupOverview(ref=G, lag=lag, heads=heads, subscribers=tuple(subscribers), **values)
+
+
+def found(one, *, code=None, moves=False):
+    """Kind, severity, seconds since when and number of messages of each problem."""
+    problems = group_problems.progress(one, code, NOW, TIMES, moves=moves)
+    return [
+        (p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000, p.messages.value) for p in problems
+    ]
+
+
+def test_messages_without_subscribers_are_a_problem_after_a_while():
+    assert found(group()) == []
+    assert found(group(head(59), head(5), lag=9)) == [("no_subscriber", 2, 59, 9)]
+    assert found(group(head(60))) == [("no_subscriber", 0, 60, 1)]
+    assert found(group(head(60), subscribers=[live(is_live=False)])) == [("no_subscriber", 0, 60, 1)]
+    assert found(group(waiting=DueMessages(Count(3), ago(70)))) == [("no_subscriber", 0, 70, 3)]
+
+
+def test_a_paused_group_is_one_if_it_has_messages():
+    assert found(group(paused=True, subscribers=[live()])) == [("paused", 2, None, 0)]
+    assert found(group(head(900), paused=True, subscribers=[live()])) == [("paused", 1, 900, 1)]
+
+
+@pytest.mark.parametrize(
+    ("after_seek", "expected"),
+    [
+        (ConsumerGroup.AfterSeek.DROPPED, ("drop_ended_early", 0, 900, 1)),
+        (ConsumerGroup.AfterSeek.MOVES, ("moves", 2, 900, 1)),
+        (ConsumerGroup.AfterSeek.STAY, ("seek_ended_early", 0, 900, 1)),
+    ],
+)
+def test_an_unfinished_operation_is_the_only_problem_of_a_group(after_seek, expected):
+    assert found(group(head(900), after_seek=after_seek, paused=True, subscribers=[live()])) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("values", "severity"),
+    [({}, 0), ({"paused": True}, 2), ({"after_seek": "resume"}, 2)],
+)
+def test_a_filter_that_cannot_be_parsed_is_urgent_if_the_group_would_claim(values, severity):
+    one = group(head(60), filter="unknown", subscribers=[live()], **values)
+    assert found(one)[0] == ("filter", severity, 60, 1)
+    assert found(dataclasses.replace(one, heads=(head(59),)))[0][1] == 2
+    assert "still" not in [kind for kind, *_ in found(dataclasses.replace(one, heads=(head(900),)))]
+
+
+def test_another_mode_than_that_of_the_code():
+    code = handler("t", "g", mode="shared")
+    assert ("mode", 1, 5, 1) in found(group(head(5), subscribers=[live()]), code=code)
+    assert ("mode", 0, 5, 1) in found(group(head(5)), code=code)
+    assert ("mode", 1, None, 0) in found(group(), code=code)
+    assert found(group(mode="shared"), code=code) == []
+
+
+def test_a_message_that_has_failed_is_stuck_after_a_while():
+    assert found(group(head(59, attempts=1), subscribers=[live()])) == []
+    assert found(group(head(60), subscribers=[live()])) == []
+    failed = group(head(60, attempts=1), lag=9, subscribers=[live()], head_backlogs={"k": 5})
+    assert found(failed) == [("stuck", 1, 60, 1)], "it is not known whether others wait for it"
+    assert found(failed, code=handler("t", "g", on_failure="block")) == [("stuck", 1, 60, 5)]
+    assert found(failed, code=handler("t", "g", on_failure="skip")) == [("stuck", 2, 60, 1)]
+    (problem,) = group_problems.progress(failed, None, NOW, TIMES, moves=False)
+    assert (problem.key, problem.offset, problem.error) == ("k", 7, "ValueError: no")
+    assert problem.text == "Message 7 of g/t has failed once and has waited for 1 min."
+    of_dlq = dataclasses.replace(failed, ref=GroupRef("g", "t_dlq"))
+    (problem,) = group_problems.progress(of_dlq, handler("t_dlq", "g", on_failure="block"), NOW, TIMES, moves=False)
+    assert problem.text.startswith("Partition 'k' of g/t_dlq waits for message 7, which has failed once.")
+    assert problem.text.endswith("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
+
+
+def test_a_partition_that_no_subset_contains():
+    subset = Subset(("other",))
+    unserved = group(head(60), lag=9, subscribers=[live(30, subset=subset)], head_backlogs={"k": 5})
+    assert found(unserved) == [("unserved", 0, 60, 5)]
+    assert found(dataclasses.replace(unserved, heads=(head(59),))) == []
+    assert found(dataclasses.replace(unserved, heads=(head(60, key="other"),))) == []
+    assert found(dataclasses.replace(unserved, subscribers=(live(29, subset=subset),))) == []
+    assert found(dataclasses.replace(unserved, subscribers=(live(30, subset=subset), live(1)))) == []
+    mine = live(30, subset=Subset(("k",)))
+    assert found(dataclasses.replace(unserved, subscribers=(live(30, subset=subset), mine))) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "is_still"),
+    [
+        (head(600), True),
+        (head(599), False),
+        (head(600, by="s", until=NOW + 1), True),
+        (head(600, until=NOW), True),
+        (head(600, until=NOW + 1), False),
+    ],
+)
+def test_a_group_whose_deliveries_do_not_end_is_stalled(first, is_still):
+    one = group(head(1, key="young"), first, lag=9, subscribers=[live(600)])
+    assert found(one) == [("still", 1, 600, 9)] * is_still
+    assert found(one, moves=True) == []
+    assert found(dataclasses.replace(one, subscribers=(live(599),))) == []
+    by_rate = found(dataclasses.replace(one, limited=Limited(True, 0, True, by_rate=True)))
+    assert [kind for kind, *_ in by_rate] == ["limited"]
+    failed = dataclasses.replace(one, heads=(head(600, attempts=1),))
+    assert [kind for kind, *_ in found(failed)] == ["stuck"], "it is explained"
+    kinds = [kind for kind, *_ in found(dataclasses.replace(one, limited=Limited(True, 0, True, by_rate=False)))]
+    assert kinds == ["limited", "still"][: 1 + is_still], "messages in flight may hang, a rate does not"
+
+
+@pytest.mark.parametrize(
+    ("limited", "says"),
+    [
+        (Limited(True, 3, True, by_rate=True), "limited to 5/s; 9 messages"),
+        (Limited(False, 1, True, by_rate=True), "; 1 key is at its limit; 9 messages"),
+        (Limited(False, 3, True, by_rate=True), "; 3 keys are at their limit; 9 messages"),
+        (Limited(False, 3, False, by_rate=True), "; 3+ keys are at their limit; 9 messages"),
+    ],
+)
+def test_limits_that_are_reached_are_for_information(monkeypatch, limited, says):
+    monkeypatch.setattr(GroupOverview, "limits", DeliveryLimits(rate=parse_rate("5/s")))
+    one = group(head(5), lag=9, subscribers=[live()], limited=limited)
+    assert found(one) == [("limited", 2, 5, 9)]
+    (problem,) = group_problems.progress(one, None, NOW, TIMES, moves=False)
+    assert says in problem.text
+    assert found(dataclasses.replace(one, heads=(), lag=Count(0))) == []
+
+
+# -- failures -----------------------------------------------------------------
+
+
+def ended(*numbers, oldest_first=True):
+    """Of minutes, the last one first, the numbers of acked, failed and dead-lettered ones."""
+    total = Ended()
+    for minutes, (acked, failed, dead) in list(enumerate(numbers))[:: -1 if oldest_first else 1]:
+        bucket = Bucket(G, ago(60 * minutes), acked, failed, dead, 0, 0, 0, (), None, 0, 0, 0)
+        total.add(bucket)
+    return total
+
+
+def failing(numbers, *, uptime=30, thresholds=HealthSettings(max_failure_ratio=0.5, min_attempts=4), **values):  # noqa: B008
+    one = group(subscribers=[live(uptime)], **values)
+    problems = group_problems.failures(one, ended(*numbers), thresholds, TIMES, NOW, 600)
+    return [(p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000) for p in problems]
+
+
+def test_failures_are_a_problem_beyond_a_share_of_enough_attempts():
+    assert failing([(0, 0, 0)]) == []
+    assert failing([(5, 0, 0), (5, 0, 0)]) == []
+    assert failing([(0, 3, 0)]) == [("failing", 1, 0)]
+    assert failing([(0, 4, 0)]) == [("failing", 0, 0)]
+    assert failing([(2, 2, 0)]) == []
+    assert failing([(2, 1, 0), (0, 2, 0), (1, 2, 0), (1, 0, 0)]) == [("failing", 0, 120)]
+    assert failing([(1, 2, 0)]) == [], "too few attempts"
+    assert failing([(0, 4, 0)], uptime=29) == [], "its subscribers have just started"
+
+
+def test_a_poison_message_has_no_failure_and_counts_as_one():
+    assert failing([(0, 0, 4)]) == [("failing", 0, 0)]
+    assert failing([(0, 4, 4)]) == [("failing", 0, 0)]
+    assert (ended((0, 2, 3)).failed, ended((0, 3, 2)).failed, ended((1, 3, 2)).attempts) == (3, 3, 4)
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_failures_began_with_the_first_minute_that_has_one(oldest_first):
+    assert ended((1, 1, 0), (0, 0, 1), (9, 0, 0), oldest_first=oldest_first).failed_since == ago(60)
+
+
+def test_thresholds_can_be_turned_off():
+    def off(**values):
+        return HealthSettings(**{"max_failure_ratio": 0.5, "min_attempts": 4, **values})
+
+    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=None)) == [("failing", 1, 0)]
+    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=1)) == [("failing", 1, 0)]
+    assert failing([(1, 9, 0)], thresholds=off(max_failure_ratio=None)) == []
+    many = {"recent_dead_letters": Count(11), "dead_letters": Count(11)}
+    assert failing([], **many) == [("recent_dead_letters", 0, None), ("dead_letters", 1, None)]
+    assert failing([], thresholds=off(max_recent_dead_letters=None), **many) == [("dead_letters", 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("recent", "counted", "expected"),
+    [
+        (Count(10), 90, [("dead_letters", 1, None)]),
+        (Count(0), 90, [("dead_letters", 2, None)]),
+        (Count(0, exact=False), 0, [("dead_letters", 1, None)]),
+        (Count(0, exact=False), 10, [("dead_letters", 1, None)]),
+        (Count(0, exact=False), 11, [("recent_dead_letters", 0, 0), ("dead_letters", 1, None)]),
+        (Count(11, exact=False), 0, [("recent_dead_letters", 0, None), ("dead_letters", 1, None)]),
+    ],
+)
+def test_recent_dead_letters_are_those_of_the_log_unless_it_is_too_long(recent, counted, expected):
+    found = failing([(1000, 0, counted)], recent_dead_letters=recent, dead_letters=Count(90))
+    assert found == expected
