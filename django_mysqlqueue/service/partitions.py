@@ -13,10 +13,14 @@ LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 JUMPS = ("for group-by", "skip scan for grouping")
 """Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
-ROWS = 4
-"""Maximum number of messages per partition that are read if the server does not jump."""
+ROWS = (4, 20)
+"""Maximum numbers of messages for each partition that is wanted, if the server does not jump: those that are read
+first, and those that are read then if the partitions are short. Together they are as many as the servers read before
+they jump. So only a topic whose partitions are longer than those of the other topics is not read to its end."""
 MORE = 500
-"""Maximum number of partitions that are then read one by one."""
+"""Maximum number of partitions that are then read one by one, unless very many partitions are wanted."""
+SHARE = 40
+"""Then it is the number that is wanted, divided by this: health checks want all, and reading one costs 0.1 ms."""
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
@@ -38,10 +42,10 @@ def last_offsets(
     """Return the last offsets of a topic's next partitions that have messages in the log, in order of key.
 
     Both servers jump along the index from partition to partition, but only if their statistics of the whole log say
-    that partitions are long. If another topic has very many short ones, they would read all messages of this topic. So
-    they are asked for their plan. If they do not jump, at most ``ROWS`` times as many messages as partitions are read,
-    and then up to ``MORE`` partitions one by one. So fewer than ``limit`` partitions may be returned although there are
-    more; the last one of them is where to continue.
+    that a partition has 10 to 24 messages or more. If another topic has very many short ones, they would read all
+    messages of this topic. So they are asked for their plan. If they do not jump, a limited number of messages is read
+    (``ROWS``), and then some partitions one by one (``MORE``). So fewer than ``limit`` partitions may be returned
+    although there are more; the last one of them is where to continue.
 
     Args:
         session: the session.
@@ -55,36 +59,34 @@ def last_offsets(
     """
     above, place = _beyond(after, since)
     sql, parameters = _grouped(session, topic, above, place, limit + 1)
-    end = None
-    if not _jumps(session, sql, parameters):
+    if _jumps(session.rows(f"EXPLAIN {sql}", parameters)):
+        return _cut({key: int(last) for key, last in session.rows(sql, parameters)}, limit)
+    found: dict[str, int] = {}
+    for rows in ROWS:
         end = session.row(
             f"SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
             f"WHERE topic = %s{above} ORDER BY partition_key, `offset` LIMIT 1 OFFSET %s",
-            (topic, *place, limit * ROWS),
+            (topic, *place, limit * rows),
         )
         if end is not None:
-            sql, parameters = _grouped(session, topic, f"{above} AND partition_key < %s", (*place, *end), limit + 1)
-    found = {key: int(last) for key, last in session.rows(sql, parameters)}
-    if len(found) > limit:
-        del found[max(found, key=str.encode)]
-        return found, False
-    if end is None:
-        return found, True
-    most = min(MORE, limit - len(found))
-    keys = in_log(session, topic, after=None, since=end[0], limit=most + 1)
+            above, place = f"{above} AND partition_key < %s", (*place, *end)
+        sql, parameters = _grouped(session, topic, above, place, limit + 1 - len(found))
+        found |= {key: int(last) for key, last in session.rows(sql, parameters)}
+        if end is None or len(found) > limit:
+            return _cut(found, limit)
+        above, place = _beyond(None, end[0])
+        if len(found) * sum(ROWS) < limit * rows:
+            break  # These partitions are long: one by one, they cost no more.
+    most = min(max(MORE, limit // SHARE), limit - len(found))
+    keys = in_log(session, topic, after=None, since=place[0] if place else "", limit=most + 1)
     return found | ends(session, topic, keys[:most]), len(keys) <= most
 
 
-def all_in_log(session: Session, topic: str, *, most: int) -> list[str] | None:
-    """Return all partitions of a topic that have messages in the log, in order of key; None if there are many.
-
-    Args:
-        session: the session.
-        topic: the topic.
-        most: maximum number of partitions.
-    """
-    found, whole = last_offsets(session, topic, limit=most)
-    return list(found) if whole else None
+def _cut(found: dict[str, int], limit: int) -> tuple[dict[str, int], bool]:
+    if len(found) <= limit:
+        return found, True
+    del found[max(found, key=str.encode)]
+    return found, False
 
 
 def _grouped(
@@ -99,9 +101,20 @@ def _grouped(
     ), (topic, topic, *parameters, limit)
 
 
-def _jumps(session: Session, sql: str, parameters: Sequence[object]) -> bool:
-    plan = session.rows(f"EXPLAIN {sql}", parameters)
+def _jumps(plan: Sequence[Sequence[object]]) -> bool:
     return any(text in str(cell) for row in plan for cell in row for text in JUMPS)
+
+
+def all_in_log(session: Session, topic: str, *, most: int) -> list[str] | None:
+    """Return all partitions of a topic that have messages in the log, in order of key; None if there are many.
+
+    Args:
+        session: the session.
+        topic: the topic.
+        most: maximum number of partitions.
+    """
+    found, whole = last_offsets(session, topic, limit=most)
+    return list(found) if whole else None
 
 
 def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:

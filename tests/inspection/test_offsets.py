@@ -263,6 +263,7 @@ def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypat
 def test_a_survey_whose_read_ends_early(monkeypatch):
     """As if the server did not jump from key to key, because other topics have short partitions."""
     monkeypatch.setattr("django_mysqlqueue.service.partitions.JUMPS", ())
+    monkeypatch.setattr("django_mysqlqueue.service.partitions.ROWS", (4,))
     monkeypatch.setattr("django_mysqlqueue.service.partitions.MORE", 1)
     monkeypatch.setattr("django_mysqlqueue.service.log.NEWEST", 2)
     register()

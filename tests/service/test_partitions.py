@@ -82,15 +82,27 @@ def test_from_a_partition_on(jumps):
     assert partitions.last_offsets(session, "t", limit=9, since="f") == ({key: expected[key] for key in "é😀"}, True)
 
 
-def test_a_read_that_ends_early_returns_fewer(monkeypatch):
-    """Of 12 messages, at most four for each of three partitions, none reaches the end of a; then one more is read."""
+def test_a_read_of_long_partitions_ends_early(monkeypatch):
     monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
+    monkeypatch.setattr(partitions, "ROWS", (1, 3))
     monkeypatch.setattr(partitions, "MORE", 1)
     log({"a": 13, "b": 4, "c": 1})
     session, expected = Session(USING), ends()
-    assert partitions.last_offsets(session, "t", limit=3) == ({"a": expected["a"]}, False)
-    assert partitions.last_offsets(session, "t", limit=4) == ({"a": expected["a"], "b": expected["b"]}, False)
-    assert partitions.last_offsets(session, "t", limit=5) == (expected, True)
+    assert partitions.last_offsets(session, "t", limit=5) == ({"a": expected["a"]}, False)
+    assert partitions.last_offsets(session, "t", limit=5, after="a") == ({key: expected[key] for key in "bc"}, True)
+    monkeypatch.setattr(partitions, "SHARE", 2)
+    assert partitions.last_offsets(session, "t", limit=5) == ({key: expected[key] for key in "ab"}, False)
+    assert partitions.last_offsets(session, "t", limit=6) == (expected, True)
+
+
+def test_a_read_of_short_partitions_continues(monkeypatch):
+    monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
+    monkeypatch.setattr(partitions, "ROWS", (2, 3))
+    monkeypatch.setattr(partitions, "MORE", 1)
+    log(dict.fromkeys("abcdefghij", 3))
+    session, expected = Session(USING), ends()
+    assert partitions.last_offsets(session, "t", limit=10) == (expected, True), "20 messages, then up to 30"
+    assert partitions.last_offsets(session, "t", limit=8) == ({key: expected[key] for key in "abcdefgh"}, False)
 
 
 def test_all_partitions_or_none(jumps):
@@ -118,16 +130,18 @@ def test_it_reads_few_messages_of_long_partitions(is_beside_short_ones):
     analyze()
     session = Session(USING)
     sql, parameters = partitions._grouped(session, "t", "", (), 21)
-    assert partitions._jumps(session, sql, parameters) is not is_beside_short_ones, "else this tests nothing"
+    assert partitions._jumps(session.rows(f"EXPLAIN {sql}", parameters)) is not is_beside_short_ones, (
+        "else this tests nothing"
+    )
     for limit in (3, 20, 400):
         with recorded() as recorder:
             found, whole = partitions.last_offsets(session, "t", limit=limit)
         assert (len(found), whole) == (min(limit, 6), limit >= 6)
-        assert recorder.reads() <= 2 * partitions.ROWS * limit + 200
+        assert recorder.reads() <= 2 * sum(partitions.ROWS) * limit + 200
     with recorded() as recorder:
         found, whole = partitions.last_offsets(session, "t", limit=400, after="c")
     assert (list(found), whole) == (["d", "e", "f"], True)
-    assert recorder.reads() <= 2 * partitions.ROWS * 400 + 200
+    assert recorder.reads() <= 2 * sum(partitions.ROWS) * 400 + 200
 
 
 # -- the search for work --------------------------------------------------------
