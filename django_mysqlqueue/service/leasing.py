@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.service import audit, groups, heartbeats, partitions
+from django_mysqlqueue.service import audit, groups, heartbeats, partitions, unclaimed
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -304,10 +304,11 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
 
 
 def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """Find partitions that may have work, partition by partition along an index.
+    """Find partitions that may have work, by the rule of ``with_work``, partition by partition along an index.
 
     The cost grows with the number of partitions in the log and of the group. So this runs at the start and in the
-    maintenance, not in a poll.
+    maintenance, not in a poll. ``with_work`` asks for each partition by its key; here ranges of the indexes are read,
+    which costs a fraction.
 
     Args:
         session: the session.
@@ -316,11 +317,18 @@ def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int)
         limit: number of partitions to look at.
 
     Returns:
-        The partitions with work among the next ``limit`` ones, and the partition after which to continue (None at the
-        end).
+        The partitions with work among the next ones, and the partition after which to continue (None at the end).
     """
-    in_log = partitions.in_log(session, ref.topic, after=after, limit=limit)
+    # The positions last: until a message that is claimed in the meantime is settled, its watermark is below them.
+    ends, whole = partitions.last_offsets(session, ref.topic, limit=limit, after=after)
     # A partition may have state rows without messages in the log: of messages that were discarded while in flight.
     in_state = partitions.in_state(session, ref, after=after, limit=limit)
-    keys = sorted({*in_log, *in_state}, key=str.encode)[:limit]
-    return sorted(with_work(session, ref, keys)), (keys[-1] if len(keys) == limit else None)
+    unfinished = [max(ends, key=str.encode)] if not whole else []
+    unfinished += in_state[-1:] if len(in_state) == limit else []
+    end = min(unfinished, key=str.encode, default=None)
+    keys = {key for key in (*ends, *in_state) if end is None or key.encode() <= end.encode()}
+    group = groups.find(session.using, ref)
+    places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) if group is not None else {}
+    places |= unclaimed.many_positions(session, ref, keys, len(keys))
+    busy = {key for key, (acked, claimed) in places.items() if ends.get(key, 0) > claimed or acked < claimed}
+    return sorted(keys.intersection({*busy, *in_state})), end

@@ -388,7 +388,7 @@ class Worker:
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
                 self._rest = any(key in self.plan.subset for key in keys)
-                self.progress.made()  # A million partitions take most of a minute.
+                self.progress.made()  # A million partitions take seconds.
                 if after is None:
                     break
 
