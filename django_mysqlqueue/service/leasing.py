@@ -323,7 +323,7 @@ def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int)
     ends, whole = partitions.last_offsets(session, ref.topic, limit=limit, after=after)
     # A partition may have state rows without messages in the log: of messages that were discarded while in flight.
     in_state = partitions.in_state(session, ref, after=after, limit=limit)
-    unfinished = [max(ends, key=str.encode)] if not whole else []
+    unfinished = [max(ends, key=str.encode)] if ends and not whole else []
     unfinished += in_state[-1:] if len(in_state) == limit else []
     end = min(unfinished, key=str.encode, default=None)
     keys = {key for key in (*ends, *in_state) if end is None or key.encode() <= end.encode()}

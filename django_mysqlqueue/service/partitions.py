@@ -17,10 +17,10 @@ ROWS = (4, 20)
 """Maximum numbers of messages for each partition that is wanted, if the server does not jump: those that are read
 first, and those that are read then if the partitions are short. Together they are as many as the servers read before
 they jump. So only a topic whose partitions are longer than those of the other topics is not read to its end."""
-MORE = 500
-"""Maximum number of partitions that are then read one by one, unless very many partitions are wanted."""
-SHARE = 40
-"""Then it is the number that is wanted, divided by this: health checks want all, and reading one costs 0.1 ms."""
+MORE = 50
+"""Maximum number of partitions that are then read one by one."""
+ALL = 1_000_000
+"""If so many partitions are wanted, as by health checks, the second read is not left out."""
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
@@ -75,9 +75,9 @@ def last_offsets(
         if end is None or len(found) > limit:
             return _cut(found, limit)
         above, place = _beyond(None, end[0])
-        if len(found) * sum(ROWS) < limit * rows:
-            break  # These partitions are long: one by one, they cost no more.
-    most = min(max(MORE, limit // SHARE), limit - len(found))
+        if len(found) * sum(ROWS) < limit * rows and limit < ALL:
+            break  # These partitions are long.
+    most = min(MORE, limit - len(found))
     keys = in_log(session, topic, after=None, since=place[0] if place else "", limit=most + 1)
     return found | ends(session, topic, keys[:most]), len(keys) <= most
 

@@ -90,7 +90,7 @@ def test_a_read_of_long_partitions_ends_early(monkeypatch):
     session, expected = Session(USING), ends()
     assert partitions.last_offsets(session, "t", limit=5) == ({"a": expected["a"]}, False)
     assert partitions.last_offsets(session, "t", limit=5, after="a") == ({key: expected[key] for key in "bc"}, True)
-    monkeypatch.setattr(partitions, "SHARE", 2)
+    monkeypatch.setattr(partitions, "ALL", 5)
     assert partitions.last_offsets(session, "t", limit=5) == ({key: expected[key] for key in "ab"}, False)
     assert partitions.last_offsets(session, "t", limit=6) == (expected, True)
 
