@@ -102,9 +102,11 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
         raise OperationRefused(groups.no_group_text(ref))
     # Counts twice as far, since messages settled above the watermark are subtracted afterwards.
     replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
-    after: str | None = None
-    while keys := partitions.in_log(session, ref.topic, after=after, limit=limits.rows):
-        after = keys[-1]
+    after, whole = None, False
+    while not whole:
+        ends, whole = partitions.last_offsets(session, ref.topic, limit=limits.rows, after=after)
+        keys = sorted(ends, key=str.encode)
+        after = keys[-1] if keys else None
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
         replayed.count({key: (position.offset, mark) for key, mark in acked.items() if mark > position.offset})
         skipped.count({key: (mark, position.offset) for key, mark in acked.items() if mark < position.offset})
