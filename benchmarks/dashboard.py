@@ -89,16 +89,25 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
     from django_mysqlqueue.service import groups, leasing, rollups
     from django_mysqlqueue.service.refs import GroupRef
 
+    began = time.monotonic()
+
+    def done(part: str) -> None:
+        nonlocal began
+        _say(f"{part}: {time.monotonic() - began:.0f} s")
+        began = time.monotonic()
+
     refs = [GroupRef(group, TOPIC) for group in GROUPS]
     stuck = GroupRef("stuck", BUSY)
     for ref in refs:
         groups.register("default", ref, mode=GROUPS[ref.group], start="earliest")
     groups.register("default", stuck, mode="ordered", start="earliest")
     first, _last = _fill_log("default", TOPIC, options.messages - options.states, options.partitions)
+    done("log")
     for ref in refs:
         # A tenth of the partitions has a backlog.
         low = f"CASE WHEN partition_key LIKE '%%7' THEN MAX(`offset`) - {options.partitions * 3} ELSE MAX(`offset`) END"
         _fill_offsets("default", ref.group, TOPIC, low, low)
+    done("positions")
     head, _ = _fill_log("default", BUSY, options.states, 1)
     _fill_offsets("default", stuck.group, BUSY, "MIN(`offset`) - 1", "MAX(`offset`)")
     _rows(
@@ -109,6 +118,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "WHERE topic = %s",
         (head, BUSY),
     )
+    done("delivery rows")
     failing = GroupRef("failing", BUSY)
     groups.register("default", failing, mode="ordered", start="earliest")
     _fill_offsets("default", failing.group, BUSY, "MIN(`offset`) - 1", "MAX(`offset`)")
@@ -123,8 +133,10 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         (BUSY,),
     )
     _fill_keys(options.keys)
+    done("many keys")
     _fill_jobs(options.jobs)
     _fill_schedules(options.schedules)
+    done("jobs and schedules")
     letter, _ = _fill_log("default", f"{TOPIC}_dlq", options.letters, 100)
     _rows(
         "default",
@@ -134,6 +146,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "WHERE topic = %s",
         (TOPIC, first, f"{TOPIC}_dlq"),
     )
+    done("dead letters")
     _rows(
         "default",
         "INSERT INTO queue_delivery_events (consumer_group, topic, partition_key, message_offset, attempt, outcome, "
@@ -142,6 +155,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "WHERE topic = %s AND partition_key < 'k2' LIMIT 1000000",
         (TOPIC,),
     )
+    done("recorded deliveries")
     _rows(
         "default",
         "INSERT INTO queue_outbox (topic, partition_key, payload, deliver_at) SELECT %s, 'k1', '1', "
@@ -175,7 +189,9 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
             "FROM scale_numbers n JOIN scale_numbers g WHERE n.n > 0 AND n.n < %s AND g.n < 100",
             (grain, grain, grain * 1000, TOPIC, number),
         )
+    done("outbox, operations, leases and rollups")
     _analyze("default")
+    done("statistics")
     return {"message": first, "stuck": head, "letter": letter}
 
 
@@ -276,14 +292,16 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
     client.force_login(user)
     group = {"group": "billing", "topic": TOPIC}
     many = {"group": "sensors", "topic": MANY}
+    letters = {"topic": f"{TOPIC}_dlq"}
     pages: list[tuple[str, str, dict[str, Any]]] = [
+        ("index of the admin", "/admin/", {}),
         ("overview", "", {}),
         ("overview, a day", "", {"span": "day"}),
         ("group", "group/", group),
-        ("group, 6 hours", "group/", {**group, "range": "6h"}),
-        ("group, 7 days", "group/", {**group, "range": "7d"}),
+        *((f"group, {span}", "group/", {**group, "range": span}) for span in ("15m", "1h", "6h", "24h", "7d")),
         ("group, shared", "group/", {"group": "mail", "topic": TOPIC}),
         ("group, stuck head", "group/", {"group": "stuck", "topic": BUSY}),
+        ("group, many keys", "group/", many),
         ("offsets", "offsets/", {}),
         ("offsets, of a group", "offsets/", group),
         ("offsets, furthest behind", "offsets/", {**group, "order": "behind"}),
@@ -293,20 +311,25 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("offsets, many keys, by key", "offsets/", {**many, "prefix": "k99"}),
         ("offsets, many keys, of an owner", "offsets/", {**many, "owner": "host:7"}),
         ("offsets, many keys, far on", "offsets/", {**many, "after": json.dumps(["sensors", MANY, "k99"])}),
+        ("offsets, many keys, without an owner", "offsets/", {**many, "unowned": "1"}),
         ("in flight", "inflight/", {}),
+        ("in flight, of a group", "inflight/", group),
         ("errors", "errors/", {}),
         ("errors, of a group", "errors/", {"group": "failing", "topic": BUSY}),
         ("errors, dead letters", "errors/", {"topic": TOPIC, "state": "dead_letters"}),
         ("dead letters", "deadletters/", {}),
-        ("dead letters, by error", "deadletters/", {"topic": f"{TOPIC}_dlq", "error": "case 7"}),
-        ("dead letters, an error", "deadletters/", {"topic": f"{TOPIC}_dlq", "kind": "ValueError: case <number>"}),
+        ("dead letters, by error", "deadletters/", {**letters, "error": "case 7"}),
+        ("dead letters, an error", "deadletters/", {**letters, "kind": "ValueError: case <number>"}),
         ("dead letter", "deadletter/", {"offset": places["letter"]}),
         ("scheduled", "scheduled/", {}),
+        ("scheduled, of a topic", "scheduled/", {"topic": TOPIC}),
+        ("scheduled, by id", "scheduled/", {"topic": TOPIC, "id": "none"}),
         ("subscribers", "subscribers/", {}),
         ("offsets, of an owner", "offsets/", {"owner": "host:1"}),
         ("jobs", "jobs/", {}),
         ("jobs, failed", "jobs/", {"status": "FAILED"}),
         ("jobs, of a task", "jobs/", {"task": "shop.tasks.task7"}),
+        ("jobs, failed, of a task", "jobs/", {"status": "FAILED", "task": "shop.tasks.task7"}),
         ("jobs, of a queue", "jobs/", {"topic": JOBS}),
         ("job", "job/", {"id": f"job-{options.jobs - 99:010d}"}),
         ("recurring", "recurring/", {}),
@@ -319,14 +342,24 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
         ("messages, with a text", "messages/", {"topic": TOPIC, "contains": "none has it"}),
+        ("messages, with a text, any topic", "messages/", {"contains": "none has it"}),
+        ("messages, many keys", "messages/", {"topic": MANY}),
         ("operations", "operations/", {}),
         ("operations, of nobody", "operations/", {"by": "nobody"}),
+        ("operations, of a group", "operations/", group),
+        ("operations, interrupted", "operations/", {"state": "interrupted"}),
         ("message", "message/", {"offset": places["message"] + 5}),
         ("message, stuck", "message/", {"offset": places["stuck"]}),
         ("publish, preview", "do/publish/", {"topic": TOPIC, "payload": '{"n": 1}', "key": "k17"}),
         ("replay, preview", "do/replay/", {**group, "first": places["message"], "last": places["message"] + 100_000}),
         ("replay, of other topics", "do/replay/", {**group, "first": places["stuck"], "last": places["letter"]}),
         ("replay, one partition", "do/replay/", {**group, "first": 1, "last": options.messages // 2, "key": "k17"}),
+        ("seek to the end, preview", "do/seek/", {**group, "target": "latest"}),
+        ("seek to the beginning, preview", "do/seek/", {**group, "target": "earliest"}),
+        ("retry, preview", "do/retry/", {"group": "stuck", "topic": BUSY}),
+        ("drop, preview", "do/drop/", group),
+        ("redrive, preview", "do/redrive/", {**letters, "upto": places["letter"] + options.letters}),
+        ("discard, preview", "do/discard/", {**letters, "error": "case 7", "upto": places["letter"] + options.letters}),
     ]
     found = []
     _say("page", "median ms", "min ms", "max ms", "CPU ms", "first ms", "queries", "SQL ms")
@@ -343,6 +376,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
                 answer = client.get(path if path.startswith("/") else PLACE + path, query)
                 times.append((time.perf_counter() - began) * 1000)
             assert answer.status_code == 200, (name, answer.status_code, answer.content[:2000])
+            assert not name.endswith("preview") or b"mq-preview" in answer.content, name
             queries = len(captured)
             in_sql.append(sum(float(one["time"]) for one in captured.captured_queries) * 1000)
         row = {
