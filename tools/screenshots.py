@@ -198,6 +198,7 @@ def addresses() -> dict[str, str]:
         "group": f"group/?group=review&topic={TOPIC}&range=1h",
         "abandoned": f"group/?{abandoned}",
         "inflight": "inflight/",
+        "errors": "errors/",
         "deadletters": "deadletters/",
         "deadletter": f"deadletter/?offset={dead_letter['offset']}",
         "scheduled": "scheduled/",
