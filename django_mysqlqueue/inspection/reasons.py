@@ -109,15 +109,16 @@ def _first(
     """Return the message of the partition that has to end, or to be claimed, first."""
     key, offset = content.entry.key, content.entry.offset
     if state.mode == ConsumerGroup.Mode.ORDERED:
-        row = session.row(
+        rows = session.rows(
             "SELECT w.place, w.held_by FROM (SELECT s.message_offset AS place, s.acked, "
             f"{HELD_BY} AS held_by FROM {STATE} s{session.dialect.force_index('PRIMARY')} WHERE s.consumer_group = %s "
             "AND s.topic = %s AND s.partition_key = %s ORDER BY s.message_offset LIMIT %s) w "
-            "WHERE w.acked = %s AND w.place <> %s AND (w.held_by <> '' OR w.place < %s) ORDER BY w.place LIMIT 1",
+            "WHERE w.acked = %s AND w.place <> %s AND (w.held_by <> '' OR w.place < %s)",
             (*state.ref, key, bounds.partition_count, False, offset, offset if blocks else 0),
         )
-        if row is not None:
-            return WaitReason("in_flight" if row[1] else "blocked", offset=int(row[0]), by=row[1])
+        if rows:
+            place, by = min(rows)
+            return WaitReason("in_flight" if by else "blocked", offset=int(place), by=by)
     if state.standing == "unclaimed":
         _, position = unclaimed.positions(session, state.ref, [key]).get(key, (0, state.start_offset))
         found = unclaimed.count(session, state.ref, [(max(position, state.start_offset), key)], depth=1).get(key)
