@@ -16,7 +16,7 @@ from django.test.testcases import QuietWSGIRequestHandler
 from django.urls import path
 
 ROOT = "/admin/django_mysqlqueue/dashboard/"
-POLICY = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:"
+POLICY = "default-src 'self'"
 
 urlpatterns = [
     path("admin/", admin.site.urls),

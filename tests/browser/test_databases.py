@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from django.db import connections
 from playwright.sync_api import expect
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerGroup
 from tests.browser.conftest import Desk, Open
+from tests.browser.looks import faults
 from tests.browser.pages import tab_to
 from tests.support.processes import SHORT
 from tests.support.two_databases import ALIASES, DEFAULT, QUEUE, SETTINGS, fill
@@ -48,33 +48,11 @@ def both(site: Any, queue_db: None, settings: Any, monkeypatch: pytest.MonkeyPat
     site.stop()
 
 
-def complaints_of(desk: Desk) -> list[str]:
-    """What the browser complains of, apart from pages that are answered with an error status."""
-    found = [text for text in desk.complaints if "the server responded with a status of" not in text]
-    desk.complaints.clear()
-    return found
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_pages_are_accessible(open_desk: Open, both: None, scheme: str):
-    desk = open_desk(color_scheme=scheme)
-    axe = Axe()
-    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
-    found = []
-    for address in PAGES[:-1]:
-        page = desk.open(address)
-        result = axe.run(page, context={"include": [[".mq-page"]]}, options=options)
-        for rule in result.response["violations"]:
-            found += [(address, rule["id"], node["target"]) for node in rule["nodes"]]
-    assert found == []
-    assert complaints_of(desk) == []
-
-
-def test_no_page_is_wider_than_a_phone(open_desk: Open, both: None):
-    desk = open_desk(width=390, height=844)
-    for address in PAGES:
-        assert not desk.open(address).evaluate("document.documentElement.scrollWidth > innerWidth"), address
-    assert complaints_of(desk) == []
+def test_the_pages_are_accessible_and_fit(open_desk: Open, both: None):
+    desk = open_desk()
+    found = {address: faults(desk.open(address)) for address in PAGES}
+    desk.forget_statuses()
+    assert not any(found.values()), "\n".join(f"{address}: {text}" for address, one in found.items() for text in one)
 
 
 def test_a_database_is_chosen_by_keyboard_and_operated_on(desk: Desk, both: None):

@@ -22,6 +22,7 @@ from django_mysqlqueue.inspection import Bounds
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.models import QueueMessage
 from tests.browser.conftest import Desk
+from tests.browser.looks import faults
 from tests.conftest import Clock
 from tests.support.harness import Sub, handler, sequence
 
@@ -49,6 +50,7 @@ def shown(desk: Desk, settings: Any, request: pytest.FixtureRequest, monkeypatch
         if folder := os.environ.get("SCREENSHOTS"):
             name = request.node.name.removeprefix("test_").replace("_", "-")
             page.screenshot(path=Path(folder) / f"outage-{name}.png", full_page=True)
+        assert faults(page) == []
         return page
 
     return open_page
