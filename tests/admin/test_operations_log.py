@@ -21,6 +21,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.pages.operations import ACTIONS, UNITS
 from django_mysqlqueue.inspection import operations_log
+from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage
 from django_mysqlqueue.operations import redriving
@@ -267,6 +268,9 @@ def test_a_paused_group_says_who_paused_it_and_why(client):
     assert re.search(r"paused</strong> <bdi>by ada .* ago: the warehouse moves", text)
     operations.resume("g", "t", actor="bob")
     assert paused_by(client) == ""
+    ConsumerGroup.objects.filter(consumer_group="g").update(paused=True)
+    assert paused_by(client) == "", "paused by plain SQL"
+    ConsumerGroup.objects.filter(consumer_group="g").update(paused=False)
     operations.pause("g", "t", actor="bob")
     assert paused_by(client) == "by bob 5 s ago"
     operations.seek("g", "t", "earliest", actor="eve")
@@ -367,6 +371,22 @@ def test_a_listing_through_the_inspection(db):
     assert (found.entries, found.before) == ((), None)
     assert operations_log.count_unfinished(Session(USING), []) == (0, 0)
     assert [one.topic for one in operations_log.look(Session(USING), OperationFilter()).entries] == ["u", "t"]
+
+
+def test_the_last_page_has_no_next_one(db):
+    first, second = record(), record()
+    for wanted in (OperationFilter(), OperationFilter(topics=["t"])):
+        found = operations_log.look(Session(USING), wanted, limit=2)
+        assert ([one.id for one in found.entries], found.before) == ([second.pk, first.pk], None)
+        assert operations_log.look(Session(USING), wanted, limit=1).before == second.pk
+
+
+def test_unfinished_operations_are_counted_among_the_newest(db):
+    now = Session(USING).now()
+    for at, end in ((1, 0), (now, 1), (now, 0)):
+        record("seek", started_at=at, ended_at=end)
+    counts = [operations_log.count_unfinished(Session(USING), None, bounds=Bounds(operations=n)) for n in (1, 2, 3)]
+    assert counts == [(1, 0), (1, 0), (1, 1)]
 
 
 def test_all_rows_of_an_export_are_in_the_language_and_time_zone_of_the_request():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from html import unescape
@@ -13,6 +14,7 @@ from django.contrib.auth.models import User
 from django_mysqlqueue import operations, publish
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
+from django_mysqlqueue.operations import publishing
 from tests.support import job_worlds
 from tests.support.dashboard import ROOT, page
 from tests.support.handlers import Recorder
@@ -159,6 +161,40 @@ def test_the_preview_says_who_receives_it_and_when(client):
     assert unparsed.startswith("d/t waits: this release cannot parse its filter (")
     assert dropped == "e/t will not receive it: the group is being dropped."
     assert sought == "f/t will receive it after an unfinished operation on the group (seek) has ended."
+
+
+def test_the_preview_says_when_it_comes_due_and_expires(client):
+    told = " ".join(sentences(previewed(client, topic="t", payload="1", deliver_at="2100-01-01T00:00:00")))
+    assert re.search(r"It is scheduled: it comes due at [^.;]*2100[^;]*; at once if this time has passed\.", told), told
+    at = datetime.datetime(2100, 6, 1, tzinfo=datetime.UTC)
+    told = " ".join(operations.publish("t", 1, expires_at=at, actor="ada", dry_run=True).summary)
+    assert re.search(r"It expires: a group that has not started it by .*2100.* does not handle it\.", told), told
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_preview_names_a_bounded_number_of_groups(db, monkeypatch, most):
+    monkeypatch.setattr(publishing, "MOST_GROUPS", most)
+    for name in "ab":
+        ConsumerGroup.objects.create(consumer_group=name, topic="t", mode="ordered")
+    said = operations.publish("t", 1, actor="ada", dry_run=True).summary
+    assert sum("will receive it when a subscriber is running" in one for one in said) == min(most, 2)
+    more = "The topic has more consumer groups. Only the first 1 are shown."
+    assert (said[-1] == more) == (most == 1)
+
+
+def test_a_new_topic_is_not_taken_for_a_dlq(db, monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.service.log.known", lambda session: ["orders_dlq"])
+    new, _no_group = operations.publish("orders_dl", 1, actor="ada", dry_run=True).warnings
+    assert new == "The topic orders_dl is new: no message, consumer group or setting names it."
+
+
+def test_the_id_is_searched_among_the_newest_messages_of_the_outbox(db, monkeypatch):
+    monkeypatch.setattr(publishing, "NEWEST", 2)
+    for name in ("old", "new", "newer"):
+        assert operations.publish("t", 1, id=name, key="k", actor="ada").changed == 1
+    assert operations.publish("t", 1, id="new", key="k", actor="ada").changed == 0
+    assert operations.publish("t", 1, id="old", key="k", actor="ada").changed == 1, "the sequencer drops it"
+    assert operations.publish("u", 1, id="newer", key="k", actor="ada").changed == 1, "it is in another topic"
 
 
 def test_a_topic_without_groups_and_a_new_one(client):

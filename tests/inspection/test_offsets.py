@@ -310,6 +310,17 @@ def test_long_partitions_are_counted_again_up_to_the_limit():
     assert get_partition_backlogs(*G, bounds=late).lags == dict.fromkeys("abc", Count(3, exact=False))
 
 
+def test_the_backlogs_are_those_of_one_group():
+    log(6, "ab")
+    log(2, "a", topic="u")
+    for ref in (GroupRef("a", "t"), G, GroupRef("g", "u")):
+        register(ref)
+    Sub(handler(group="a")).settle()
+    assert get_partition_backlogs("a", "t").lags == dict.fromkeys("ab", Count(0))
+    assert get_partition_backlogs(*G).lags == dict.fromkeys("ab", Count(3))
+    assert get_partition_backlogs("g", "u").lags == {"a": Count(2)}
+
+
 def test_an_unknown_group():
     assert get_partition_backlogs("nobody", "t") is None
     assert partitions.keys(Session(USING), GroupRef("nobody", "t")) == []
