@@ -1,0 +1,125 @@
+"""What makes a problem of the queue as a whole, how severe it is, since when, and what it names: each bound."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from django_mysqlqueue.inspection import queue_problems
+from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
+from django_mysqlqueue.inspection.overview import QueueOverview
+from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
+from django_mysqlqueue.inspection.schedules import ScheduleStatus
+from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
+from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
+from tests.support.harness import USING
+
+TIMES = StallTimes(outbox=15, tick=60)
+
+
+def overview(*groups, due=None, sequenced=10**6, relays=()):
+    outbox = OutboxOverview({} if due is None else {"t": DueMessages(Count(3), ago(due))}, {}, Count(0), None)
+    return QueueOverview(USING, NOW, 1, ago(sequenced), 0, outbox, groups, Count(0), False, 600, ("t",), relays)
+
+
+def shown(problems):
+    return [
+        (p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000, p.messages.value) for p in problems
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, []),
+        ({"due": 14}, [("outbox", 2, 14, 3)]),
+        ({"due": 15}, [("outbox", 0, 15, 3)]),
+        ({"due": 15, "sequenced": 15}, [("outbox", 0, 15, 3)]),
+        ({"due": 15, "sequenced": 14}, [("outbox_behind", 1, 15, 3)]),
+    ],
+)
+def test_due_messages_are_a_problem_after_a_while(values, expected):
+    assert shown(queue_problems.outbox(overview(**values), TIMES)) == expected
+
+
+def test_due_messages_are_none_at_once_if_a_subscriber_runs_or_a_group_has_the_problem():
+    assert shown(queue_problems.outbox(overview(group(subscribers=[live()]), due=14), TIMES)) == []
+    assert shown(queue_problems.outbox(overview(group(head(5)), due=14), TIMES)) == []
+    assert shown(queue_problems.outbox(overview(group(), due=14), TIMES)) == [("outbox", 2, 14, 3)]
+
+
+def test_lost_subscribers_are_told_if_anything_waits_or_they_have_leases(db):
+    """Leases of another group, or of another subscriber, do not count."""
+
+    def found(*heads, exact=True):
+        subscribers = [live(is_live=False), dataclasses.replace(live(), name="alive")]
+        one = dataclasses.replace(group(*heads, subscribers=subscribers), lag=Count(len(heads), exact=exact))
+        problems = queue_problems.lost_subscribers(Session(USING), overview(one))
+        return [(p.kind, p.severity, p.ref, p.subscriber, p.since) for p in problems]
+
+    lost = ("silent", 2, G, "s", NOW)
+    assert found() == []
+    assert found(head(1)) == [lost]
+    assert found(exact=False) == [lost], "it is not known whether anything waits"
+    for owner, place in (("other", "t"), ("s", "u")):
+        PartitionLease.objects.create(consumer_group="g", topic=place, partition_key="k", leased_by=owner)
+    assert found() == []
+    PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="l", leased_by="s")
+    assert found() == [lost]
+
+
+def test_a_relay_is_a_problem_after_a_while_or_if_it_is_refused():
+    def found(*arguments):
+        problems = queue_problems.relays(overview(relays=(RelayBacklog("copy", *arguments),)), TIMES)
+        return [(p.database, p.topic, p.offset, p.message_id, *shown([p])[0]) for p in problems]
+
+    assert found(Count(2), ago(14)) == []
+    assert found(Count(2), ago(15)) == [("copy", None, None, None, "relay", 0, 15, 2)]
+    assert found(Count(0), None) == []
+    refused = RefusedMessage("t", "m", 7, "too large")
+    for seconds in (1, 20):
+        assert found(Count(2), ago(seconds), refused) == [("copy", "t", 7, "m", "relay", 0, seconds, 2)]
+
+
+def schedule(overdue, **values):
+    defaults = {"task": "", "times": "", "timezone": "", "last_tick": 0, "last_run": 0, "skipped": 0, "paused_at": 0}
+    next_tick = None if overdue is None else ago(overdue)
+    given = {
+        "registered_at": 0,
+        "seen_at": NOW,
+        "declared": True,
+        "catch_up": "",
+        "overlap": "",
+        "runs": (),
+        **defaults,
+        **values,
+    }
+    return ScheduleStatus(name="n", topic="t", now=NOW, next_tick=next_tick, **given)
+
+
+@pytest.mark.parametrize(
+    ("one", "is_live", "expected"),
+    [
+        (schedule(None), True, []),
+        (schedule(59), True, []),
+        (schedule(60), True, [(0, 60, "has never run")]),
+        (schedule(60, last_run=ago(90)), True, [(0, 60, "has not run since")]),
+        (schedule(60, declared=False), True, [(2, 60, "delete it with queuerecurring")]),
+        (schedule(60, declared=False), False, [(0, 60, "No subscriber is running.")]),
+        (schedule(None, error="no"), True, [(1, None, "cannot run the recurring schedule n: no")]),
+        (schedule(None, error="no", paused_at=1), True, []),
+        (schedule(None, error="no", declared=False), True, []),
+        (schedule(60, error="no"), True, [(1, None, "cannot run"), (0, 60, "has never run")]),
+    ],
+)
+def test_a_schedule_that_is_overdue_or_cannot_run(monkeypatch, one, is_live, expected):
+    monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [one])
+    state = overview(group(subscribers=[live(is_live=is_live)]))
+    problems = list(queue_problems.recurring(state, TIMES))
+    assert [(p.severity, shown([p])[0][2]) for p in problems] == [item[:2] for item in expected]
+    assert all(text in p.text for p, (*_, text) in zip(problems, expected, strict=True))
+    assert {p.topic for p in problems} <= {"t"}
