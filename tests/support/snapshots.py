@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS, TABLES
+from tests.conftest import QUEUE_MODELS, TABLES, empty
 
 
 class Snapshot:
@@ -36,8 +36,12 @@ class Snapshot:
         if changed is not None and not changed:
             return
         with transaction.atomic(), connection.cursor() as cursor:
+            if changed is None:
+                empty()
+            else:
+                for table in sorted(changed):
+                    cursor.execute(f"DELETE FROM {table}")
             for table in TABLES if changed is None else sorted(changed):
-                cursor.execute(f"DELETE FROM {table}")
                 insert, parameters = self._rows[table]
                 if parameters:
                     cursor.execute(insert, parameters)
