@@ -7,7 +7,8 @@ summary. A step that cannot run is reported as NOT RUN. If the environment varia
 All tests run on SQLite. Tests marked ``any_engine`` run only there, because they are independent of the database (pages
 of the admin, settings, the supervisor's processes, documents), with both Django versions; those marked ``any_version``
 (functions without a database, documents) with one. Coverage is measured with Python 3.11: in the steps on SQLite and,
-of what depends on the engine, on MariaDB, without the tests in ``REPEATED``, which run the same lines a thousand times.
+of what depends on the engine, on MariaDB, without the tests in ``REPEATED``, which run the same lines a thousand times,
+and without those in ``OF_TOOLS``, which test programs in `tools/`.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ CONFORMANCE = tuple(
 )
 REPEATED = (
     "tests/crash",
+    "tests/jobs/test_crashes.py",
     "tests/model",
+    "tests/procedures/test_crashes.py",
+    "tests/schedules/test_crashes.py",
     "tests/sql",
 )
+# Checks of the soak test. Coverage of the package would take twice their time.
+OF_TOOLS = tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_soak_*.py")))
 NOT_INHERITED = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDONTWRITEBYTECODE")
 """Environment variables that steps do not get. Without bytecode on disk, each of hundreds of processes would compile
 the package again, and each step would compile and rewrite all tests."""
@@ -121,6 +127,7 @@ def steps() -> list[Step]:
     # A Spark session takes seconds to start and gigabytes to install, so its tests are separate steps.
     everything = (*timed, "not packaging and not browser and not spark and not slow and not own_server")
     without_repeated = tuple(f"--ignore={name}" for name in REPEATED)
+    without_tools = tuple(f"--ignore={name}" for name in OF_TOOLS)
     in_process = (*timed, everything[-1] + " and not processes")
     any_engine = (*timed, in_process[-1] + " and any_engine")
     of_the_engine = (*timed, in_process[-1] + " and not any_engine")
@@ -151,7 +158,8 @@ def steps() -> list[Step]:
         Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
         Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
         Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
-        Step("any engine, SQLite", OLD, (*coverage, *any_engine), "sqlite"),
+        Step("any engine, SQLite", OLD, (*coverage, *any_engine, *without_tools), "sqlite"),
+        Step("tools, SQLite", OLD, (*any_engine, *OF_TOOLS), "sqlite"),
         Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
