@@ -8,7 +8,7 @@ All tests run on SQLite. Tests marked ``any_engine`` run only there, because the
 of the admin, settings, the supervisor's processes, documents), with both Django versions; those marked ``any_version``
 (functions without a database, documents) with one. Coverage is measured with Python 3.11: in the steps on SQLite and,
 of what depends on the engine, on MariaDB, without the tests in ``REPEATED``, which run the same lines a thousand times,
-and without those in ``OF_TOOLS``, which test programs in `tools/`.
+and without those in ``OF_TOOLS``, which test programs in ``tools/``.
 """
 
 from __future__ import annotations
