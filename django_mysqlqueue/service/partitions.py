@@ -20,7 +20,7 @@ they jump. So only a topic whose partitions are longer than those of the other t
 MORE = 50
 """Maximum number of partitions that are then read one by one."""
 ALL = 1_000_000
-"""If so many partitions are wanted, as by health checks, the second read is not left out."""
+"""If at least this number of partitions is wanted, as by health checks, the second read is not left out."""
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:

@@ -197,11 +197,16 @@ def listed(answer):
     return {row.alias: (row.state, [card.value for card in row.cards]) for row in answer.context["rows"]}
 
 
+def without_ages(text):
+    """Returns a text without ages, which differ between two requests."""
+    return re.sub(r"the oldest for [\d.]+ [a-z]+( [\d.]+ [a-z]+)?", "the oldest for a time", text)
+
+
 def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(client, both):
     publish("orders", 1)
     publish("t", 1)
     answer = client.get(ROOT)
-    text = unescape(answer.content.decode())
+    text = without_ages(unescape(answer.content.decode()))
     assert title(text) == "Dashboard"
     names = [card.name for card in answer.context["headings"]]
     for alias in ALIASES:
@@ -212,9 +217,8 @@ def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(c
         assert (numbers["dead letters"], numbers["scheduled"], numbers["due in the outbox"]) == ("1", "1", "1")
         assert state == alone.context["banner"].status.name == "Degraded"
         for one in alone.context["causes"]:
-            assert (
-                f'<span class="mq-tag">{alias}</span> <span class="mq-what"><bdi>{one.cause.text}</bdi></span>' in text
-            )
+            what = f'<span class="mq-what"><bdi>{without_ages(one.cause.text)}</bdi></span>'
+            assert f'<span class="mq-tag">{alias}</span> {what}' in text
             assert f"database={alias}" in one.link
             for problem in one.cause.problems:
                 item = f'data-kind="{problem.kind}" data-group="{problem.ref or ""}" data-database="{alias}"'

@@ -62,7 +62,7 @@ def _read(sql: str) -> Statement:
     if called := _CALL.match(sql):  # It may do anything, in several transactions.
         return Statement(f"call:{called[1]}", dict.fromkeys(TABLES, WRITE))
     tables = list(dict.fromkeys(_NAME.findall(sql)))
-    if not tables:
+    if not tables or sql.startswith("EXPLAIN "):
         return Statement("", NOTHING)
     verb = sql.lstrip(" (").split(None, 1)[0].lower()
     access = dict.fromkeys(tables, READ)
