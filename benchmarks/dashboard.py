@@ -118,7 +118,6 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "WHERE topic = %s",
         (head, BUSY),
     )
-    done("delivery rows")
     failing = GroupRef("failing", BUSY)
     groups.register("default", failing, mode="ordered", start="earliest")
     _fill_offsets("default", failing.group, BUSY, "MIN(`offset`) - 1", "MAX(`offset`)")
@@ -128,10 +127,10 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
         "invisible_until, retry_count, delivered_at, last_error) SELECT 'failing', topic, partition_key, `offset`, 0, "
         "published_at + 86400000, 3, published_at, CONCAT('Traceback (most recent call last):\\n', "
         "REPEAT('  File shop.py\\n', 100), ELT(`offset` %% 3 + 1, 'ValueError', 'KeyError', 'OSError'), ': ', "
-        "`offset`) "
-        "FROM queue_messages WHERE topic = %s LIMIT 100000",
+        "`offset`) FROM queue_messages WHERE topic = %s LIMIT 100000",
         (BUSY,),
     )
+    done("delivery rows")
     _fill_keys(options.keys)
     done("many keys")
     _fill_jobs(options.jobs)
