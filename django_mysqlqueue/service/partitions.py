@@ -79,7 +79,10 @@ def last_offsets(
             break  # These partitions are long.
     most = min(MORE, limit - len(found))
     keys = in_log(session, topic, after=None, since=place[0] if place else "", limit=most + 1)
-    return found | ends(session, topic, keys[:most]), len(keys) <= most
+    found |= ends(session, topic, keys[:most])
+    if not found and len(keys) > most > 0:  # GC has emptied these meanwhile: there would be nowhere to continue.
+        return last_offsets(session, topic, limit=limit, after=keys[most - 1])
+    return found, len(keys) <= most
 
 
 def _cut(found: dict[str, int], limit: int) -> tuple[dict[str, int], bool]:

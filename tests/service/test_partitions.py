@@ -105,6 +105,23 @@ def test_a_read_of_short_partitions_continues(monkeypatch):
     assert partitions.last_offsets(session, "t", limit=8) == ({key: expected[key] for key in "abcdefgh"}, False)
 
 
+def test_a_read_continues_after_partitions_that_are_collected_meanwhile(monkeypatch):
+    monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
+    monkeypatch.setattr(partitions, "ROWS", (1, 1))
+    monkeypatch.setattr(partitions, "MORE", 1)
+    log({"a": 9, "b": 1, "c": 1})
+    expected, read = ends(), partitions.ends
+
+    def collected(*asked):
+        QueueMessage.objects.filter(partition_key="a").delete()
+        return read(*asked)
+
+    monkeypatch.setattr(partitions, "ends", collected)
+    session = Session(USING)
+    assert partitions.last_offsets(session, "t", limit=1) == ({"b": expected["b"]}, False)
+    assert partitions.last_offsets(session, "t", limit=2) == ({key: expected[key] for key in "bc"}, True)
+
+
 def test_all_partitions_or_none(jumps):
     log(COUNTS)
     session = Session(USING)
@@ -180,6 +197,14 @@ def test_the_search_for_work_finds_the_same_as_a_search_by_key(jumps, limit):
     assert {"a", "b", "d", "discarded", "zz"} <= expected
     assert not {"é", "gone"} & expected
     assert sorted(found_work(limit)) == sorted(expected)
+
+
+def test_the_search_for_work_continues_while_there_are_state_rows(jumps):
+    for key in "abcde":
+        DeliveryState.objects.create(consumer_group="g", topic="t", partition_key=key, message_offset=5)
+    log({"b": 1})
+    for limit in (1, 2, 3, 100):
+        assert found_work(limit) == list("abcde")
 
 
 def test_the_search_for_work_begins_at_the_start_of_a_group(jumps):
