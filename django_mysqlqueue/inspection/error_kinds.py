@@ -32,6 +32,8 @@ HOURS = 24
 HOUR_MS = 3_600_000
 FAILED = (DeliveryEvent.Outcome.FAILED.value, DeliveryEvent.Outcome.DEAD_LETTERED.value)
 """The outcomes of failed attempts."""
+NO_TEXT = "<no text>"
+"""The masked text of an error without a text: of ``nack()`` and ``reject()`` without a reason."""
 
 State = Literal["retrying", "dead_letters", "settled"]
 
@@ -56,7 +58,7 @@ class ErrorKind:
     ref: GroupRef
     """The group and its topic."""
     text: str
-    """The last line of the error, masked."""
+    """The last line of the error, masked; ``<no text>`` if the error has none."""
     retrying: Count
     """Messages with this error that wait for another attempt."""
     dead_letters: Count
@@ -246,7 +248,7 @@ class _Texts:
         """Return the masked last line of an error whose last characters were read."""
         key = (last_line(end), naming.first_topic(ref.topic), is_cut(end))
         if key not in self._found:
-            self._found[key] = masked(self._shown(*key))
+            self._found[key] = masked(self._shown(*key)) or NO_TEXT
         return self._found[key]
 
 

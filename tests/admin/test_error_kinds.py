@@ -238,3 +238,47 @@ def test_errors_are_shown_as_text(client):
     waiting(HOSTILE)
     for name in ("errors", "deadletters"):
         assert "<script>alert" not in client.get(f"{ROOT}{name}/").content.decode()
+
+
+def test_errors_without_a_text_are_a_kind(client):
+    """Its lists and operations contain no other errors."""
+
+    def reject(delivery):
+        delivery.reject("")
+
+    def nack(delivery):
+        delivery.nack(3600)
+
+    other = fail_with(0, "no 1")
+    for function in (reject, nack):
+        publish("t", 1)
+        sub = Sub(handler(function=function))
+        sub.settle()
+        sub.leave()
+    sequence()
+    assert told(client) == [("g", "<no text>", "1", "1", "2"), ("g", "ValueError: no <number>", "0", "1", "1")]
+    (letter,) = set(offsets_of("t_dlq")) - {other}
+    text = page(client, "errors", **{"class": "-"})
+    assert 'value="-" selected' in text
+    assert "ValueError: no" not in text
+    (link,) = re.findall(r'class="mq-kind-count" href="([^"]*)"', text)
+    assert offsets(client.get(unescape(link)).context) == [letter]
+    links = [unescape(one) for one in re.findall(r'href="([^"]*/do/[^"]*kind=[^"]*)"', text)]
+    assert [one.split("/do/")[1].split("/")[0] for one in links] == [
+        "retry-error",
+        "dead-letter-error",
+        "redrive",
+        "discard",
+    ]
+    asked = [unescape(client.get(one).content.decode()) for one in links]
+    assert all(re.search(r": 1\.", one) for one in asked)
+    assert all("error “<no text>”" in one for one in asked)
+    kind = "<no text>"
+    confirm(client, "discard", topic="t_dlq", group="g", kind=kind, upto=letter, reason="no use")
+    assert told(client) == [("g", kind, "1", "0", "2"), ("g", "ValueError: no <number>", "0", "1", "1")]
+
+
+def test_no_class_is_offered_if_all_errors_have_one(client):
+    fail_with(1, "no 1")
+    assert 'value="-"' not in page(client, "errors")
+    assert told(client, **{"class": "-"}) == []

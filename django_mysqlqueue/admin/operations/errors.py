@@ -22,8 +22,8 @@ from django_mysqlqueue.sql.session import Session
 
 
 def _kind_field() -> forms.CharField:
-    """Return the field with the masked error, which is empty if the messages have none."""
-    return forms.CharField(widget=forms.HiddenInput, strip=False, required=False)
+    """Return the field with the masked error."""
+    return forms.CharField(widget=forms.HiddenInput, strip=False)
 
 
 class RetryErrorForm(RetryForm):
@@ -41,11 +41,7 @@ class ErrorOperation(AdminOperation):
 
     def subject(self) -> str:
         """Return the group and the error."""
-        kind = self.values["kind"]
-        return (_("%(ref)s, error “%(value)s”") if kind else _("%(ref)s, no error text")) % {
-            "ref": self.ref,
-            "value": kind,
-        }
+        return _("%(ref)s, error “%(value)s”") % {"ref": self.ref, "value": self.values["kind"]}
 
     @functools.cached_property
     def found(self) -> tuple[list[int], bool]:

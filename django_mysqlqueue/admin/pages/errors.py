@@ -27,6 +27,8 @@ STATES = {
     "dead_letters": gettext_lazy("dead letters"),
     "settled": gettext_lazy("settled"),
 }
+NO_CLASS = "-"
+"""In the filter by class: only errors that begin with no class."""
 FILTERS = ("topic", "group", "class", "state")
 
 
@@ -70,7 +72,7 @@ class ErrorsPage(Page):
         kinds = [
             kind
             for kind in found.kinds
-            if (state is None or state in kind.states) and wanted in (None, kind.error_class)
+            if (state is None or state in kind.states) and wanted in (None, kind.error_class or NO_CLASS)
         ]
         shown = kinds[:PAGE_ROWS]
         topics = {kind.ref.topic for kind in shown}
@@ -90,8 +92,10 @@ class ErrorsPage(Page):
             ),
             "group": group or "",
             "classes": sorted(
-                {kind.error_class for kind in found.kinds if kind.error_class} | ({wanted} if wanted else set())
+                {kind.error_class for kind in found.kinds if kind.error_class}
+                | ({wanted} if wanted else set()) - {NO_CLASS}
             ),
+            "has_classless": wanted == NO_CLASS or any(not kind.error_class for kind in found.kinds),
             "class": wanted or "",
             "states": STATES.items(),
             "state": state or "",

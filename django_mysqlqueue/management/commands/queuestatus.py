@@ -269,7 +269,7 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         [
             (
                 *one.ref,
-                shortened(one.text or "(no text)", most=ERROR_SHOWN),
+                shortened(one.text, most=ERROR_SHOWN),
                 str(one.retrying),
                 str(one.dead_letters),
                 str(one.attempts),
