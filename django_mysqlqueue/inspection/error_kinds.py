@@ -172,7 +172,9 @@ def find_errors(
     past_whole = found.add_past(read, now - HOURS * HOUR_MS)
     waiting_whole = found.add_retrying(read)
     dead_whole = found.add_dead_letters(topics, group)
-    unrecorded = tuple(ref for ref in read if get_settings().recorded_of(ref.group) == "none")
+    settings = get_settings()
+    unrecorded = tuple(ref for ref in read if settings.recorded_of(ref.group) == "none")
+    are_kept = settings.history_retention >= HOURS * 3600
     kinds = [
         tally.kind(
             ref,
@@ -180,7 +182,7 @@ def find_errors(
             now,
             retrying_whole=waiting_whole.get(ref, True),
             dead_whole=dead_whole.get(naming.dlq_topic(ref.topic), True),
-            attempts_whole=past_whole.get(ref, False) and ref not in unrecorded,
+            attempts_whole=are_kept and past_whole.get(ref, False) and ref not in unrecorded,
         )
         for (ref, text), tally in found.tallies.items()
     ]

@@ -162,3 +162,10 @@ def test_acks_are_no_errors(settings):
     Sub(handler()).settle()
     found = list_errors()
     assert (found.kinds, found.whole) == ((), True)
+
+
+def test_attempts_are_a_lower_bound_if_their_records_are_kept_for_less_than_a_day(settings):
+    failing(1)
+    for seconds, attempts in ((3600, "1+"), (86_400, "1")):
+        settings.MYSQLQUEUE = {"HISTORY_RETENTION": seconds}
+        assert counts() == {("g", "t", KIND): ("1", "0", attempts)}
