@@ -261,8 +261,8 @@ class _Found:
         self._session = session
         self._bounds = bounds
         self._texts = _Texts(shown)
-        self._known: set[tuple[GroupRef, int, int]] = set()
-        """The group, message and number of recorded attempts."""
+        self._known: set[tuple[GroupRef, int, int, str]] = set()
+        """The group, message, number and masked text of recorded attempts. After a seek, a number comes twice."""
         self.tallies: defaultdict[tuple[GroupRef, str], _Tally] = defaultdict(_Tally)
 
     def add_past(self, refs: Sequence[GroupRef], since: int) -> dict[GroupRef, bool]:
@@ -272,8 +272,9 @@ class _Found:
             whole[ref] |= attempts[-1].at < since
             for one in attempts:
                 if one.outcome in FAILED:
-                    self._known.add((ref, one.offset, one.attempt))
-                    self.tallies[ref, self._texts.of(ref, one.end)].failed(one.at, one.offset)
+                    text = self._texts.of(ref, one.end)
+                    self._known.add((ref, one.offset, one.attempt, text))
+                    self.tallies[ref, text].failed(one.at, one.offset)
         return whole
 
     def add_retrying(self, refs: Sequence[GroupRef]) -> dict[GroupRef, bool]:
@@ -282,9 +283,10 @@ class _Found:
         for ref, rows in found.items():
             for row in rows:
                 if row.is_retrying:
-                    tally = self.tallies[ref, self._texts.of(ref, row.end)]
+                    text = self._texts.of(ref, row.end)
+                    tally = self.tallies[ref, text]
                     tally.retrying.append(row.offset)
-                    if (ref, row.offset, row.attempts) not in self._known:
+                    if (ref, row.offset, row.attempts, text) not in self._known:
                         tally.failed(row.at, row.offset)
         return whole
 
@@ -296,7 +298,7 @@ class _Found:
             for end in ends:
                 tally = self.tallies[end.ref, end.text]
                 tally.dead.append(end.offset)
-                if (end.ref, end.original_offset, end.attempts) not in self._known:
+                if (end.ref, end.original_offset, end.attempts, end.text) not in self._known:
                     tally.failed(end.failed_at, end.original_offset)
         return whole
 

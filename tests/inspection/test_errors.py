@@ -164,6 +164,21 @@ def test_acks_are_no_errors(settings):
     assert (found.kinds, found.whole) == ((), True)
 
 
+def test_an_attempt_again_after_a_seek_with_another_error(settings):
+    """It has the same number as the recorded one, and is another attempt."""
+    failing(1).leave()
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "none"}
+    operations.seek("g", "t", "earliest", actor="test")
+
+    def fail_otherwise(delivery):
+        raise KeyError("gone")
+
+    Sub(handler(function=fail_otherwise, max_attempts=9, backoff=WAITS)).settle()
+    assert counts() == {("g", "t", "KeyError: 'gone'"): ("1", "0", "1+"), ("g", "t", KIND): ("0", "0", "1+")}
+    found = list_errors()
+    assert all(0 < found.now - one.last_at < 60_000 for one in found.kinds)
+
+
 def test_attempts_are_a_lower_bound_if_their_records_are_kept_for_less_than_a_day(settings):
     failing(1)
     for seconds, attempts in ((3600, "1+"), (86_400, "1")):
