@@ -21,6 +21,19 @@ def masked(line: str) -> str:
     return _MASKED.sub(lambda found: f"<{found.lastgroup}>", line)
 
 
+BY_OPERATOR = "Dead-lettered by "
+"""The beginning of the error of a message that an operator has dead-lettered. The error of its last attempt follows."""
+EXPIRED = "The message expired at "
+"""The beginning of the error of a message that has expired before an attempt had started."""
+STARTS = max(len(BY_OPERATOR), len(EXPIRED))
+"""Number of characters that ``is_attempt`` needs."""
+
+
+def is_attempt(start: str) -> bool:
+    """Return whether an attempt has failed with an error, of which the first characters are given."""
+    return not start.startswith((BY_OPERATOR, EXPIRED))
+
+
 _CLASS = re.compile(r"[^\W\d][\w.]*(?=:|$)")
 
 

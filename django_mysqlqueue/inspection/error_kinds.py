@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.error_texts import error_class, masked
+from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.models import DeliveryEvent
@@ -31,7 +31,7 @@ HOURS = 24
 """Number of hours up to now for which failed attempts are counted."""
 HOUR_MS = 3_600_000
 FAILED = (DeliveryEvent.Outcome.FAILED.value, DeliveryEvent.Outcome.DEAD_LETTERED.value)
-"""The outcomes of failed attempts."""
+"""The outcomes of failed attempts, and of messages that an operator has dead-lettered or that have expired."""
 NO_TEXT = "<no text>"
 """The masked text of an error without a text: of ``nack()`` and ``reject()`` without a reason."""
 
@@ -208,6 +208,9 @@ class _Tally:
     dead: list[int] = field(default_factory=list)
     """Offsets of dead letters in their DLQ topic."""
     times: list[int] = field(default_factory=list)
+    """When attempts failed."""
+    dead_at: list[int] = field(default_factory=list)
+    """When messages were dead-lettered."""
     newest: int = 0
     """The newest message that has failed."""
 
@@ -221,6 +224,7 @@ class _Tally:
     ) -> ErrorKind:
         """Return the kind. The flags are true if all of that sort were read."""
         hours = [0] * HOURS
+        times = self.times or self.dead_at
         for at in self.times:
             ago = max(0, now - at) // HOUR_MS
             if ago < HOURS:
@@ -232,8 +236,8 @@ class _Tally:
             Count(len(self.dead), dead_whole),
             Count(sum(hours), attempts_whole),
             tuple(hours),
-            min(self.times, default=0),
-            max(self.times, default=0),
+            min(times, default=0),
+            max(times, default=0),
             max(self.retrying, default=self.newest),
             max(self.dead, default=None),
         )
@@ -248,7 +252,10 @@ class _Texts:
 
     def of(self, ref: GroupRef, end: str) -> str:
         """Return the masked last line of an error whose last characters were read."""
-        key = (last_line(end), naming.first_topic(ref.topic), is_cut(end))
+        line = last_line(end)
+        if line.startswith(BY_OPERATOR):  # No attempt had an error before.
+            line = ""
+        key = (line, naming.first_topic(ref.topic), is_cut(end))
         if key not in self._found:
             self._found[key] = masked(self._shown(*key)) or NO_TEXT
         return self._found[key]
@@ -271,7 +278,7 @@ class _Found:
         for ref, attempts in found.items():
             whole[ref] |= attempts[-1].at < since
             for one in attempts:
-                if one.outcome in FAILED:
+                if one.outcome in FAILED and is_attempt(one.start):
                     text = self._texts.of(ref, one.end)
                     self._known.add((ref, one.offset, one.attempt, text))
                     self.tallies[ref, text].failed(one.at, one.offset)
@@ -298,7 +305,9 @@ class _Found:
             for end in ends:
                 tally = self.tallies[end.ref, end.text]
                 tally.dead.append(end.offset)
-                if (end.ref, end.original_offset, end.attempts, end.text) not in self._known:
+                tally.dead_at.append(end.failed_at)
+                tally.newest = max(tally.newest, end.original_offset)
+                if end.is_attempt and (end.ref, end.original_offset, end.attempts, end.text) not in self._known:
                     tally.failed(end.failed_at, end.original_offset)
         return whole
 
@@ -395,6 +404,7 @@ class _Attempt(NamedTuple):
     attempt: int
     outcome: str
     at: int
+    start: str
     end: str
 
 
@@ -402,14 +412,14 @@ def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRe
     """Return recorded deliveries of groups, newest first."""
     select = (
         "SELECT consumer_group, topic, id, message_offset, attempt, outcome, settled_at, "
-        f"{session.dialect.ending('error', LINE)} FROM {EVENTS}"
+        f"SUBSTR(error, 1, {STARTS}), {session.dialect.ending('error', LINE)} FROM {EVENTS}"
         f"{session.dialect.force_index('queue_delivery_events_group')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
     )
     found: dict[GroupRef, list[_Attempt]] = {}
     rows = _each(session, select, [(*ref, most) for ref in refs])
-    for group, topic, _id, offset, attempt, outcome, at, end in sorted(rows, key=lambda row: -row[2]):
-        one = _Attempt(int(offset), int(attempt), outcome, int(at), end)
+    for group, topic, _id, offset, attempt, outcome, at, start, end in sorted(rows, key=lambda row: -row[2]):
+        one = _Attempt(int(offset), int(attempt), outcome, int(at), start, end)
         found.setdefault(GroupRef(group, topic), []).append(one)
     return found
 
@@ -430,6 +440,8 @@ class _End(NamedTuple):
     failed_at: int
     original_offset: int
     attempts: int
+    is_attempt: bool
+    """True if a failed attempt dead-lettered the message."""
 
 
 def _dead(
@@ -474,11 +486,13 @@ def of_kind(
 def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) -> Iterator[_End]:
     """Yield the ends of the errors of the newest matches."""
     for chunk in session.chunks(found.offsets[:most]):
-        for offset, group, topic, failed_at, original, attempts, end in session.rows(
+        for offset, group, topic, failed_at, original, attempts, start, end in session.rows(
             "SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, m.original_offset, m.failure_count, "
-            f"{session.dialect.ending('m.last_error', LINE)} FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"SUBSTR(m.last_error, 1, {STARTS}), {session.dialect.ending('m.last_error', LINE)} "
+            f"FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             sorted(chunk),
         ):
             ref = GroupRef(group, topic)
-            yield _End(int(offset), ref, texts.of(ref, end), int(failed_at), int(original), int(attempts))
+            text = texts.of(ref, end)
+            yield _End(int(offset), ref, text, int(failed_at), int(original), int(attempts), is_attempt(start))

@@ -13,11 +13,13 @@ from typing import Any
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.error_texts import BY_OPERATOR
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.losses import HELD_BY
+from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -73,7 +75,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, acto
         ref: the group and its topic.
         offsets: offsets of the messages in the log; at most ``MOST``.
         actor: who runs the operation, for the audit log and the dead letters.
-        reason: why; it is added to the last attempt's error in the dead letter's ``last_error``.
+        reason: why; it precedes the last attempt's error in the dead letter's ``last_error``.
 
     Returns:
         The number of dead-lettered messages.
@@ -120,8 +122,11 @@ def _claimed(ref: GroupRef, one: RetriedMessage, actor: str) -> Claimed:
 
 
 def _error(one: RetriedMessage, actor: str, reason: str) -> str:
-    text = f"Dead-lettered by {actor}" + (f": {reason}" if reason else ".")
-    return f"{one.last_error.rstrip()}\n{text}" if one.last_error else text
+    """Return the error of the dead letter. Lists show its last line, which is that of the last attempt's error."""
+    text = f"{BY_OPERATOR}{actor}" + (f": {reason}" if reason else ".")
+    room = max(0, ERROR_LENGTH - len(text) - 2)
+    rest = one.last_error if len(one.last_error) <= room else one.last_error[len(one.last_error) - room :]
+    return f"{text}\n\n{rest}" if rest else text
 
 
 def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:

@@ -238,7 +238,7 @@ def test_dead_letter_what_waits(client):
     sequence()
     letter = QueueMessage.objects.get(topic="t_dlq")
     assert letter.original_offset == offsets[0]
-    assert letter.last_error.endswith("Dead-lettered by ada0: a test order")
+    assert letter.last_error.startswith("Dead-lettered by ada0: a test order\n\nTraceback")
     operation = Operation.objects.get()
     assert (operation.detail, operation.reason) == (f"message {offsets[0]}", "a test order")
     entry = LogEntry.objects.get()

@@ -208,8 +208,8 @@ def test_a_message_is_given_up_as_the_page_says(db, way):
     sequence()
     letter = QueueMessage.objects.get(topic="orders_dlq")
     assert letter.original_offset == 4711
-    assert letter.last_error.startswith("no such order\nDead-lettered by ")
-    assert letter.last_error.endswith(": order was deleted")
+    assert letter.last_error.startswith("Dead-lettered by ")
+    assert letter.last_error.endswith(": order was deleted\n\nno such order")
 
 
 def test_a_dead_letter_is_given_back_as_the_page_says(db):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue import Message, operations, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
 from django_mysqlqueue.inspection.error_kinds import _deal, retrying_of_kind, whole_line
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import expiry
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -177,6 +178,51 @@ def test_an_attempt_again_after_a_seek_with_another_error(settings):
     assert counts() == {("g", "t", "KeyError: 'gone'"): ("1", "0", "1+"), ("g", "t", KIND): ("0", "0", "1+")}
     found = list_errors()
     assert all(0 < found.now - one.last_at < 60_000 for one in found.kinds)
+
+
+@pytest.mark.parametrize("recorded", ["failures", "none"])
+def test_a_message_that_an_operator_dead_letters_remains_of_its_kind(settings, recorded):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": recorded}
+    failing(2)
+    before = list_errors().kinds[0]
+    operations.dead_letter("g", "t", offsets=offsets_of()[:1], actor="ada", reason="a test order " * 76)
+    sequence()
+    (kind,) = list_errors().kinds
+    assert (kind.ref, kind.text, str(kind.retrying), str(kind.dead_letters)) == (("g", "t"), KIND, "1", "1")
+    if recorded == "failures":
+        assert kind.attempts == Count(2)
+        assert (kind.first_at, kind.last_at) == (before.first_at, before.last_at)
+
+
+def test_a_message_that_an_operator_dead_letters_before_any_failure_has_no_attempt():
+    publish_many("t", [1])
+    Sub(handler(function=lambda delivery: delivery.snooze(3600))).settle()
+    operations.dead_letter("g", "t", offsets=offsets_of(), actor="ada", reason="a test order")
+    sequence()
+    (kind,) = list_errors().kinds
+    assert (kind.text, str(kind.dead_letters), str(kind.attempts)) == ("<no text>", "1", "0")
+    assert 0 < kind.first_at == kind.last_at
+    assert kind.offset == offsets_of()[0]
+
+
+@pytest.mark.parametrize("recorded", ["failures", "none"])
+def test_an_expired_message_that_is_dead_lettered_has_no_further_attempt(settings, recorded):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": recorded}
+    publish("t", 1, expires_in=3600)
+    sequence()
+    options = {"max_attempts": 9, "backoff": WAITS, "on_expiry": "dead_letter"}
+    sub = Sub(handler(function=fail, **options))
+    sub.settle()
+    sub.leave()
+    again()
+    expiry.advance(Session(USING), 3_600_000)
+    Sub(handler(function=fail, **options)).settle()
+    sequence()
+    found = {one.text.split(" at ")[0]: one for one in list_errors().kinds}
+    expired = found.pop("The message expired")
+    assert (str(expired.dead_letters), expired.attempts.value) == ("1", 0)
+    assert 0 < expired.first_at == expired.last_at
+    assert [(one.text, one.attempts.value) for one in found.values()] == [(KIND, 1)] * (recorded == "failures")
 
 
 def test_attempts_are_a_lower_bound_if_their_records_are_kept_for_less_than_a_day(settings):

@@ -23,6 +23,7 @@ from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.support.handlers import Recorder, both_modes
@@ -82,8 +83,8 @@ def test_a_retrying_message_is_dead_lettered_for_its_group_alone(db, mode):
     assert ConsumerOffset.objects.get(consumer_group="g").offset_acked == offsets[-1]  # nobody has to move it
     ((offset, group, attempts, error),) = letters()
     assert (offset, group, attempts) == (offsets[0], "g", 1)
-    assert error.startswith("Traceback")
-    assert error.endswith("ValueError: no 0\nDead-lettered by ada: a test order")
+    assert error.startswith("Dead-lettered by ada: a test order\n\nTraceback")
+    assert error.endswith("ValueError: no 0\n")
     resumed(sub).settle()
     assert got.payloads == [0, 1, 2]
     operation = Operation.objects.get()
@@ -116,7 +117,8 @@ def test_several_at_a_time_and_what_is_due_or_was_never_tried(db, mode):
     sub.leave()  # and gives the last one back
     assert dead_letter_now(USING, G, [*offsets, offsets[0]], actor=ME) == 4
     assert [attempts for _, _, attempts, _ in letters()] == [1, 1, 0, 0]
-    assert [error.split("\n")[0] for *_, error in letters()] == ["later", "now", *["Dead-lettered by ada."] * 2]
+    by_ada = "Dead-lettered by ada."
+    assert [error for *_, error in letters()] == [f"{by_ada}\n\nlater", f"{by_ada}\n\nnow", by_ada, by_ada]
     assert lag() == 0
     assert not DeliveryState.objects.exists()
     assert Operation.objects.get().changed == 4
@@ -320,3 +322,13 @@ def test_in_a_request_it_commits_by_itself_and_holds_no_lock(db, end):
     assert connection.connection is outer
     assert Operation.objects.count() == 1
     assert len(letters()) == 1
+
+
+def test_who_and_why_remain_of_an_error_that_is_too_long_with_them(db):
+    offsets = log(1, "a")
+    Sub(handler(function=lambda delivery: delivery.nack(3600, "x" * 99_999 + "end"))).settle()
+    dead_letter_now(USING, G, offsets, actor=ME, reason="a test order")
+    ((_offset, _group, _attempts, error),) = letters()
+    assert len(error) == ERROR_LENGTH
+    assert error.startswith("Dead-lettered by ada: a test order\n\nx")
+    assert error.endswith("xend")

@@ -17,6 +17,7 @@ from django.db import Error, connections, transaction
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.error_texts import EXPIRED
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.runtime import forks, sessions
@@ -132,7 +133,7 @@ def _expire(held: Held, using: str) -> Settlement:
     if held.handler.on_expiry == "skip" or naming.is_dlq(claimed.ref.topic):
         return Settlement(claimed, Action.EXPIRED)
     held.delivery, held.messages = Delivery(held.handler, claimed, held.body, using), 0
-    text = f"The message expired at {_utc(held.body.expires_at)}, before attempt {claimed.attempt} had started."
+    text = f"{EXPIRED}{_utc(held.body.expires_at)}, before attempt {claimed.attempt} had started."
     return Settlement(claimed, Action.REJECT, error=text, is_started=False)
 
 
