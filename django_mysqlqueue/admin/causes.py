@@ -101,7 +101,10 @@ def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
         return dashboard.url("subscribers"), _("Open subscribers")
     if len(cause.refs) > 1:
         return "", ""
-    return link_of(dashboard, cause.problems[0])
+    first = cause.problems[0]
+    if cause.kind == "stuck" and first.ref and len(cause.problems) > 1:
+        return dashboard.url("errors", group=first.ref.group, topic=first.ref.topic), _("Open errors")
+    return link_of(dashboard, first)
 
 
 def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:

@@ -141,6 +141,24 @@ def test_symptoms_beyond_fifty_are_counted(client, clock):
     assert "1 more is not listed." in page(client)
 
 
+@pytest.mark.parametrize(
+    ("number", "action", "link"),
+    [(1, "Open message", "message/?offset="), (2, "Open errors", "errors/?group=g&topic=t")],
+    [(1, "Open message", "message/?offset="), (2, "Open errors", "errors/?group=g&topic=t")],
+)
+def test_failed_messages_of_a_group_lead_to_their_errors(client, clock, number, action, link):
+    """There, all are retried at once. A single one leads to its own page."""
+    sub = Sub(handler(function=lambda delivery: delivery.nack(), backoff=Backoff(36_000, jitter=0), max_attempts=None))
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(number)])
+    sub.settle()
+    clock.advance(100)
+    sub.heart.beat()
+    (cause,) = client.get(ROOT).context["causes"]
+    assert (cause.cause.kind, len(cause.cause.problems), cause.action) == ("stuck", number, action)
+    assert cause.link.startswith(f"{ROOT}{link}")
+    assert client.get(cause.link).status_code == 200
+
+
 def test_errors_are_redacted(client, clock, settings):
     settings.MYSQLQUEUE = {"REDACT": "tests.admin.test_status.hide"}
 
