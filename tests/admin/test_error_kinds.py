@@ -166,6 +166,14 @@ def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name)
     assert Operation.objects.get().changed == 2
 
 
+def test_what_was_not_read_is_possibly_more(client, monkeypatch):
+    waiting(*(f"no {number}" for number in range(4)))
+    given = {"group": "g", "topic": "t", "kind": "ValueError: no <number>"}
+    assert "Remaining:" not in ask(client, "retry-error", **given)
+    monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
+    assert "Remaining: possibly more." in ask(client, "retry-error", **given)
+
+
 def test_counts_that_stop_at_a_bound_say_so(client, monkeypatch):
     waiting(*(f"no {number}" for number in range(4)))
     for number in range(4):

@@ -7,7 +7,7 @@ import pytest
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
 from django_mysqlqueue.inspection.error_kinds import _deal, retrying_of_kind, whole_line
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import expiry
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -230,3 +230,14 @@ def test_attempts_are_a_lower_bound_if_their_records_are_kept_for_less_than_a_da
     for seconds, attempts in ((3600, "1+"), (86_400, "1")):
         settings.MYSQLQUEUE = {"HISTORY_RETENTION": seconds}
         assert counts() == {("g", "t", KIND): ("1", "0", attempts)}
+
+
+@pytest.mark.parametrize(("ago_minutes", "hour"), [(-1, 23), (1, 23), (61, 22), (23 * 60 + 59, 0), (24 * 60 + 1, None)])
+def test_the_hour_of_an_attempt(ago_minutes, hour):
+    """The database's clock may have been set back since."""
+    failing(1)
+    now = Session(USING).now()
+    DeliveryEvent.objects.update(settled_at=now - ago_minutes * 60_000)
+    (kind,) = list_errors().kinds
+    assert [place for place, number in enumerate(kind.by_hour) if number] == ([] if hour is None else [hour])
+    assert str(kind.attempts) == ("0" if hour is None else "1")
