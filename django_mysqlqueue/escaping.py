@@ -61,6 +61,8 @@ def _kept() -> Iterable[str]:
     consonants, marks = _characters(0x900, 0xDFF, "L"), _characters(0x900, 0xDFF, "M")
     viramas = "".join(one for one in marks if unicodedata.combining(one) == 9)
     yield f"[{consonants}][{marks}]*[{viramas}](?:\u200c(?=[{consonants}])|\u200d(?![{marks}]))"
+    # The Unicode Standard, chapter 12, "Bengali (Bangla)": RA with ya-phalaa. Without the joiner, it is YA with reph.
+    yield "\u09b0\u200d\u09cd(?=\u09af)"
 
 
 KEPT = re.compile(f"({'|'.join(_kept())})")
@@ -74,7 +76,8 @@ def visible(text: str) -> str:
     what is visible: inside emoji (UTS #51: joiners, presentation selectors, keycaps and flags), after ideographs and
     Mongolian characters that they select a variant of (UTS #37), and U+200C and U+200D in Arabic and Indic words if
     they change the shape of their neighbors: contexts A1, A2 and B of "Joining Controls" in UTS #39, formerly in UAX
-    #31. Elsewhere, for example in Latin words or at the ends of a text, they would make two texts that look the same.
+    #31, and the Bangla RA with ya-phalaa, which these contexts do not include. Elsewhere, for example in Latin words or
+    at the ends of a text, they would make two texts that look the same.
     The rules do not know fonts: a joiner between two emoji stays even if no font has one picture for both.
     """
     if text.isascii() and text.isprintable():

@@ -28,6 +28,7 @@ VOCALIZED = "\u0645\u06cc\u0650\u200c\u0650\u062e"
 SINHALA = "\u0d9a\u0dca\u200d\u0dc2\u0dca\u200d\u0dba"
 HINDI = "\u0915\u094d\u200c\u0937 \u0915\u094d\u200d\u0937"
 MALAYALAM = "\u0d05\u0d35\u0d28\u0d4d\u200d"
+BANGLA = "\u09b0\u200d\u09cd\u09af\u09be\u09ac"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,8 @@ MALAYALAM = "\u0d05\u0d35\u0d28\u0d4d\u200d"
         SINHALA,
         HINDI,
         MALAYALAM,
+        BANGLA,
+        f"\u0995\u09cd{BANGLA}\u09b2\u09bf",
         "\u845b\U000e0100\u57ce \u8fbb\ufe00",
         "\u182d\u180b",
         f"a{FAMILY}{FAMILY}b {MENDED_HEART}{PERSIAN}",
@@ -86,6 +89,12 @@ def test_joiners_and_selectors_of_what_is_visible_stay(text):
         ("\u0915\u094d\u200c", "\u0915\u094d\\u200c"),
         ("\u0915\u094d\u200d\u093f", "\u0915\u094d\\u200d\u093f"),
         ("\u094d\u200d\u0937", "\u094d\\u200d\u0937"),
+        # RA keeps its joiner only before ya-phalaa.
+        ("\u09b0\u200d\u09cd\u0995", "\u09b0\\u200d\u09cd\u0995"),
+        ("\u0995\u200d\u09cd\u09af", "\u0995\\u200d\u09cd\u09af"),
+        ("\u09b0\u200c\u09cd\u09af", "\u09b0\\u200c\u09cd\u09af"),
+        ("\u09b0\u200d\u09af", "\u09b0\\u200d\u09af"),
+        ("\u09b0\u200d\u200d\u09cd\u09af", "\u09b0\\u200d\\u200d\u09cd\u09af"),
         # Characters that are not of the category Cf, and as invisible.
         ("a\u034f\u3164\uffa0\u115f", "a\\u034f\\u3164\\uffa0\\u115f"),
         ("a\U000e0100", "a\\U000e0100"),
