@@ -17,7 +17,7 @@ from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from tests.support.dashboard import ROOT, page
+from tests.support.dashboard import ROOT, page, submitted
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.scenarios import dead_letters, log, offsets_of
 
@@ -141,6 +141,14 @@ def test_what_an_input_shows_escaped_is_sent_beside_it(client, exact, meant):
     query = {"topic": "t", "key": "a\\u000ab", **({} if exact is None else {"exact_key": exact})}
     (row,) = client.get(f"{ROOT}messages/", query).context["rows"]
     assert row.entry.key == meant
+
+
+def test_a_topic_with_characters_that_inputs_lose_can_be_found(client):
+    wanted, *_ = log(3)
+    QueueMessage.objects.filter(offset=wanted).update(topic="a\nb")
+    QueueMessage.objects.filter(topic="t").update(topic="ab")
+    form = submitted(client.get(f"{ROOT}messages/", {"topic": "a\nb"}).content.decode())
+    assert listed(client, **form)[0] == [wanted]
 
 
 @pytest.mark.parametrize(

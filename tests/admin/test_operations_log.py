@@ -28,7 +28,7 @@ from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session
-from tests.support.dashboard import HOSTILE, ROOT, page
+from tests.support.dashboard import HOSTILE, ROOT, page, submitted
 from tests.support.dead_letter_pages import bound
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
@@ -183,6 +183,16 @@ def test_filters_and_pages(client, monkeypatch):
         address = unescape(links[0]) if links else ""
     assert len(seen) == 5
     assert "before='x': must be an integer" in page(client, "operations", 400, before="x")
+
+
+@pytest.mark.parametrize("column", ["consumer_group", "topic"])
+def test_names_with_characters_that_inputs_lose_can_be_found(client, column):
+    name = {"consumer_group": "group", "topic": "topic"}[column]
+    wanted = record(**{column: "a\nb"})
+    for other in ("ab", "a\\u000ab"):
+        record(**{column: other})
+    form = submitted(client.get(ADDRESS, {name: "a\nb"}).content.decode())
+    assert ids(client, **form) == [wanted.id]
 
 
 def test_a_filter_that_matches_few_is_searched_page_by_page(client, monkeypatch):

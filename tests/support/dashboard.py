@@ -26,6 +26,20 @@ def page(client, name="", status=200, **query):
     return unescape(answer.content.decode())
 
 
+def submitted(text):
+    """What a browser sends of the filter of a page: it removes the ends of lines from visible inputs."""
+    (form,) = re.findall(r'<form class="mq-filter".*?</form>', text, re.DOTALL)
+    found = {}
+    for tag in re.findall(r"<input[^>]*>", form):
+        attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
+        value = attributes.get("value", "")
+        if attributes["type"] not in ("checkbox", "hidden"):
+            value = re.sub("[\r\n]", "", value)
+        if attributes["type"] != "checkbox":
+            found[attributes["name"]] = unescape(value)
+    return found
+
+
 def hidden(text):
     """The values of a confirmation page's form, as a browser would send them."""
     found = {}
