@@ -270,6 +270,9 @@ class _Found:
         self._texts = _Texts(shown)
         self._known: set[tuple[GroupRef, int, int, str]] = set()
         """The group, message, number and masked text of recorded attempts. After a seek, a number comes twice."""
+        self._known_dead: set[str] = set()
+        """The ids of dead letters whose last attempt is recorded. That of a redriven message has the original's offset,
+        so that the offset does not lead to the record."""
         self.tallies: defaultdict[tuple[GroupRef, str], _Tally] = defaultdict(_Tally)
 
     def add_past(self, refs: Sequence[GroupRef], since: int) -> dict[GroupRef, bool]:
@@ -281,6 +284,7 @@ class _Found:
                 if one.outcome in FAILED and is_attempt(one.start):
                     text = self._texts.of(ref, one.end)
                     self._known.add((ref, one.offset, one.attempt, text))
+                    self._known_dead.add(one.dead_letter)
                     self.tallies[ref, text].failed(one.at, one.offset)
         return whole
 
@@ -307,7 +311,7 @@ class _Found:
                 tally.dead.append(end.offset)
                 tally.dead_at.append(end.failed_at)
                 tally.newest = max(tally.newest, end.original_offset)
-                if end.is_attempt and (end.ref, end.original_offset, end.attempts, end.text) not in self._known:
+                if end.is_attempt and end.message_id not in self._known_dead:
                     tally.failed(end.failed_at, end.original_offset)
         return whole
 
@@ -404,6 +408,8 @@ class _Attempt(NamedTuple):
     attempt: int
     outcome: str
     at: int
+    dead_letter: str
+    """The id of the dead letter, if the attempt was the last one."""
     start: str
     end: str
 
@@ -412,14 +418,14 @@ def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRe
     """Return recorded deliveries of groups, newest first."""
     select = (
         "SELECT consumer_group, topic, id, message_offset, attempt, outcome, settled_at, "
-        f"SUBSTR(error, 1, {STARTS}), {session.dialect.ending('error', LINE)} FROM {EVENTS}"
+        f"related_id, SUBSTR(error, 1, {STARTS}), {session.dialect.ending('error', LINE)} FROM {EVENTS}"
         f"{session.dialect.force_index('queue_delivery_events_group')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
     )
     found: dict[GroupRef, list[_Attempt]] = {}
     rows = _each(session, select, [(*ref, most) for ref in refs])
-    for group, topic, _id, offset, attempt, outcome, at, start, end in sorted(rows, key=lambda row: -row[2]):
-        one = _Attempt(int(offset), int(attempt), outcome, int(at), start, end)
+    for group, topic, _id, offset, attempt, outcome, at, letter, start, end in sorted(rows, key=lambda row: -row[2]):
+        one = _Attempt(int(offset), int(attempt), outcome, int(at), letter, start, end)
         found.setdefault(GroupRef(group, topic), []).append(one)
     return found
 
@@ -439,7 +445,7 @@ class _End(NamedTuple):
     text: str
     failed_at: int
     original_offset: int
-    attempts: int
+    message_id: str
     is_attempt: bool
     """True if a failed attempt dead-lettered the message."""
 
@@ -486,8 +492,8 @@ def of_kind(
 def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) -> Iterator[_End]:
     """Yield the ends of the errors of the newest matches."""
     for chunk in session.chunks(found.offsets[:most]):
-        for offset, group, topic, failed_at, original, attempts, start, end in session.rows(
-            "SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, m.original_offset, m.failure_count, "
+        for offset, group, topic, failed_at, original, message_id, start, end in session.rows(
+            "SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, m.original_offset, m.id, "
             f"SUBSTR(m.last_error, 1, {STARTS}), {session.dialect.ending('m.last_error', LINE)} "
             f"FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
@@ -495,4 +501,4 @@ def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) 
         ):
             ref = GroupRef(group, topic)
             text = texts.of(ref, end)
-            yield _End(int(offset), ref, text, int(failed_at), int(original), int(attempts), is_attempt(start))
+            yield _End(int(offset), ref, text, int(failed_at), int(original), message_id, is_attempt(start))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, operations, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
 from django_mysqlqueue.inspection.error_kinds import _deal, retrying_of_kind, whole_line
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
@@ -102,6 +103,10 @@ def test_a_group_and_a_topic():
     assert counts(topic="u") == counts(group="h") == {("h", "u", KIND): ("2", "0", "2")}
     assert counts(topic="t_dlq") == counts(topic="t") == {("g", "t", KIND): ("0", "1", "1")}
     assert counts(topic="t", group="h") == {}
+    failing(1, topic="u", group="i", max_attempts=1)
+    Sub(handler("u_dlq", "reader", fail, max_attempts=9, backoff=WAITS)).settle()
+    for topic in ("u", "u_dlq"):
+        assert counts(topic=topic)["reader", "u_dlq", KIND] == ("3", "0", "3")
 
 
 def test_groups_share_the_bound_and_leave_the_rest_to_others():
@@ -241,3 +246,40 @@ def test_the_hour_of_an_attempt(ago_minutes, hour):
     (kind,) = list_errors().kinds
     assert [place for place, number in enumerate(kind.by_hour) if number] == ([] if hour is None else [hour])
     assert str(kind.attempts) == ("0" if hour is None else "1")
+
+
+@both_modes
+def test_a_message_that_is_snoozed_is_not_retrying(mode):
+    publish_many("t", [1])
+    Sub(handler(mode=mode, function=lambda delivery: delivery.snooze(3600))).settle()
+    found = list_errors()
+    assert (found.kinds, found.whole) == ((), True)
+    assert retrying_of_kind(Session(USING), GroupRef("g", "t"), "", shown=whole_line) == ([], True)
+
+
+def test_attempts_before_the_last_day_are_not_missing():
+    failing(4)
+    DeliveryEvent.objects.filter(message_offset__in=offsets_of()[:2]).update(settled_at=1)
+    DeliveryState.objects.all().delete()
+    assert [str(one.attempts) for one in list_errors(bounds=Bounds(errors=3)).kinds] == ["2"]
+    assert [str(one.attempts) for one in list_errors(bounds=Bounds(errors=2)).kinds] == ["2+"]
+
+
+def fails_with(error, **options):
+    """A subscriber of which each attempt fails with an error."""
+
+    def function(delivery):
+        raise error
+
+    sub = Sub(handler(function=function, **{"max_attempts": 9, "backoff": WAITS} | options))
+    sub.settle()
+    sub.leave()
+    sequence()
+
+
+def test_a_dead_letter_of_a_redriven_message_is_counted_once():
+    failing(1, max_attempts=1).leave()
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
+    sequence()
+    fails_with(KeyError("other"), max_attempts=2, backoff=Backoff(initial=0, jitter=0))
+    assert counts() == {("g", "t", KIND): ("0", "0", "1"), ("g", "t", "KeyError: 'other'"): ("0", "1", "2")}
