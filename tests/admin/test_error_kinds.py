@@ -20,6 +20,8 @@ from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.usefixtures("db")
 
+OF_KIND = {"group": "g", "topic": "t", "kind": "ValueError: no <number>", "upto": 10**9}
+
 
 def errors(client, **query):
     answer = client.get(f"{ROOT}errors/", query)
@@ -134,23 +136,23 @@ def test_filters(client):
 def test_messages_of_a_kind_are_retried_now(client):
     one, two, other = waiting("no 1", "no 2", "another")
     kind = "ValueError: no <number>"
-    (said,) = confirm(client, "retry-error", group="g", topic="t", kind=kind)
+    (said,) = confirm(client, "retry-error", group="g", topic="t", kind=kind, upto=10**9)
     assert said == "Messages of the group g/t that are due now: 2."
     due = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
     assert (due[one], due[two]) == (0, 0)
     assert due[other] > 0
     assert Operation.objects.get().changed == 2
-    assert "No messages of the group g/t are waiting" in ask(client, "retry-error", group="g", topic="t", kind=kind)
+    assert "No messages of the group g/t are waiting" in ask(client, "retry-error", **OF_KIND)
 
 
 def test_messages_of_a_kind_are_dead_lettered_now(client):
     waiting("no 1", "no 2", "another")
-    (said,) = confirm(client, "dead-letter-error", group="g", topic="t", kind="ValueError: no <number>")
+    (said,) = confirm(client, "dead-letter-error", **OF_KIND)
     assert said == "Messages dead-lettered to t_dlq: 2."
     sequence()
     assert len(offsets_of("t_dlq")) == 2
     assert told(client, state="retrying") == [("g", "ValueError: another", "1", "0", "1")]
-    text = ask(client, "dead-letter-error", group="g", topic="t", kind="ValueError: no <number>")
+    text = ask(client, "dead-letter-error", **OF_KIND)
     assert "No retrying message has this error." in text
 
 
@@ -160,7 +162,7 @@ def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name)
     monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
     for one in (operations.RetryError, operations.DeadLetterError):
         monkeypatch.setattr(one, "most", 2)
-    given = {"group": "g", "topic": "t", "kind": "ValueError: no <number>"}
+    given = OF_KIND
     text = ask(client, name, **given)
     assert "One request changes the oldest 2. Remaining: 1 or more. Repeat the operation for these." in text
     (said,) = confirm(client, name, **given)
@@ -168,9 +170,21 @@ def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name)
     assert Operation.objects.get().changed == 2
 
 
+@pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
+def test_messages_that_are_newer_than_the_page_are_not_changed(client, name):
+    waiting("no 1")
+    (link,) = re.findall(rf'href="([^"]*/do/{name}/[^"]*)"', page(client, "errors"))
+    waiting("no 2")
+    assert ": 1." in unescape(client.get(unescape(link)).content.decode())
+    upto = int(re.search(r"upto=(\d+)", link)[1])
+    (said,) = confirm(client, name, **OF_KIND | {"upto": upto})
+    assert ": 1." in said
+    assert Operation.objects.get().changed == 1
+
+
 def test_what_was_not_read_is_possibly_more(client, monkeypatch):
     waiting(*(f"no {number}" for number in range(4)))
-    given = {"group": "g", "topic": "t", "kind": "ValueError: no <number>"}
+    given = OF_KIND
     assert "Remaining:" not in ask(client, "retry-error", **given)
     monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
     assert "Remaining: possibly more." in ask(client, "retry-error", **given)
@@ -209,7 +223,7 @@ def test_kinds_are_of_redacted_texts(make_client, settings):
     assert told(client) == [("g", "ValueError: card of *", "1", "2", "3")]
     assert offsets(listed(client, kind="ValueError: card of eve")) == []
     assert len(offsets(listed(client, kind="ValueError: card of *"))) == 2
-    given = {"group": "g", "topic": "t"}
+    given = {"group": "g", "topic": "t", "upto": 10**9}
     assert "No retrying message has this error." in ask(client, "retry-error", **given, kind="ValueError: card of bob")
     assert ": 1." in ask(client, "retry-error", **given, kind="ValueError: card of *")
 
@@ -285,7 +299,7 @@ def test_errors_without_a_text_are_a_kind(client):
     assert all("error “<no text>”" in one for one in asked)
     kind = "<no text>"
     confirm(client, "discard", topic="t_dlq", group="g", kind=kind, upto=letter, reason="no use")
-    confirm(client, "dead-letter-error", group="g", topic="t", kind=kind)
+    confirm(client, "dead-letter-error", group="g", topic="t", kind=kind, upto=10**9)
     sequence()
     assert told(client) == [("g", kind, "0", "1", "2"), ("g", "ValueError: no <number>", "0", "1", "1")]
 

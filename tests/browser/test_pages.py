@@ -148,7 +148,9 @@ def queries(sub: Sub) -> list[str]:
     group, topic, number = retrying.order_by("pk")[0]
     found += [f"do/dead-letter/?group={group}&topic={topic}&row={number}"]
     kind = quote("ValueError: no customer <number>: <address>")
-    found += [f"do/{name}-error/?group={group}&topic={topic}&kind={kind}" for name in ("retry", "dead-letter")]
+    found += [
+        f"do/{name}-error/?group={group}&topic={topic}&kind={kind}&upto={number}" for name in ("retry", "dead-letter")
+    ]
     found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]

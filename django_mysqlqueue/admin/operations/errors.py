@@ -26,10 +26,16 @@ def _kind_field() -> forms.CharField:
     return forms.CharField(widget=forms.HiddenInput, strip=False)
 
 
+def _upto_field() -> forms.IntegerField:
+    """Return the field with the offset of the newest message on the page: newer ones are not changed."""
+    return forms.IntegerField(widget=forms.HiddenInput, min_value=1)
+
+
 class RetryErrorForm(RetryForm):
     """The form of a retry of messages with an error."""
 
     kind = _kind_field()
+    upto = _upto_field()
 
 
 class ErrorOperation(AdminOperation):
@@ -50,12 +56,13 @@ class ErrorOperation(AdminOperation):
         Raises:
             OperationRefused: no message has the error.
         """
-        found = error_kinds.retrying_of_kind(
+        offsets, whole = error_kinds.retrying_of_kind(
             Session(self.using), self.ref, self.values["kind"], shown=shown_line, bounds=self.bounds
         )
-        if not found[0]:
+        offsets = [offset for offset in offsets if offset <= self.values["upto"]]
+        if not offsets:
             raise OperationRefused(_("No retrying message has this error."))
-        return found
+        return offsets, whole
 
     @property
     def chosen(self) -> list[int]:
@@ -99,6 +106,7 @@ class DeadLetterErrorForm(GroupForm):
     """The form of dead-lettering messages with an error."""
 
     kind = _kind_field()
+    upto = _upto_field()
 
 
 class DeadLetterError(ErrorOperation):
