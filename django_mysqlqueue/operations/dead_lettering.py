@@ -47,13 +47,14 @@ class RetriedMessage:
     last_error: str
 
 
-def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:
+def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:
     """Return the messages that ``dead_letter_now`` would dead-letter, without changing anything.
 
     Args:
         using: alias of the queue's database.
         ref: the group and its topic.
         offsets: offsets of the messages in the log.
+        missing_ok: as for ``dead_letter_now``.
 
     Raises:
         OperationRefused: as for ``dead_letter_now``.
@@ -61,11 +62,13 @@ def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMes
     session = Session(using)
     if groups.find(using, ref) is None:
         raise OperationRefused(groups.no_group_text(ref))
-    return _find(session, ref, offsets)
+    return _find(session, ref, offsets, missing_ok=missing_ok)
 
 
-def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, actor: str, reason: str = "") -> int:
-    """Dead-letter messages that a group is retrying: all of them or none.
+def dead_letter_now(
+    using: str, ref: GroupRef, offsets: Collection[int], *, actor: str, reason: str = "", missing_ok: bool = False
+) -> int:
+    """Dead-letter messages that a group is retrying: all of them or none, unless ``missing_ok``.
 
     A message qualifies while it waits for another attempt, or if the subscriber that held it was lost. A message that a
     live subscriber holds is refused, since its handler may succeed at any moment. Other groups are not affected.
@@ -76,6 +79,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, acto
         offsets: offsets of the messages in the log; at most ``MOST``.
         actor: who runs the operation, for the audit log and the dead letters.
         reason: why; it precedes the last attempt's error in the dead letter's ``last_error``.
+        missing_ok: ignore messages that do not qualify, unless none does.
 
     Returns:
         The number of dead-lettered messages.
@@ -89,28 +93,28 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, acto
 
     def reject(session: Session) -> int:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
-        found = _find(session, ref, offsets)
+        found = _find(session, ref, offsets, missing_ok=missing_ok)
         rejects = [Settlement(_claimed(ref, one, actor), Action.REJECT, 0, _error(one, actor, reason)) for one in found]
         # Skip locked rows: the transaction that holds a partition's offsets row moves its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
         flushed = settling.apply(session, ref, rejects, locked, max_attempts=None)
         changed = sorted(outcome.delivery.offset for outcome in (*flushed.locked, *flushed.stale))
-        if changed:
+        done = sorted({one.offset for one in found}.difference(changed))
+        if changed and not (missing_ok and done):
             raise OperationRefused(f"Nothing was changed. Being settled right now: {_listed(changed)}. Try again.")
         watermarks.store(session, ref, locked, flushed.watermarks, {})
         groups.change(session, ref, revise=True)
-        detail = _listed([one.offset for one in found])
         audit.once(
             session,
             "dead_letter",
-            len(found),
+            len(done),
             actor=actor,
             reason=reason,
             group=ref.group,
             topic=ref.topic,
-            detail=detail,
+            detail=_listed(done),
         )
-        return len(found)
+        return len(done)
 
     with apart(using):
         return run(using, reject)
@@ -129,7 +133,7 @@ def _error(one: RetriedMessage, actor: str, reason: str) -> str:
     return f"{text}\n\n{rest}" if rest else text
 
 
-def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:
+def _find(session: Session, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool) -> list[RetriedMessage]:
     if naming.is_dlq(ref.topic):
         raise OperationRefused(
             f"{ref.topic!r} is a DLQ topic and has no DLQ of its own: discard the message (queuediscard), or skip it "
@@ -160,7 +164,7 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Ret
             )
         else:
             found.append(RetriedMessage(key, offset, failed, token, held_by, last_error))
-    if refused:
+    if refused and not (missing_ok and found):
         raise OperationRefused(_refusal(ref, refused))
     return found
 

@@ -150,12 +150,13 @@ def dead_letter(
     *,
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
+    missing_ok: bool = False,
     actor: str,
     reason: str = "",
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Move messages of a consumer group to the DLQ instead of retrying them, all or none.
+    """Move messages of a consumer group to the DLQ instead of retrying them.
 
     Their remaining attempts are skipped.
 
@@ -166,6 +167,8 @@ def dead_letter(
         topic: the topic that it reads.
         ids: ids of the messages, as ``publish`` returned them.
         offsets: offsets of the messages in the log; together with ``ids``, at most 500.
+        missing_ok: ignore messages at ``offsets`` that do not qualify, instead of refusing the operation. It is refused
+            if none qualifies.
         actor: who runs the operation, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing; return what would be changed.
@@ -188,13 +191,15 @@ def dead_letter(
         wanted += [] if offsets is None else offsets_of(offsets)
         dlq = naming.dlq_topic(topic)
         if not dry_run:
-            changed = dead_lettering.dead_letter_now(alias, ref, wanted, actor=actor, reason=reason)
+            changed = dead_lettering.dead_letter_now(
+                alias, ref, wanted, actor=actor, reason=reason, missing_ok=missing_ok
+            )
             said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
                 "topic": dlq,
                 "number": f"{changed:,}",
             }
             return result_of(Result, "dead_letter", changed, said, dry_run=False)
-        found = dead_lettering.find(alias, ref, wanted)
+        found = dead_lettering.find(alias, ref, wanted, missing_ok=missing_ok)
         summary = [
             _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
             % {"ref": ref, "topic": dlq, "number": f"{len(found):,}"},

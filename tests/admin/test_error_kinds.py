@@ -171,6 +171,20 @@ def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name)
 
 
 @pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
+def test_what_was_settled_since_it_was_read_is_left_out(client, monkeypatch, name):
+    (settled,) = waiting("no 1")
+    DeliveryState.objects.update(invisible_until=1)
+    sub = Sub(handler())
+    sub.settle()
+    sub.leave()
+    found = [settled, *waiting("no 2")]
+    monkeypatch.setattr(operations.error_kinds, "retrying_of_kind", lambda *given, **how: (found, True))
+    (said,) = confirm(client, name, **OF_KIND)
+    assert ": 1." in said
+    assert Operation.objects.get().changed == 1
+
+
+@pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
 def test_messages_that_are_newer_than_the_page_are_not_changed(client, name):
     waiting("no 1")
     (link,) = re.findall(rf'href="([^"]*/do/{name}/[^"]*)"', page(client, "errors"))

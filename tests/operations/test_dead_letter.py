@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from django.db import connection, transaction
 
@@ -332,3 +334,36 @@ def test_who_and_why_remain_of_an_error_that_is_too_long_with_them(db):
     assert len(error) == ERROR_LENGTH
     assert error.startswith("Dead-lettered by ada: a test order\n\nx")
     assert error.endswith("xend")
+
+
+@both_modes
+def test_those_that_no_longer_qualify_can_be_ignored(db, mode):
+    """One is settled, one is claimed at that moment; if none is left, the operation is refused."""
+    _sub, _, offsets = retrying_sub(mode)
+    with pytest.raises(OperationRefused, match="is already settled"):
+        dead_letter_now(USING, G, offsets, actor=ME)
+    assert [one.offset for one in dead_lettering.find(USING, G, offsets, missing_ok=True)] == offsets[:1]
+    assert dead_letter_now(USING, G, offsets, actor=ME, missing_ok=True) == 1
+    assert [offset for offset, *_ in letters()] == offsets[:1]
+    assert (Operation.objects.get().detail, Operation.objects.get().changed) == (f"message {offsets[0]}", 1)
+    with pytest.raises(OperationRefused, match="Nothing was dead-lettered"):
+        dead_letter_now(USING, G, offsets, actor=ME, missing_ok=True)
+
+
+def test_what_is_claimed_between_the_read_and_the_write_can_be_ignored(db, monkeypatch):
+    offsets = log(2, "a")
+    Sub(handler(function=lambda delivery: delivery.nack(3600, "later"))).settle()
+    find = dead_lettering._find
+
+    def outdated(*given, **how):
+        found = find(*given, **how)
+        return [dataclasses.replace(found[0], token=4711), *found[1:]]
+
+    monkeypatch.setattr(dead_lettering, "_find", outdated)
+    with pytest.raises(OperationRefused, match="Being settled right now"):
+        dead_letter_now(USING, G, offsets, actor=ME)
+    with pytest.raises(OperationRefused, match="Being settled right now"):
+        dead_letter_now(USING, G, offsets[:1], actor=ME, missing_ok=True)
+    assert dead_letter_now(USING, G, offsets, actor=ME, missing_ok=True) == 1
+    assert [offset for offset, *_ in letters()] == offsets[1:]
+    assert Operation.objects.get().changed == 1
