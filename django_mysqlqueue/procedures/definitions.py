@@ -32,7 +32,7 @@ from django_mysqlqueue.limits import (
     TOPIC_COLUMN_LENGTH,
     LatencyColumn,
 )
-from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.watermarks import LOOK_AHEAD
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -40,8 +40,6 @@ from django_mysqlqueue.version import __version__
 
 MAX_CLAIM = 1000
 """Maximum number of messages that a call of ``queue_claim`` returns."""
-MAX_PENDING = 1000
-"""Messages of a partition that may wait for another attempt before no new ones are claimed."""
 PAGE = 500
 """Number of partitions that one statement looks at, and of due rows that one claim looks at."""
 FIRST_PAGE = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,18 @@ from django_mysqlqueue.admin.pages import message
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import message_history, reasons
+from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.inspection.subscribers import read_subscribers
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    QueueMessage,
+    Slots,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.service.leasing import MAX_PENDING
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, WAITS, life
@@ -25,14 +35,17 @@ from tests.support.scenarios import G, log, offsets_of
 pytestmark = pytest.mark.any_engine
 
 
-def why(offset, *, blocks=False):
-    """The reason for the group g."""
+SKIPS, BLOCKS = handler(), handler(on_failure="block")
+
+
+def why(offset, *, of=SKIPS, bounds=PAGES):
+    """The reason for the group g; ``of``: its handler, if the project has it."""
     session = Session(USING)
     history = message_history.read_history(session, offset)
     (state,) = [one for one in history.groups if one.ref == G]
     live = {row.name: row for row in read_subscribers(session, lease_ms=30_000).get(G, ()) if row.live}
     latest = message_history.latest_with_key(session, history.content)
-    return reasons.why(session, history.content, state, live, session.now(), latest=latest, blocks=blocks)
+    return reasons.why(session, history.content, state, live, session.now(), latest=latest, handler=of, bounds=bounds)
 
 
 def told(client, offset):
@@ -98,12 +111,168 @@ def test_a_failure_that_blocks(client, monkeypatch):
     sub.work(1)
     sub.flush()
     assert why(first) is None
-    assert why(second, blocks=True) == WaitReason("blocked", offset=first)
-    assert why(second, blocks=None) == WaitReason("none")
+    assert why(second, of=BLOCKS) == WaitReason("blocked", offset=first)
+    assert why(second, of=None) == WaitReason("may_block", offset=first)
+    text, link = told(client, second)
+    unsettled = f"message {first} of its partition, which is not settled"
+    assert text == f"If the group blocks on failure, it waits for {unsettled}."
+    assert f"offset={first}" in link
     monkeypatch.setattr(message, "known_handlers", lambda: sub.handlers)
     text, link = told(client, second)
-    assert text == f"It waits for message {first} of its partition, which has failed: the group blocks on failure."
+    assert text == f"It waits for {unsettled}: the group blocks on failure."
     assert f"offset={first}" in link
+
+
+def put_off(seconds):
+    """A handler function that snoozes its message."""
+    return lambda delivery: delivery.snooze(seconds)
+
+
+@both_modes
+@pytest.mark.parametrize("seconds", [9, 3600])
+def test_a_snoozed_message_waits_for_the_end_of_the_snooze(client, mode, seconds):
+    sub = Sub(handler(mode=mode, function=put_off(seconds), rate=Rate(1000, "s")))
+    (offset,) = log(1)
+    sub.settle()
+    assert why(offset) is None
+    assert told(client, offset)[0].startswith("The next attempt is in ")
+
+
+@both_modes
+def test_a_snooze_is_the_reason_even_if_a_rate_is_used_up(db, mode):
+    sub = Sub(handler(mode=mode, function=put_off(7200), rate=Rate(1, "h"), burst=0))
+    first, second = log(2, "ab")
+    sub.settle()
+    found = {why(offset) is None: offset for offset in (first, second)}
+    assert set(found) == {True, False}
+    assert DeliveryState.objects.filter(message_offset=found[True], retry_count=0).exists()
+    assert why(found[False]).kind == "rate"
+
+
+def test_a_message_that_has_failed_may_wait_for_a_slot(db):
+    sub = Sub(handler(mode="shared", function=fail, rate=Rate(1, "h"), burst=0))
+    (offset,) = log(1)
+    sub.settle()
+    DeliveryState.objects.update(invisible_until=1)
+    sub.settle()
+    assert DeliveryState.objects.get().retry_count == 1
+    assert why(offset).kind == "rate"
+
+
+def test_a_snoozed_message_blocks_although_it_has_not_failed(db):
+    sub = Sub(handler(function=put_off(3600), on_failure="block"), claim_size=1, prefetch=1)
+    first, second = log(2, "a")
+    sub.settle()
+    assert why(second, of=BLOCKS) == WaitReason("blocked", offset=first)
+    assert why(second) == WaitReason("none")
+
+
+def test_messages_that_are_due_again_are_claimed_first(db):
+    sub = Sub(handler(function=fail, backoff=WAITS, max_attempts=9), claim_size=1, prefetch=1)
+    first, second = log(2, "a")
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    assert why(second) == WaitReason("none")
+    DeliveryState.objects.update(invisible_until=1)
+    assert why(second) == WaitReason("behind", offset=first)
+
+
+def waiting(count, *, before, until):
+    """Stores messages of the partition a that wait for another attempt, as a subscriber would."""
+    DeliveryState.objects.bulk_create(
+        DeliveryState(
+            consumer_group="g",
+            topic="t",
+            partition_key="a",
+            message_offset=before - 1 - number,
+            retry_count=1,
+            invisible_until=until,
+        )
+        for number in range(count)
+    )
+
+
+def test_too_many_messages_that_wait_for_another_attempt(client):
+    Sub(handler())
+    log(1, "a")
+    QueueMessage.objects.update(offset=5000)
+    waiting(MAX_PENDING - 1, before=5000, until=2**50)
+    assert why(5000) == WaitReason("none")
+    waiting(1, before=5000 - MAX_PENDING + 1, until=2**50)
+    assert why(5000) == WaitReason("pending")
+    assert told(client, 5000)[0] == (
+        "At least 1,000 messages of its partition wait for another attempt. The group claims no new messages of the "
+        "partition until there are fewer."
+    )
+
+
+def test_a_message_in_flight_is_found_behind_many_that_are_settled(db):
+    sub = Sub(handler(), claim_size=1, prefetch=1)
+    first, second = log(2, "a")
+    sub.step()
+    assert why(second).kind == "in_flight"
+    DeliveryState.objects.bulk_create(
+        DeliveryState(consumer_group="g", topic="t", partition_key="a", message_offset=-number, acked=True)
+        for number in range(1, 4)
+    )
+    waiting(3, before=-10, until=2**50)
+    for most in (1, 4):
+        few = replace(PAGES, in_flight=most, partition_count=most)
+        assert why(second, bounds=few) == WaitReason("in_flight", offset=first, by=sub.name)
+
+
+def test_a_group_with_too_many_unsettled_messages_to_search(client, monkeypatch):
+    Sub(handler())
+    (offset,) = log(1, "a")
+    waiting(3, before=offset, until=2**50)
+    assert why(offset) == WaitReason("none")
+    few = replace(PAGES, in_flight=3)
+    assert why(offset, bounds=few) == WaitReason("unknown")
+    monkeypatch.setattr(message.MessagePage, "bounds", few)
+    monkeypatch.setattr(message, "known_handlers", lambda: {G: SKIPS})
+    assert told(client, offset)[0] == (
+        "The group has too many unsettled messages to search all of them. Others of its partition may hold it up."
+    )
+
+
+def test_the_message_before_with_its_coalesce_key_is_in_flight(client):
+    sub = Sub(handler(mode="shared"), claim_size=1, prefetch=1)
+    publish("t", 1, key="a", coalesce="c")
+    sequence()
+    sub.step()
+    publish("t", 2, key="a", coalesce="c")
+    sequence()
+    first, second = offsets_of()
+    expected = WaitReason("coalesced", offset=first, by=sub.name)
+    assert why(second) == expected
+    Sub(handler(mode="shared")).step()
+    assert DeliveryState.objects.filter(message_offset=second, delivery_token=0).exists()
+    assert why(second) == expected
+    DeliveryState.objects.filter(message_offset=second).update(invisible_until=1)
+    assert why(second) == expected
+    text, link = told(client, second)
+    assert text == f"It waits for message {first}, which has the same coalesce key and is in flight at {sub.name}."
+    assert f"offset={first}" in link
+    DeliveryState.objects.filter(message_offset=first).update(invisible_until=1)
+    assert why(second) == WaitReason("none")
+
+
+@both_modes
+def test_an_expired_message_needs_a_slot_to_be_dead_lettered(db, mode):
+    keeps = handler(mode=mode, on_expiry="dead_letter", rate=Rate(1, "h"), burst=0)
+    sub = Sub(keeps)
+    publish_many("t", [Message(n, key="a", expires_in=3600) for n in range(2)])
+    sequence()
+    _, second = offsets_of()
+    sub.settle()
+    one = QueueMessage.objects.get(offset=second)
+    name = next(name for name in one.metadata if "expires" in name)
+    QueueMessage.objects.filter(offset=second).update(metadata={**one.metadata, name: 1})
+    assert why(second, of=keeps).kind == "rate"
+    assert why(second).kind == why(second, of=None).kind == "expired"
+    Slots.objects.all().delete()
+    assert why(second, of=keeps) == WaitReason("expired")
 
 
 @both_modes
@@ -148,7 +317,8 @@ def test_what_will_be_settled_without_a_call(client, mode):
     key = next(name for name in metadata if "expires" in name)
     QueueMessage.objects.filter(offset=expiring).update(metadata={**metadata, key: 1})
     assert why(expiring) == WaitReason("expired")
-    assert told(client, expiring)[0] == "It has expired: a subscriber will settle it without calling the handler."
+    text = "It has expired: a subscriber will settle or dead-letter it without calling the handler."
+    assert told(client, expiring)[0] == text
     assert why(old) == WaitReason("superseded", offset=new)
     text, link = told(client, old)
     assert text.startswith(f"Message {new} has the same coalesce key")
@@ -183,6 +353,7 @@ def test_a_rate_holds_it_up(client, mode, limit):
     assert bool(found.limit_key) == (limit != "group")
     shown = told(client, second)[0]
     assert text in shown
+    assert "The next attempt is in" not in str(life(client, second))
     assert re.search(r"The next slot is free in (59 min|1 h)", shown)
     if limit == "field" and mode == "shared":
         assert why(third) is None  # the claim looked past the second one

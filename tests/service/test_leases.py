@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.runtime.polling.ordered import MAX_PENDING, TAKE_OVER, OrderedGroup
+from django_mysqlqueue.runtime.polling.ordered import TAKE_OVER, OrderedGroup
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder, stuck
@@ -192,7 +192,7 @@ def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
         sub.settle(rounds=5)
     work = sub.poller.groups[0]
     assert isinstance(work, OrderedGroup)
-    assert MAX_PENDING <= len(work.partitions["k"].pending) < MAX_PENDING + 100
+    assert leasing.MAX_PENDING <= len(work.partitions["k"].pending) < leasing.MAX_PENDING + 100
 
 
 def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):

@@ -45,6 +45,7 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -595,6 +596,24 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     live = {"s": SubscriberStatus(ref, "s", 0, 0, {}, live=True)}
     waits = dataclasses.replace(states[0], standing="unclaimed", mode="ordered", paused=False, unfinished="")
     assert reasons.why(session, content, waits, live, session.now()) is not None
+    due = dataclasses.replace(waits, standing="waits")
+    assert reasons.why(session, content, due, live, session.now()) is not None
+    due = dataclasses.replace(due, mode="shared")
+    keyed = dataclasses.replace(content, metadata={**content.metadata, COALESCE: "c"})
+    held = DeliveryState.objects.create(
+        consumer_group=due.ref.group,
+        topic=due.ref.topic,
+        partition_key=entry.key,
+        message_offset=0,
+        delivery_token=1,
+        delivered_by="s",
+        invisible_until=2**50,
+    )
+    coalescing.note(session, [(*due.ref, entry.key, "c", 0)])
+    found_reason = reasons.why(session, keyed, due, live, session.now())
+    assert found_reason is not None
+    assert found_reason.kind == "coalesced"
+    held.delete()
     limited.read_reached(session, ref, DeliveryLimits(rate_per_key=Rate(1, "s")), ":k1", session.now(), live)
     message_history.made_of(session, message_history.recorded(session, letters[0])[0])
     message_history.successors(session, ref, entry.key, entry.offset, content)

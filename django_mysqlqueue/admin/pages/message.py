@@ -21,7 +21,7 @@ from django_mysqlqueue.admin.formatting import (
     redacted,
 )
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.pages.reasons import reason_step
+from django_mysqlqueue.admin.pages.reasons import RESTS, reason_step
 from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps, recurring_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -35,11 +35,12 @@ from django_mysqlqueue.inspection import (
     message_history,
     reasons,
 )
+from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
+from django_mysqlqueue.subscriptions.effective import known_handlers
 
 Outcome = DeliveryEvent.Outcome
 BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
@@ -231,20 +232,21 @@ class MessagePage(Page):
         ended = _end_of(events)
         unrecorded = state.standing in ("passed", "settled") and not (state.since or events)
         is_filtered = unrecorded and state.matches is False
-        tag, css, now = self._standing(state, ended, live)
+        why = None
+        if found is not None:
+            handler = self._handlers.get(state.ref)
+            why = reasons.why(
+                session, found, state, live, self._now, latest=self._latest, handler=handler, bounds=self.bounds
+            )
+        tag, css, now = self._standing(state, ended, live, why)
         if is_filtered:
             tag, css, now = _("filtered"), "", None
         if now and events and events[-1].outcome == Outcome.FAILED:
             now = replace(now, error="", traceback="")  # the event before it has the same error
         if now:
             steps.append(now)
-        if found is not None:
-            blocks = blocks_on_failure(state.mode, self._handlers.get(state.ref))
-            why = reasons.why(
-                session, found, state, live, self._now, latest=self._latest, blocks=blocks, bounds=self.bounds
-            )
-            if step := reason_step(self.dashboard, why, state, self._now):
-                steps.append(step)
+        if step := reason_step(self.dashboard, why, state, self._now):
+            steps.append(step)
         if found is not None and state.filter is not None and state.standing != "elsewhere":
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
         may_retry = False
@@ -347,7 +349,11 @@ class MessagePage(Page):
     # -- its current state ----------------------------------------------------
 
     def _standing(
-        self, state: GroupState, ended: RecordedDelivery | None, live: Mapping[str, SubscriberStatus]
+        self,
+        state: GroupState,
+        ended: RecordedDelivery | None,
+        live: Mapping[str, SubscriberStatus],
+        why: WaitReason | None,
     ) -> tuple[str, str, Step | None]:
         """Return the state's label, its CSS class, and a step if the records do not say it all."""
         values = {"by": state.held_by, "attempt": state.failed + 1, "since": moment(state.since)}
@@ -380,18 +386,18 @@ class MessagePage(Page):
                     text += " " + _("Other subscribers can claim it in %(time)s.") % {"time": left}
                 return _("in flight"), "", Step(text)
             case "waits":
-                return _("waiting"), "", self._waiting(state, live)
+                return _("waiting"), "", self._waiting(state, live, why)
             case _:
                 text = _("Not claimed yet; unsettled messages before it in its partition: %(number)s.")
                 return _("not claimed yet"), "", Step(text % {"number": state.before})
 
-    def _waiting(self, state: GroupState, live: Mapping[str, SubscriberStatus]) -> Step:
-        if state.until > self._now:
+    def _waiting(self, state: GroupState, live: Mapping[str, SubscriberStatus], why: WaitReason | None) -> Step:
+        text = _("Failed attempts: %(failed)s.") % {"failed": state.failed}
+        if state.until <= self._now:
+            text = _("The message is due.") + " " + text
+        elif why is None or why.kind not in RESTS:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
-            text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live)
-        else:
-            text = _("The message is due.")
-        text += " " + _("Failed attempts: %(failed)s.") % {"failed": state.failed}
+            text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live) + " " + text
         error = self._redacted(state.last_error, "error")
         traceback = error if error.strip() != last_line(error) else ""
         return Step(text, "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")

@@ -12,6 +12,7 @@ from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupState
 from django_mysqlqueue.inspection.reasons import WaitReason
+from django_mysqlqueue.service.leasing import MAX_PENDING
 
 UNFINISHED = {
     "seek": (
@@ -36,18 +37,33 @@ TEXTS = {
     ),
     "in_flight": gettext_lazy("It waits for message %(offset)s of its partition, which is in flight at %(by)s."),
     "blocked": gettext_lazy(
-        "It waits for message %(offset)s of its partition, which has failed: the group blocks on failure."
+        "It waits for message %(offset)s of its partition, which is not settled: the group blocks on failure."
     ),
     "behind": gettext_lazy("It waits for message %(offset)s: the group claims messages of a partition in order."),
-    "expired": gettext_lazy("It has expired: a subscriber will settle it without calling the handler."),
+    "pending": gettext_lazy(
+        "At least %(pending)s messages of its partition wait for another attempt. The group claims no new messages of "
+        "the partition until there are fewer."
+    ),
     "superseded": gettext_lazy(
         "Message %(offset)s has the same coalesce key: a subscriber will settle this one without calling the handler."
+    ),
+    "coalesced": gettext_lazy(
+        "It waits for message %(offset)s, which has the same coalesce key and is in flight at %(by)s."
+    ),
+    "expired": gettext_lazy("It has expired: a subscriber will settle or dead-letter it without calling the handler."),
+    "may_block": gettext_lazy(
+        "If the group blocks on failure, it waits for message %(offset)s of its partition, which is not settled."
+    ),
+    "unknown": gettext_lazy(
+        "The group has too many unsettled messages to search all of them. Others of its partition may hold it up."
     ),
     "none": gettext_lazy("Nothing holds it up: a subscriber claims it when it has room."),
 }
 """Texts by kind of reason."""
 BAD = ("no_subscriber", "unserved")
 """Reasons that are a problem."""
+RESTS = ("rate", "held", "coalesced")
+"""Reasons for which a message waits until a time at which a claim only asks again."""
 
 
 def reason_step(dashboard: DashboardContext, reason: WaitReason | None, state: GroupState, now: int) -> Step | None:
@@ -66,7 +82,7 @@ def reason_step(dashboard: DashboardContext, reason: WaitReason | None, state: G
         return Step(str(unfinished), css=css)
     if reason.kind in ("rate", "held"):
         return Step(_limit_text(reason, state, now))
-    text = str(TEXTS[reason.kind]) % {"offset": reason.offset, "by": reason.by}
+    text = str(TEXTS[reason.kind]) % {"offset": reason.offset, "by": reason.by, "pending": f"{MAX_PENDING:,}"}
     css = "mq-life-bad" if reason.kind in BAD else ""
     if reason.kind == "no_subscriber":
         return Step(text, css=css, link=dashboard.url("subscribers"), link_text=_("Open subscribers"))

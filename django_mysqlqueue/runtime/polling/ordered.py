@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
-from django_mysqlqueue.service.leasing import Lease
+from django_mysqlqueue.service.leasing import MAX_PENDING, Lease
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -31,9 +31,6 @@ CHOICE = 5000
 OVERDUE = 100
 """Maximum number of partitions to acquire per tick with ``AHEAD`` in ``todo``, of those that no subscriber has
 acquired for the duration of a lease."""
-MAX_PENDING = 1000
-"""Messages of a partition that may wait for another attempt before no new ones are claimed. Without a limit, an outage
-of something that handlers need would bring the whole backlog into memory, 170 bytes per message."""
 
 
 @dataclass(slots=True)
