@@ -15,7 +15,7 @@ from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dropping, group_mode, pausing, redriving, seeking
 from django_mysqlqueue.operations.arguments import alias_for, milliseconds
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS
+from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
@@ -192,8 +192,7 @@ def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
 
 
 def _stopped() -> str:
-    text = _("Counting stopped after %(number)s messages of the log: the numbers may be higher.")
-    return text % {"number": f"{LIMITS.read:,}"}
+    return _("Counting stopped at its limit of messages or time: the numbers may be higher.")
 
 
 def drop_group(

@@ -19,6 +19,8 @@ class Limits:
     """Previews stop counting here."""
     read: int = 100_000
     """Maximum number of messages that the preview of a seek reads, since no index has the target group."""
+    seconds: float = 0.2
+    """Seconds after which it reads no further partitions, apart from the first ``rows``."""
     read_first: int = 100
     """Number of messages that it first reads per partition, before it reads more of the longer ones."""
     locked_wait: float = 60.0

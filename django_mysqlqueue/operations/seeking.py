@@ -8,6 +8,7 @@ makes its subscribers discard their state in memory. An interrupted seek leaves 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -46,7 +47,7 @@ class Preview:
     skipped: int
     """Unsettled messages that would never be delivered."""
     exact: bool = True
-    """False if counting stopped after ``Limits.read`` messages of the log, so that both may be more."""
+    """False if counting stopped after ``Limits.read`` messages of the log or ``Limits.seconds``: both may be more."""
 
 
 def position_of(
@@ -103,7 +104,11 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
     # Counts twice as far, since messages settled above the watermark are subtracted afterwards.
     replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
     after, whole = None, False
-    while not whole:
+    began = time.monotonic()
+    while not whole and not (replayed.ended and skipped.ended):
+        if after is not None and time.monotonic() - began > limits.seconds:
+            replayed.stopped = skipped.stopped = True
+            break
         ends, whole = partitions.last_offsets(session, ref.topic, limit=limits.rows, after=after)
         keys = sorted(ends, key=str.encode)
         after = keys[-1] if keys else None
@@ -129,7 +134,12 @@ class _Counter:
         self._read = 0
         self.found = 0
         self.stopped = False
-        """True if it has read ``Limits.read`` messages and there are more."""
+        """True if there may be more messages than it has read."""
+
+    @property
+    def ended(self) -> bool:
+        """True if it counts no further."""
+        return self.stopped or self.found >= self._most
 
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Count the messages in some ranges.
@@ -147,7 +157,7 @@ class _Counter:
 
     def _look(self, items: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
         """Read up to ``limit`` messages of each range; return the rest of the ranges that have more."""
-        if not items or self.found >= self._most or self.stopped:
+        if not items or self.ended:
             return []
         if self._read >= self._limits.read:
             self.stopped = True

@@ -572,7 +572,7 @@ def test_leases_of_a_shared_group_are_not_released(db):
 
 def test_a_preview_says_where_counting_stopped():
     found = seeking.Preview(Position(7), replayed=0, skipped=10_000, exact=False)
-    stopped = "Counting stopped after 100,000 messages of the log: the numbers may be higher."
+    stopped = "Counting stopped at its limit of messages or time: the numbers may be higher."
     seek = consumer_groups.previewed_seek(REF, "latest", found)
     assert stopped in seek.warnings
     assert "Unsettled messages that will be skipped: 10,000 or more." in seek.summary
