@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
+from django_mysqlqueue.inspection.shares import deal, read_shares
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
@@ -39,8 +40,6 @@ State = Literal["retrying", "dead_letters", "settled"]
 
 Shown = Callable[[str, str, bool], str]
 """Returns what users may see of the last line of an error, its topic, and whether only its end was read."""
-
-K = TypeVar("K", bound=Hashable)
 
 
 def whole_line(line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
@@ -277,7 +276,7 @@ class _Found:
 
     def add_past(self, refs: Sequence[GroupRef], since: int) -> dict[GroupRef, bool]:
         """Add recorded attempts. Return of each group whether all since a time were read."""
-        found, whole = _shared(lambda some, most: _past(self._session, some, most), refs, self._bounds.errors)
+        found, whole = read_shares(lambda some, most: _past(self._session, some, most), refs, self._bounds.errors)
         for ref, attempts in found.items():
             whole[ref] |= attempts[-1].at < since
             for one in attempts:
@@ -290,7 +289,7 @@ class _Found:
 
     def add_retrying(self, refs: Sequence[GroupRef]) -> dict[GroupRef, bool]:
         """Add messages that wait for another attempt. Return of each group whether all were read."""
-        found, whole = _shared(lambda some, most: _unsettled(self._session, some, most), refs, self._bounds.errors)
+        found, whole = read_shares(lambda some, most: _unsettled(self._session, some, most), refs, self._bounds.errors)
         for ref, rows in found.items():
             for row in rows:
                 if row.is_retrying:
@@ -314,39 +313,6 @@ class _Found:
                 if end.is_attempt and end.message_id not in self._known_dead:
                     tally.failed(end.failed_at, end.original_offset)
         return whole
-
-
-# -- shares of a bound ------------------------------------------------------------
-
-
-R = TypeVar("R")
-
-
-def _shared(
-    read: Callable[[Sequence[GroupRef], int], dict[GroupRef, list[R]]], refs: Sequence[GroupRef], most: int
-) -> tuple[dict[GroupRef, list[R]], dict[GroupRef, bool]]:
-    """Read rows of groups, about ``most`` in all. Return them, and whether they are all rows of the group."""
-    if not refs:
-        return {}, {}
-    share = max(1, most // len(refs))
-    limits = dict.fromkeys(refs, share)
-    found = read(refs, share + 1)
-    cut = [ref for ref, rows in found.items() if len(rows) > share]
-    left = most - sum(min(len(rows), share) for rows in found.values())
-    if cut and left >= len(cut):
-        more = share + left // len(cut)
-        found |= read(cut, more + 1)
-        limits |= dict.fromkeys(cut, more)
-    whole = {ref: len(found.get(ref, ())) <= limits[ref] for ref in refs}
-    return {ref: rows[: limits[ref]] for ref, rows in found.items()}, whole
-
-
-def _deal(wanted: Mapping[K, int], most: int) -> dict[K, int]:
-    """Return shares of a number: equal ones, except that nobody gets more than is wanted."""
-    shares: dict[K, int] = {}
-    for place, key in enumerate(sorted(wanted, key=lambda key: wanted[key])):
-        shares[key] = min(wanted[key], max(0, most - sum(shares.values())) // (len(wanted) - place))
-    return shares
 
 
 # -- messages that wait for another attempt ---------------------------------------
@@ -455,14 +421,14 @@ def _dead(
 ) -> Iterator[tuple[str, bool, Iterable[_End]]]:
     """Yield of each DLQ topic the dead letters, whether all were read, and the ends of their errors."""
     numbers = {topic: number.value for topic, number in dlq_topics(session, topics, bounds=bounds)}
-    looked = _deal(numbers, bounds.dead_letters)
+    looked = deal(numbers, bounds.dead_letters)
     found = {
         topic: look(
             session, DeadLetterFilter(topic, group=group), bounds=dataclasses.replace(bounds, dead_letters=number)
         )
         for topic, number in looked.items()
     }
-    shares = _deal({topic: len(matches.offsets) for topic, matches in found.items()}, bounds.errors)
+    shares = deal({topic: len(matches.offsets) for topic, matches in found.items()}, bounds.errors)
     for topic, matches in found.items():
         whole = matches.whole and len(matches.offsets) <= shares[topic]
         yield topic, whole, _ends(session, matches, texts, shares[topic])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable
 from typing import Literal
@@ -15,7 +16,7 @@ from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dropping, group_mode, pausing, redriving, seeking
 from django_mysqlqueue.operations.arguments import alias_for, milliseconds
-from django_mysqlqueue.operations.limits import COUNTED
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
@@ -231,7 +232,8 @@ def drop_group(
             return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
-        kept = retention.held_back_by(session, ref, most=COUNTED)
+        kept, in_time = retention.held_back_by(session, ref, most=COUNTED, seconds=LIMITS.seconds)
+        found = dataclasses.replace(found, exact=found.exact and in_time)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
         failed = DeadLetterFilter(naming.dlq_topic(ref.topic), group=ref.group)
         dead = redriving.count(alias, failed, most=COUNTED)

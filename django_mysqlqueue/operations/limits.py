@@ -19,7 +19,7 @@ class Limits:
     """Previews stop counting here."""
     read: int = 100_000
     """Maximum number of messages that the preview of a seek reads, since no index has the target group."""
-    seconds: float = 0.2
+    seconds: float = 0.1
     """Seconds after which it reads no further partitions, apart from the first ``rows``."""
     read_first: int = 100
     """Number of messages that it first reads per partition, before it reads more of the longer ones."""

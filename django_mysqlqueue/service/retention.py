@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -185,21 +186,30 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
 
 
-def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
-    """Return how many messages of a topic GC keeps only for this group, at most ``most``.
+def held_back_by(session: Session, ref: GroupRef, *, most: int, seconds: float) -> tuple[int, bool]:
+    """Return how many messages of a topic GC keeps only for this group, at most ``most``, and whether time sufficed.
 
     If the group is dropped, GC may delete them when their retention has expired.
+
+    Args:
+        session: the session.
+        ref: the group and its topic.
+        most: counting stops here.
+        seconds: after this time, no further partitions are read, apart from the first ``STEP.partitions``.
     """
     held = 0
     after: str | None = None
+    began = time.monotonic()
     while held < most and (keys := partitions.in_log(session, ref.topic, after=after, limit=STEP.partitions)):
+        if after is not None and time.monotonic() - began > seconds:
+            return held, False
         after = keys[-1]
         present = floors(session, ref.topic, keys) or {}
         without = floors(session, ref.topic, keys, leaving_out=ref.group)
         ranges = {key: (present.get(key, 0), NO_FLOOR if without is None else without[key]) for key in keys}
         behind = {key: place for key, place in ranges.items() if place[0] < place[1]}
         held += sum(log.count_between(session, ref.topic, behind, most).values())
-    return min(held, most)
+    return min(held, most), True
 
 
 def _collect_chunk(

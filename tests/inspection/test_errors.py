@@ -7,7 +7,8 @@ import pytest
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
-from django_mysqlqueue.inspection.error_kinds import _deal, retrying_of_kind, whole_line
+from django_mysqlqueue.inspection.error_kinds import retrying_of_kind, whole_line
+from django_mysqlqueue.inspection.shares import deal
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import expiry
@@ -138,9 +139,9 @@ def test_groups_above_the_bound_are_counted():
 
 
 def test_shares():
-    assert _deal({"a": 1, "b": 9, "c": 9}, 9) == {"a": 1, "b": 4, "c": 4}
-    assert _deal({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
-    assert _deal({}, 9) == {}
+    assert deal({"a": 1, "b": 9, "c": 9}, 9) == {"a": 1, "b": 4, "c": 4}
+    assert deal({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
+    assert deal({}, 9) == {}
 
 
 def test_messages_of_a_kind():

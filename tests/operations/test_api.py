@@ -27,9 +27,11 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, retention
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.tables import Tables
@@ -532,6 +534,20 @@ def test_progress_is_told_of_every_step(db):
     offsets_rows = ConsumerOffset.objects.count()
     operations.drop_group(*REF, actor="ada", progress=steps.append)
     assert sum(steps) >= offsets_rows > 0
+
+
+def test_a_preview_of_a_drop_of_very_many_partitions_says_where_counting_stopped(db, monkeypatch):
+    publish_many("t", [Message(n, key=key) for n in range(2) for key in "abc"])
+    sequence()
+    Sub(handler())
+    monkeypatch.setattr(retention, "STEP", retention.Limits(partitions=1))
+    assert retention.held_back_by(Session(USING), REF, most=9, seconds=60) == (6, True)
+    assert retention.held_back_by(Session(USING), REF, most=3, seconds=60) == (3, True)
+    assert retention.held_back_by(Session(USING), REF, most=9, seconds=0) == (2, False)
+    monkeypatch.setattr(consumer_groups, "LIMITS", Limits(seconds=0))
+    found = operations.drop_group(*REF, actor="ada", dry_run=True)
+    assert (found.unsettled, found.kept_for_it_alone) == (6, 2)
+    assert "Counting stopped at its limit of messages or time: the numbers may be higher." in found.warnings
 
 
 def test_a_preview_of_a_drop_counts(db):
