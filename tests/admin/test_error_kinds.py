@@ -106,6 +106,16 @@ def test_a_failure_that_was_made_good_is_settled_and_old_ones_are_not_listed(cli
     assert "no attempt failed in the last 24 hours" in page(client, "errors")
 
 
+def test_attempts_are_counted_in_their_hour(client):
+    waiting("no 1", "no 2", "no 3")
+    hour = 3_600_000
+    for offset, ago in zip(offsets_of(), (-hour, 2 * hour, 23 * hour), strict=True):  # -hour: another server's clock
+        DeliveryEvent.objects.filter(message_offset=offset).update(settled_at=F("settled_at") - ago)
+    DeliveryState.objects.all().delete()
+    (row,) = errors(client)["rows"]
+    assert {place: number for place, number in enumerate(row.kind.by_hour) if number} == {0: 1, 21: 1, 23: 1}
+
+
 def test_filters(client):
     fail_with(1, "no 1")
     fail_with(2, "gone", group="h", topic="u")
@@ -159,10 +169,12 @@ def test_messages_of_a_kind_are_dead_lettered_now(client):
 @pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
 def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name):
     waiting(*(f"no {number}" for number in range(4)))
-    monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
     for one in (operations.RetryError, operations.DeadLetterError):
         monkeypatch.setattr(one, "most", 2)
     given = OF_KIND
+    monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=2))
+    assert "Remaining: possibly more. Repeat the operation" in ask(client, name, **given)
+    monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=3))
     text = ask(client, name, **given)
     assert "One request changes the oldest 2. Remaining: 1 or more. Repeat the operation for these." in text
     (said,) = confirm(client, name, **given)
