@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from django_mysqlqueue.sql.several import start_each
 APP = ConsumerGroup._meta.app_label
 INTERRUPTED = 130
 """The exit status after Ctrl+C, as shells have it."""
+BROKEN_PIPE = 141
+"""The exit status after SIGPIPE, as shells have it: the program that reads the output has ended."""
 
 
 def database_of(alias: str | None, topic: str | None = None) -> str:
@@ -124,6 +127,19 @@ class LimitedCommand(BaseCommand):
 
     It must be longer than any statement of the command takes.
     """
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command of a command line. If the program that reads its output ends, end without a message."""
+        try:
+            try:
+                super().run_from_argv(argv)
+            finally:
+                if sys.stdout is not None:  # as with >&-
+                    sys.stdout.flush()
+        except BrokenPipeError:
+            # At its end, Python writes the rest of the output: it must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(BROKEN_PIPE)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command with the time limit."""
