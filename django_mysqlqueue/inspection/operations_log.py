@@ -5,7 +5,7 @@ Its only index is the primary key. A page searches ``Bounds.operations`` rows al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -215,3 +215,26 @@ def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bou
     wanted = OperationFilter(group=ref.group, topics=[ref.topic], actions=PAUSING)
     found = look(session, wanted, limit=1, bounds=bounds).entries
     return next((one for one in found if one.action == "pause" and one.started_at >= registered_at), None)
+
+
+def pauses_of(
+    session: Session, registered: Mapping[GroupRef, int], *, bounds: Bounds = PAGES
+) -> dict[GroupRef, OperationEntry]:
+    """Return the operations that have paused groups, if they are among the newest ``bounds.operations``.
+
+    Args:
+        session: session on the queue's database.
+        registered: the groups, which are paused, and when each was registered, as for ``pause_of``.
+        bounds: limits of what is read.
+    """
+    if not registered:
+        return {}
+    wanted = OperationFilter(topics={ref.topic for ref in registered}, actions=PAUSING)
+    newest: dict[GroupRef, OperationEntry] = {}
+    for one in look(session, wanted, limit=bounds.operations, bounds=bounds).entries:
+        newest.setdefault(GroupRef(one.group, one.topic), one)
+    return {
+        ref: one
+        for ref, one in newest.items()
+        if one.action == "pause" and ref in registered and one.started_at >= registered[ref]
+    }

@@ -19,9 +19,9 @@ from django.utils.translation import gettext, gettext_lazy
 import django_mysqlqueue
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin import csv_export
-from django_mysqlqueue.admin.pages.operations import ACTIONS, UNITS
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.inspection.operation_texts import ACTIONS, UNITS
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage
 from django_mysqlqueue.operations import redriving
@@ -129,13 +129,13 @@ def test_running_and_interrupted_operations(client):
     answer = client.get(ADDRESS)
     rows = {row.entry.id: row for row in answer.context["rows"]}
     assert [(row.state, row.changed) for row in rows.values()] == [
-        ("ended", "120 dead letters"),
+        ("finished", "120 dead letters"),
         ("running", "120 deliveries"),
         ("running", "120 of 2,000 dead letters"),
         ("interrupted", "120 of 2,000 dead letters"),
     ]
     assert rows[slow.pk].took == "1 min 5 s so far"
-    assert rows[silent.pk].silent == "1 min 4 s"
+    assert rows[silent.pk].took == "no progress for 1 min 4 s"
     text = unescape(answer.content.decode())
     assert "no progress for 1 min 4 s" in text
     assert re.findall(r'<progress class="mq-progress" max="(\d+)" value="(\d+)"', text) == [("2000", "120")]

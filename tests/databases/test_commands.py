@@ -60,6 +60,7 @@ OPERATIONS = [
     ("queuerecurring --pause s --noinput", "The schedule s is paused."),
     ("queuerecurring --resume s --noinput", "The schedule s is resumed."),
     ("queuerecurring", "every 1 d"),
+    ("queueoperations --action pause", "Pause group"),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""

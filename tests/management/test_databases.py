@@ -13,6 +13,7 @@ from tests.support.harness import USING
 
 COMMANDS = [
     ("queuestatus",),
+    ("queueoperations",),
     ("queuesequence",),
     ("queuegc",),
     ("queuegc", "--dry-run"),

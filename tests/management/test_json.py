@@ -18,6 +18,7 @@ from tests.support.harness import USING, Sub, handler, sequence
 APP = "django_mysqlqueue"
 READ = {
     "queuehealth": ["--max-lag", "9000"],
+    "queueoperations": [],
     "queuerecurring": [],
     "queuescheduled": [],
     "queueset": [],

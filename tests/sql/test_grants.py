@@ -237,7 +237,14 @@ def test_a_reader_sees_everything_and_changes_nothing(use, capsys):
     publish("t", 1, key="k")
     sequence()
     with use("reader"):
-        for command in (["queuestatus"], ["queuehealth"], ["queuescheduled"], ["queuetail", "t"], ["queueset"]):
+        for command in (
+            ["queuestatus"],
+            ["queuehealth"],
+            ["queuescheduled"],
+            ["queuetail", "t"],
+            ["queueset"],
+            ["queueoperations"],
+        ):
             call_command(*command)
         assert [one.payload for one in tail("t")] == [1]
         with pytest.raises(OperationalError, match="denied"):

@@ -29,9 +29,11 @@ from django_mysqlqueue.inspection import (
     find_problems,
     get_overview,
     list_errors,
+    operations_log,
     partitions,
     status_of,
 )
+from django_mysqlqueue.inspection.operations_log import OperationEntry
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
@@ -62,6 +64,8 @@ class Status:
     passed: defaultdict[GroupRef, Counter[str]]
     """For each group, the number of messages of the last hour that were settled without a call, by reason
     (``rollups.PASSED``)."""
+    pauses: dict[GroupRef, OperationEntry]
+    """The operations that have paused groups, as far as the audit log has them."""
     errors: ErrorListing
     problems: Sequence[Problem]
     causes: Sequence[Cause]
@@ -224,6 +228,14 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         ],
     )
     yield (
+        "Paused groups",
+        ("group", "topic", "by", "since", "reason"),
+        [
+            (*ref, one.actor or "-", moment(one.started_at), one.reason or "-")
+            for ref, one in sorted(status.pauses.items())
+        ],
+    )
+    yield (
         "Backlog by priority",
         ("group", "topic", "priority", "backlog"),
         [
@@ -311,10 +323,11 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     passed: defaultdict[GroupRef, Counter[str]] = defaultdict(Counter)
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
+    pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
     problems = find_problems(queue)
     causes = find_causes(queue, problems)
     topics, errors = read_topics(session, queue.now), list_errors(using=using)
-    return Status(queue, topics, leases, passed, errors, problems, causes, status_of(queue, causes))
+    return Status(queue, topics, leases, passed, pauses, errors, problems, causes, status_of(queue, causes))
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
@@ -335,10 +348,7 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
             }
             for topic, route in sorted(queue.routes.items())
         ],
-        "groups": [
-            _group(group, queue.now, status.leases.get(group.ref, {}), status.passed[group.ref])
-            for group in queue.groups
-        ],
+        "groups": [_group(group, status) for group in queue.groups],
         "status": {
             "state": status.summary.state,
             "text": status.summary.text,
@@ -397,12 +407,14 @@ def _filter_text(policy: FilterPolicy | str) -> str:
     return f"(cannot be parsed) {policy}" if isinstance(policy, str) else str(policy)
 
 
-def _group(group: GroupOverview, now: int, shares: dict[str, int], passed: Counter[str]) -> dict[str, Any]:
+def _group(group: GroupOverview, status: Status) -> dict[str, Any]:
+    now, passed, pause = status.queue.now, status.passed[group.ref], status.pauses.get(group.ref)
     return {
         "group": group.ref.group,
         "topic": group.ref.topic,
         "mode": group.mode,
         "paused": group.paused,
+        "pause": None if pause is None else {"by": pause.actor, "at": pause.started_at, "reason": pause.reason},
         "lag": group.lag.value,
         "lag_by_priority": {str(priority): count.value for priority, count in group.lag_by_priority.items()},
         "oldest_unacked_age": None if group.oldest_at is None else max(0.0, (now - group.oldest_at) / 1000),
@@ -411,7 +423,7 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int], passed: Count
         "dead_letters": group.dead_letters.value,
         "subscribers": [one.name for one in group.live],
         "subsets": {one.name: str(one.subset) for one in group.live if one.subset != EVERYTHING},
-        "partitions_owned": shares,
+        "partitions_owned": status.leases.get(group.ref, {}),
         "limits": {
             name: storable(getattr(group.limits, name))
             for name in LIMIT_OPTIONS
