@@ -36,8 +36,8 @@ class News:
 
     partitions: set[tuple[str, str]]
     """(topic, partition key)."""
-    numbers: Counter[str]
-    """How many messages there are, by topic."""
+    numbers: Counter[tuple[str, str]]
+    """How many messages there are, by topic and ``target_group``."""
     tail: int
     more: bool
 
@@ -78,18 +78,18 @@ def read_news(session: Session, tail: int, *, limit: int) -> News:
     index.
     """
     rows = session.rows(
-        "SELECT n.topic, n.partition_key, MAX(n.`offset`), COUNT(*) FROM "
-        f"(SELECT topic, partition_key, `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} "
-        "WHERE `offset` > %s ORDER BY `offset` LIMIT %s) n GROUP BY n.topic, n.partition_key",
+        "SELECT n.topic, n.partition_key, n.target_group, MAX(n.`offset`), COUNT(*) FROM "
+        f"(SELECT topic, partition_key, target_group, `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} "
+        "WHERE `offset` > %s ORDER BY `offset` LIMIT %s) n GROUP BY n.topic, n.partition_key, n.target_group",
         (tail, limit),
     )
-    numbers = Counter[str]()
-    for topic, _, _, count in rows:
-        numbers[topic] += int(count)
+    numbers = Counter[tuple[str, str]]()
+    for topic, _, target, _, count in rows:
+        numbers[topic, target] += int(count)
     return News(
-        {(topic, key) for topic, key, _, _ in rows},
+        {(topic, key) for topic, key, *_ in rows},
         numbers,
-        max((offset for _, _, offset, _ in rows), default=tail),
+        max((offset for _, _, _, offset, _ in rows), default=tail),
         numbers.total() >= limit,
     )
 

@@ -143,7 +143,7 @@ class Bucket:
     oldest_ms: int
     """The age of the oldest of them in milliseconds; of an hour, the highest one."""
     entered: int
-    """How many messages of the topic have entered the log."""
+    """How many messages of the topic have entered the log, without those that only another group receives."""
     entered_minutes: int
     """In how many minutes these were counted; 0 if nobody has counted them."""
 

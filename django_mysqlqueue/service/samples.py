@@ -33,17 +33,19 @@ ROWS = 5_000
 BY_KEY = " AND ".join(f"{name} = %s" for name in KEY)
 
 
-def claim(using: str, refs: Sequence[GroupRef], entered: Mapping[int, Mapping[str, int]]) -> dict[GroupRef, int]:
+def claim(
+    using: str, refs: Sequence[GroupRef], entered: Mapping[int, Mapping[tuple[str, str], int]]
+) -> dict[GroupRef, int]:
     """Claim the samples of the current minute that no subscriber has claimed, by one short transaction.
 
     For these groups, the numbers of messages that entered the log in the minute before are added to its row and to that
-    of its hour.
+    of its hour, without those that only another group receives.
 
     Args:
         using: alias of the database.
         refs: groups of this process.
-        entered: by the beginning of a minute in epoch milliseconds, the number of messages by topic. Minutes of which
-            this process did not read the whole log are missing.
+        entered: by the beginning of a minute in epoch milliseconds, the number of messages by topic and
+            ``target_group``. Minutes of which this process did not read the whole log are missing.
 
     Returns:
         The beginning of the minute, by group.
@@ -90,11 +92,16 @@ def claim(using: str, refs: Sequence[GroupRef], entered: Mapping[int, Mapping[st
                 session.execute(
                     f"UPDATE {ROLLUPS} SET entered = entered + %s, entered_minutes = entered_minutes + 1 "
                     f"WHERE {BY_KEY}",
-                    ((counted or {}).get(ref.topic, 0), *period, *ref),
+                    (_entered(counted or {}, ref), *period, *ref),
                 )
         return won
 
     return run(using, write)
+
+
+def _entered(counted: Mapping[tuple[str, str], int], ref: GroupRef) -> int:
+    """Return how many of the messages a group receives, if its filter passes none."""
+    return counted.get((ref.topic, ""), 0) + counted.get((ref.topic, ref.group), 0)
 
 
 def store(using: str, ref: GroupRef, minute: int, backlog: Count, oldest_ms: int) -> None:

@@ -181,7 +181,7 @@ def test_two_claims_of_one_minute_at_the_same_time(db, clock, monkeypatch):
     at_second(clock)
     Sub(handler())
     minute = Session(USING).now() // MINUTE_MS * MINUTE_MS
-    before = {minute - MINUTE_MS: {"t": 3}}
+    before = {minute - MINUTE_MS: {("t", ""): 3}}
     claimed, run = [], samples.run
 
     def late(using, write):
@@ -309,6 +309,25 @@ def test_the_next_sample_brings_what_entered_the_log_in_the_minute_before(db, cl
     assert sum(number for number, _ in entered(rollups.HOUR)) == 3
 
 
+def test_messages_for_another_group_do_not_enter_this_one(db, clock):
+    """A replay publishes copies for one group: for the others, nothing comes in."""
+    at_second(clock, 40)
+    sub = Sub(handler(), handler("t", "h"))
+    sub.step()
+    maintain(sub)
+    at_second(clock, 10)
+    sub.step()
+    offsets = log(5, keys="a")
+    QueueMessage.objects.filter(offset__in=offsets[:3]).update(target_group="h")
+    QueueMessage.objects.filter(offset=offsets[3]).update(target_group="nobody")
+    sub.step()
+    at_second(clock, 7)
+    sub.step()
+    maintain(sub)
+    assert entered() == [(1, 1)]
+    assert entered(ref=GroupRef("h", "t")) == [(4, 1)]
+
+
 def test_who_has_not_read_a_whole_minute_brings_no_number(db, clock):
     at_second(clock, 40)
     sub = Sub(handler())
@@ -324,15 +343,15 @@ def test_who_has_not_read_a_whole_minute_brings_no_number(db, clock):
 
 def test_minutes_that_were_read_whole():
     found = Entered()
-    found.add(1_000_000 * MINUTE_MS + 30_000, {"t": 5})
+    found.add(1_000_000 * MINUTE_MS + 30_000, {("t", ""): 5})
     assert found.whole() == {}
     begin = 1_000_001 * MINUTE_MS
     assert found.whole() == {}
-    found.add(begin + 100, {"t": 2})
-    found.add(begin + 40_000, {"t": 3, "u": 1})
+    found.add(begin + 100, {("t", ""): 2})
+    found.add(begin + 40_000, {("t", ""): 3, ("u", ""): 1})
     assert found.whole() == {}, "it is not over"
-    found.add(begin + MINUTE_MS + 5, {"t": 7})
-    assert found.whole() == {begin: {"t": 5, "u": 1}}
+    found.add(begin + MINUTE_MS + 5, {("t", ""): 7})
+    assert found.whole() == {begin: {("t", ""): 5, ("u", ""): 1}}
     found.add(begin + 2 * MINUTE_MS + 1, {})
     found.add(begin + 3 * MINUTE_MS, {})
     assert found.whole() == {begin + 2 * MINUTE_MS: {}}, "older ones are forgotten"
@@ -341,15 +360,15 @@ def test_minutes_that_were_read_whole():
 def test_the_first_minute_is_whole_only_if_an_earlier_one_was_polled():
     begin = 1_000_000 * MINUTE_MS
     found = Entered()
-    found.add(begin, {"t": 1})  # It may have missed messages of earlier in this millisecond.
+    found.add(begin, {("t", ""): 1})  # It may have missed messages of earlier in this millisecond.
     found.add(begin + MINUTE_MS, {})
     assert found.whole() == {}
     found.reset()
-    found.add(begin + 3 * MINUTE_MS - 1, {"t": 5})
-    found.add(begin + 3 * MINUTE_MS, {"t": 2})
-    found.add(begin + 3 * MINUTE_MS, {"t": 3})
+    found.add(begin + 3 * MINUTE_MS - 1, {("t", ""): 5})
+    found.add(begin + 3 * MINUTE_MS, {("t", ""): 2})
+    found.add(begin + 3 * MINUTE_MS, {("t", ""): 3})
     found.add(begin + 4 * MINUTE_MS, {})
-    assert found.whole() == {begin + 3 * MINUTE_MS: {"t": 5}}, "two polls in one millisecond are not a pause"
+    assert found.whole() == {begin + 3 * MINUTE_MS: {("t", ""): 5}}, "two polls in one millisecond are not a pause"
 
 
 @pytest.mark.parametrize("step", [-1, 61_000])
@@ -357,9 +376,9 @@ def test_after_a_pause_or_a_jump_of_the_clock_the_minute_is_not_whole(step):
     found = Entered()
     begin = 1_000_000 * MINUTE_MS
     found.add(begin - 1000, {})
-    found.add(begin + 10, {"t": 1})
-    found.add(begin + 10 + step, {"t": 1})
-    found.add(begin + MINUTE_MS + 20, {"t": 1})
+    found.add(begin + 10, {("t", ""): 1})
+    found.add(begin + 10 + step, {("t", ""): 1})
+    found.add(begin + MINUTE_MS + 20, {("t", ""): 1})
     assert begin not in found.whole()
 
 

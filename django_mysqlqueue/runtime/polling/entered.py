@@ -1,4 +1,4 @@
-"""How many messages enter the log in each minute, by topic: every poller reads all of them anyway."""
+"""How many messages enter the log in each minute, by topic and target group: every poller reads all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Entered:
     """The numbers of messages that this process has seen entering the log, by minute of the database's clock."""
 
     def __init__(self) -> None:
-        self._minutes: dict[int, Counter[str]] = {}
+        self._minutes: dict[int, Counter[tuple[str, str]]] = {}
         self._polled_at = 0
 
     def reset(self) -> None:
@@ -24,12 +24,12 @@ class Entered:
         self._minutes.clear()
         self._polled_at = 0
 
-    def add(self, now: int, numbers: Mapping[str, int]) -> None:
+    def add(self, now: int, numbers: Mapping[tuple[str, str], int]) -> None:
         """Add the result of a poll.
 
         Args:
             now: the database's time of the poll in epoch milliseconds.
-            numbers: the numbers of messages by topic.
+            numbers: the numbers of messages by topic and ``target_group``.
         """
         minute = now // MINUTE_MS * MINUTE_MS
         if not 0 <= now - self._polled_at <= LATE_MS:
@@ -43,7 +43,7 @@ class Entered:
             self._minutes[minute].update(numbers)
         self._polled_at = now
 
-    def whole(self) -> dict[int, Counter[str]]:
+    def whole(self) -> dict[int, Counter[tuple[str, str]]]:
         """Return the numbers by the beginning of each minute, of minutes that were polled to their end."""
         minute = self._polled_at // MINUTE_MS * MINUTE_MS
         return {at: numbers for at, numbers in self._minutes.items() if at < minute}

@@ -67,7 +67,7 @@ class Maintenance:
         *,
         check_tail: Callable[[Session], None],
         clock: Callable[[], int],
-        entered: Callable[[], Mapping[int, Mapping[str, int]]],
+        entered: Callable[[], Mapping[int, Mapping[tuple[str, str], int]]],
         only_scans: bool = False,
     ) -> None:
         self._using = using

@@ -317,7 +317,7 @@ class Poller:
 
     def _read_news(self, session: Session) -> tuple[bool, bool]:
         """Notify the groups of partitions with new messages; return whether there are any, and whether to read more."""
-        numbers = Counter[str]()
+        numbers = Counter[tuple[str, str]]()
         more = True
         for _ in range(NEWS_PASSES):
             batch = polling.read_news(session, self._tail or 0, limit=NEWS_ROWS)
