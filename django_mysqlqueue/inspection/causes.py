@@ -27,7 +27,7 @@ _UNSERVED: tuple[Kind, ...] = ("no_subscriber", "silent")
 
 ADVICE = {
     "unavailable": gettext_lazy("Check the database server, and the network between it and this process."),
-    "no_subscriber": gettext_lazy("Start a subscriber, or drop the group if it is no longer needed."),
+    "no_subscriber": gettext_lazy("Start a subscriber."),
     "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
     "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
     "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
@@ -165,8 +165,17 @@ class Cause:
 
     @property
     def since(self) -> int | None:
-        """When it began, as far as this is known, in epoch milliseconds."""
-        return min((one.since for one in self.problems if one.since is not None), default=None)
+        """When it began, as far as this is known, in epoch milliseconds.
+
+        The most telling kind of problem says it, if its beginning is known: messages may have failed before.
+        """
+        known = [(one.kind != self.kind, one.since) for one in self.problems if one.since is not None]
+        return min(known)[1] if known else None
+
+    @property
+    def oldest_at(self) -> int | None:
+        """When the oldest of the messages started to wait, in epoch milliseconds; None if this is not known."""
+        return min((one.oldest_at for one in self.problems if one.oldest_at is not None), default=None)
 
     def facts(self, now: int) -> str:
         """Return how much it holds up and since when, in the active language.
@@ -194,6 +203,8 @@ class Cause:
             parts = [text % {"number": number} for is_shown, number, text in counts if is_shown]
         if self.since is not None:
             parts.append(_("since %(time)s") % {"time": since_text(self.since, now)})
+        elif self.oldest_at is not None:
+            parts.append(_("oldest message since %(time)s") % {"time": since_text(self.oldest_at, now)})
         return " · ".join(parts)
 
 
@@ -267,7 +278,7 @@ def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     by_kind = sorted(problems, key=lambda one: (one.kind != "no_subscriber", one.severity))
     cause = Cause(tuple(by_kind), "", str(_("Start “manage.py runsubscriber”.")))
     # A schedule may have been overdue, and a subscriber lost, before the first of these messages was published.
-    oldest = min((one.since for one in problems if one.messages and one.since is not None), default=None)
+    oldest = cause.oldest_at
     text = (
         _("No subscriber is running; %(lag)s.")
         if oldest is None
@@ -306,7 +317,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     main = ordered[0]
     refs = sorted({one.ref for one in ordered if one.ref is not None})
     stuck = [one for one in ordered if one.kind == "stuck"]
-    advice = str(ADVICE[main.kind])
+    advice = _advice(ordered)
     if len(refs) > 1 and main.kind == "dead_letters":
         return _several(overview, ordered)
     if len(refs) > 1:
@@ -326,7 +337,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
 
 def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
     """Return in one sentence that messages of one or several groups have failed."""
-    oldest = min((one.since for one in stuck if one.since is not None), default=None)
+    oldest = min((one.oldest_at for one in stuck if one.oldest_at is not None), default=None)
     refs = {one.ref for one in stuck}
     values = {
         "number": f"{len(stuck):,}",
@@ -361,7 +372,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     problems = sorted(problems, key=lambda one: one.kind in _UNSERVED)
     main = problems[0]
     alike = [one for one in problems if one.kind == main.kind]
-    cause = Cause(tuple(problems), main.text, str(ADVICE[main.kind]))
+    cause = Cause(tuple(problems), main.text, _advice(alike))
     names = sorted({_name(one) for one in alike} - {""})
     if len(names) < 2:
         return cause
@@ -370,6 +381,12 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     if cause.messages:
         parts.append(waiting(cause.messages))
     return Cause(cause.problems, "; ".join(parts) + ".", cause.advice)
+
+
+def _advice(problems: Sequence[Problem]) -> str:
+    """Return the next step for the most telling kind of problem, unless all problems of it have another one."""
+    alike = {one.advice for one in problems if one.kind == problems[0].kind}
+    return (alike.pop() if len(alike) == 1 else "") or str(ADVICE[problems[0].kind])
 
 
 def _name(problem: Problem) -> str:

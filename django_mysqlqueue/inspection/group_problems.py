@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -12,7 +12,9 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.humanize import duration, partition_text
+from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed
 from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.service import groups
@@ -55,11 +57,19 @@ class _Waiting(TypedDict):
 
     ref: GroupRef
     since: int | None
+    oldest_at: int | None
     messages: Count
 
 
 def progress(
-    group: GroupOverview, handler: Handler | None, now: int, times: StallTimes, *, moves: bool
+    group: GroupOverview,
+    handler: Handler | None,
+    now: int,
+    times: StallTimes,
+    *,
+    moves: bool,
+    began: Began = NOTHING,
+    failed_first: Mapping[Failed, int] | None = None,
 ) -> Iterator[Problem]:
     """Yield the reasons why messages of a group wait.
 
@@ -69,10 +79,17 @@ def progress(
         now: the database's clock, in epoch milliseconds.
         times: times after which a lack of progress is a problem.
         moves: True if a delivery has ended within ``times.still``.
+        began: when its problems began.
+        failed_first: when messages failed first.
     """
     ref = group.ref
     waits = age(now, group.oldest_at)
-    all_waits: _Waiting = {"ref": ref, "since": group.oldest_at, "messages": group.waiting_messages}
+    all_waits: _Waiting = {
+        "ref": ref,
+        "since": group.oldest_at,
+        "oldest_at": group.oldest_at,
+        "messages": group.waiting_messages,
+    }
     unfinished = groups.unfinished(group.after_seek)
     if isinstance(group.filter, str):
         text = _(
@@ -102,16 +119,20 @@ def progress(
         yield Problem(0, "seek_ended_early", text, **all_waits)
     elif group.paused:
         text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": waiting(group.waiting_messages)}
+        all_waits["since"] = began.paused_at
         yield Problem(1 if group.has_work else 2, "paused", text, **all_waits)
     elif group.has_work and not group.live:
-        text = _(
-            "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group."
-        )
+        text = _("No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s.")
+        advice = ""
+        if not began.had_subscribers:
+            text += " " + _("GC keeps all messages for the group.")
+            advice = _("Start a subscriber, or drop the group if it is no longer needed.")
         values = {"ref": ref, "lag": waiting(group.waiting_messages), "age": duration(waits)}
+        all_waits["since"] = began.served_until
         # The subscribers may be restarting.
-        yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, **all_waits)
+        yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, advice=advice, **all_waits)
     elif group.live:
-        found = [*_stuck(group, handler, now, times), *_unserved(group, now, times)]
+        found = [*_stuck(group, handler, now, times, failed_first or {}), *_unserved(group, now, times)]
         yield from found
         if group.limited and group.has_work:
             yield _limited(group)
@@ -121,7 +142,14 @@ def progress(
 
 
 def failures(
-    group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int, window: float
+    group: GroupOverview,
+    ended: Ended,
+    thresholds: HealthSettings,
+    times: StallTimes,
+    now: int,
+    window: float,
+    *,
+    failing_since: int | None = None,
 ) -> Iterator[Problem]:
     """Yield problems of failing handlers: their share of failed attempts, and their dead letters.
 
@@ -132,6 +160,7 @@ def failures(
         times: times after which a lack of progress is a problem.
         now: the database's clock, in epoch milliseconds.
         window: length, in seconds, of the window that ends now.
+        failing_since: when failures began that no success has followed; None: within the window.
     """
     ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
     uptime = group.uptime(now)
@@ -145,7 +174,16 @@ def failures(
                 "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
                 ended.failed,
             )
-            yield Problem(0 if judged and share != 1 else 1, "failing", text % values, ref, since=ended.failed_since)
+            # Nothing is left to pause if all messages are in the DLQ.
+            advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
+            yield Problem(
+                0 if judged and share != 1 else 1,
+                "failing",
+                text % values,
+                ref,
+                since=failing_since or ended.failed_since,
+                advice=advice,
+            )
         elif judged and share is not None and ended.failed / ended.attempts > share:
             text = _(
                 "%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(window)s; the limit is %(share)s."
@@ -166,39 +204,74 @@ def failures(
         yield Problem(1 if recent or not recent.exact else 2, "dead_letters", text % values, ref)
 
 
-def _stuck(group: GroupOverview, handler: Handler | None, now: int, times: StallTimes) -> Iterator[Problem]:
+def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadMessage]:
+    """Return the first messages of partitions that have been attempted and have waited for long.
+
+    Args:
+        group: the group.
+        now: the database's clock, in epoch milliseconds.
+        times: times after which a lack of progress is a problem.
+    """
+    if group.paused or not group.live:
+        return []
+    return [
+        head
+        for head in group.heads
+        if head.attempts and age(now, group.waiting_since(head.published_at)) >= times.stuck
+    ]
+
+
+def _stuck(
+    group: GroupOverview, handler: Handler | None, now: int, times: StallTimes, failed_first: Mapping[Failed, int]
+) -> Iterator[Problem]:
     """Yield messages that fail repeatedly. Other messages wait for them only with ``on_failure="block"``."""
     blocks = blocks_on_failure(group.mode, handler)
-    for head in group.heads:
-        waits = age(now, group.waiting_since(head.published_at))
-        if head.attempts and waits >= times.stuck:
-            if blocks:
-                text = _(
-                    "Partition %(key)s of %(ref)s waits for message %(offset)s, which has failed %(times)s. It has "
-                    "waited for %(age)s."
-                )
-            else:
-                text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
-            if naming.is_dlq(group.ref.topic):
-                text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
-            failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
-            values = {
-                "key": partition_text(*naming.lane_of(head.key), quoted=True),
-                "ref": group.ref,
-                "offset": head.offset,
-                "times": failures,
-            }
-            yield Problem(
-                2 if blocks is False else 1,
-                "stuck",
-                text % {**values, "age": duration(waits)},
-                group.ref,
-                head.key,
-                head.offset,
-                since=group.waiting_since(head.published_at),
-                messages=group.backlog_of(head.key) if blocks else Count(1),
-                error=last_line(head.last_error),
+    live = {row.name for row in group.live}
+    for head in stuck_heads(group, now, times):
+        began = group.waiting_since(head.published_at)
+        # The start of a suspected poison message counts as an attempt. Its handler has not failed.
+        is_lost = not head.last_error
+        if is_lost and blocks:
+            text = _(
+                "Partition %(key)s of %(ref)s waits for message %(offset)s, whose subscriber was lost. It has waited "
+                "for %(age)s."
             )
+        elif is_lost:
+            text = _("The subscriber of message %(offset)s of %(ref)s was lost. The message has waited for %(age)s.")
+        elif blocks:
+            text = _(
+                "Partition %(key)s of %(ref)s waits for message %(offset)s, which has failed %(times)s. It has "
+                "waited for %(age)s."
+            )
+        else:
+            text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
+        if naming.is_dlq(group.ref.topic):
+            text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
+        failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
+        values = {
+            "key": partition_text(*naming.lane_of(head.key), quoted=True),
+            "ref": group.ref,
+            "offset": head.offset,
+            "times": failures,
+        }
+        advice = ""
+        if is_lost and head.delivered_by in live:
+            advice = _("Wait until the attempt in flight has ended.")
+        elif is_lost:
+            advice = _("Check the log of the lost subscriber: did the message end its process?")
+        yield Problem(
+            2 if blocks is False or (is_lost and head.delivered_by in live) else 1,
+            "stuck",
+            text % {**values, "age": duration(age(now, began))},
+            group.ref,
+            head.key,
+            head.offset,
+            since=failed_first.get(Failed(group.ref, head.offset)),
+            oldest_at=began,
+            messages=group.backlog_of(head.key) if blocks else Count(1),
+            error=last_line(head.last_error),
+            advice=advice,
+        )
 
 
 def _limited(group: GroupOverview) -> Problem:

@@ -89,6 +89,10 @@ class Problem:
     """Alias of the database to which messages are not relayed, or which is unavailable."""
     since: int | None = None
     """When it began, as far as this is known, in epoch milliseconds."""
+    oldest_at: int | None = None
+    """When the oldest of the messages started to wait, in epoch milliseconds; None if this is not known."""
+    advice: str = ""
+    """The next step, if it is not that of the kind."""
     messages: Count = NONE
     """The messages that wait because of it."""
     error: str = ""

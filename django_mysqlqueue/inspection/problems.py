@@ -6,7 +6,8 @@ They are found in an overview, in the rollups and with a few short queries; noth
 from __future__ import annotations
 
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.inspection import group_problems, queue_problems
+from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems
+from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.group_problems import Ended
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
@@ -59,12 +60,35 @@ def find_problems(
         ):
             moving.add(bucket.ref)
     declared = known_handlers()
+    began = beginnings.of_groups(session, overview.groups)
+    failing = [ref for ref, ended in sorted(lately.items()) if ended.failed and not ended.acked]
+    since = beginnings.of_failures(session, failing, overview.now)
+    stuck = {
+        Failed(group.ref, head.offset): group.sought_at
+        for group in overview.groups
+        for head in group_problems.stuck_heads(group, overview.now, stall_times)
+    }
+    failed_first = beginnings.of_messages(session, stuck)
     for group in overview.groups:
         found += group_problems.progress(
-            group, declared.get(group.ref), overview.now, stall_times, moves=group.ref in moving
+            group,
+            declared.get(group.ref),
+            overview.now,
+            stall_times,
+            moves=group.ref in moving,
+            began=began.get(group.ref, beginnings.NOTHING),
+            failed_first=failed_first,
         )
         ended = lately.get(group.ref, Ended())
-        found += group_problems.failures(group, ended, thresholds, stall_times, overview.now, overview.window)
+        found += group_problems.failures(
+            group,
+            ended,
+            thresholds,
+            stall_times,
+            overview.now,
+            overview.window,
+            failing_since=since.get(group.ref),
+        )
     found += queue_problems.lost_subscribers(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)

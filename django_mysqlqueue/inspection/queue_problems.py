@@ -63,7 +63,7 @@ def outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         # A group with work and no live subscribers is another problem.
         if not overview.live and not any(group.has_work for group in overview.groups):
             text = _("%(lag)s to be moved into the log, but no subscriber is running.")
-            yield Problem(2, "outbox", text % {"lag": waiting(due)}, since=since, messages=due)
+            yield Problem(2, "outbox", text % {"lag": waiting(due)}, since=since, oldest_at=since, messages=due)
         return
     values = {"lag": waiting(due), "age": duration(waits)}
     if age(overview.now, overview.sequenced_at) < times.outbox:
@@ -71,13 +71,13 @@ def outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         text = _(
             "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
         )
-        yield Problem(1, "outbox_behind", text % values, since=since, messages=due)
+        yield Problem(1, "outbox_behind", text % values, since=since, oldest_at=since, messages=due)
     else:
         text = _(
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
             "them."
         )
-        yield Problem(0, "outbox", text % values, since=since, messages=due)
+        yield Problem(0, "outbox", text % values, since=since, oldest_at=since, messages=due)
 
 
 def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:

@@ -57,13 +57,33 @@ def test_the_facts_of_a_cause(problems, facts):
     told = Cause(found, "", "").facts(NOW)
     assert told.startswith(facts)
     assert told == facts or " · " not in told.removeprefix(facts)
+    oldest = [dataclasses.replace(one, since=None, oldest_at=one.since) for one in found]
+    assert Cause(tuple(oldest), "", "").facts(NOW) == told.replace("since", "oldest message since")
     assert Cause(found, "", "").since == min((one.since for one in found if one.since is not None), default=None)
+
+
+def test_a_cause_began_when_its_most_telling_problem_did():
+    stuck = Problem(1, "stuck", "", G, "k", 7, since=ago(900))
+    assert Cause((Problem(0, "failing", "", G, since=ago(60)), stuck), "", "").since == ago(60)
+    assert Cause((Problem(0, "failing", "", G), stuck), "", "").since == ago(900)
+
+
+def test_the_next_step_is_that_of_the_problems_if_it_is_one():
+    def step(*advices):
+        problems = [Problem(0, "no_subscriber", "", ref, advice=one) for ref, one in zip((G, H), advices, strict=False)]
+        (cause,) = find_causes(overview(group(subscribers=[live()])), problems)
+        return cause.advice
+
+    assert step("Drop it.") == step("Drop it.", "Drop it.") == "Drop it."
+    assert step("") == step("Drop it.", "") == "Start a subscriber."
 
 
 def test_the_oldest_of_several_stuck_messages():
     def told(*ages, messages=1):
         problems = [
-            Problem(1, "stuck", "", G, f"k{n}", n, since=None if one is None else ago(one), messages=Count(messages))
+            Problem(
+                1, "stuck", "", G, f"k{n}", n, oldest_at=None if one is None else ago(one), messages=Count(messages)
+            )
             for n, one in enumerate(ages)
         ]
         (cause,) = find_causes(overview(group(subscribers=[live()])), problems)

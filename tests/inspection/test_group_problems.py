@@ -9,6 +9,7 @@ import pytest
 from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
 from django_mysqlqueue.inspection import group_problems
+from django_mysqlqueue.inspection.beginnings import Began, Failed
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.group_problems import Ended
 from django_mysqlqueue.inspection.heads import HeadMessage
@@ -67,25 +68,44 @@ def group(*heads, lag=None, subscribers=(), **values):
     return GroupOverview(ref=G, lag=lag, heads=heads, subscribers=tuple(subscribers), **values)
 
 
-def found(one, *, code=None, moves=False):
+def found(one, *, code=None, moves=False, **values):
     """Kind, severity, seconds since when and number of messages of each problem."""
-    problems = group_problems.progress(one, code, NOW, TIMES, moves=moves)
+    problems = group_problems.progress(one, code, NOW, TIMES, moves=moves, **values)
     return [
         (p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000, p.messages.value) for p in problems
     ]
 
 
+def only(one, **values):
+    """The only problem of a group."""
+    (problem,) = group_problems.progress(one, None, NOW, TIMES, moves=False, **values)
+    return problem
+
+
 def test_messages_without_subscribers_are_a_problem_after_a_while():
-    assert found(group()) == []
-    assert found(group(head(59), head(5), lag=9)) == [("no_subscriber", 2, 59, 9)]
-    assert found(group(head(60))) == [("no_subscriber", 0, 60, 1)]
-    assert found(group(head(60), subscribers=[live(is_live=False)])) == [("no_subscriber", 0, 60, 1)]
-    assert found(group(waiting=DueMessages(Count(3), ago(70)))) == [("no_subscriber", 0, 70, 3)]
+    began = Began(served_until=ago(20))
+    assert found(group(), began=began) == []
+    assert found(group(head(59), head(5), lag=9), began=began) == [("no_subscriber", 2, 20, 9)]
+    assert found(group(head(60)), began=began) == [("no_subscriber", 0, 20, 1)]
+    assert found(group(head(60), subscribers=[live(is_live=False)])) == [("no_subscriber", 0, None, 1)]
+    assert found(group(waiting=DueMessages(Count(3), ago(70)))) == [("no_subscriber", 0, None, 3)]
+    assert only(group(head(60))).oldest_at == ago(60)
+
+
+def test_only_a_group_that_never_had_subscribers_may_be_dropped():
+    never, once = only(group(head(60))), only(group(head(60)), began=Began(had_subscribers=True))
+    assert "drop the group" in never.advice
+    assert never.text.endswith("the oldest for 1 min. GC keeps all messages for the group.")
+    assert once.text.endswith("the oldest for 1 min.")
+    assert not once.advice
 
 
 def test_a_paused_group_is_one_if_it_has_messages():
-    assert found(group(paused=True, subscribers=[live()])) == [("paused", 2, None, 0)]
-    assert found(group(head(900), paused=True, subscribers=[live()])) == [("paused", 1, 900, 1)]
+    began = Began(paused_at=ago(20))
+    assert found(group(paused=True, subscribers=[live()]), began=began) == [("paused", 2, 20, 0)]
+    paused = group(head(900), paused=True, subscribers=[live()])
+    assert found(paused, began=began) == [("paused", 1, 20, 1)]
+    assert (only(paused).since, only(paused).oldest_at) == (None, ago(900))
 
 
 @pytest.mark.parametrize(
@@ -120,12 +140,14 @@ def test_another_mode_than_that_of_the_code():
 
 
 def test_a_message_that_has_failed_is_stuck_after_a_while():
-    assert found(group(head(59, attempts=1), subscribers=[live()])) == []
-    assert found(group(head(60), subscribers=[live()])) == []
+    began = {"failed_first": {Failed(G, 7): ago(50), Failed(G, 8): ago(55)}}
+    assert found(group(head(59, attempts=1), subscribers=[live()]), **began) == []
+    assert found(group(head(60), subscribers=[live()]), **began) == []
     failed = group(head(60, attempts=1), lag=9, subscribers=[live()], head_backlogs={"k": 5})
-    assert found(failed) == [("stuck", 1, 60, 1)], "it is not known whether others wait for it"
-    assert found(failed, code=handler("t", "g", on_failure="block")) == [("stuck", 1, 60, 5)]
-    assert found(failed, code=handler("t", "g", on_failure="skip")) == [("stuck", 2, 60, 1)]
+    assert found(failed, **began) == [("stuck", 1, 50, 1)], "it is not known whether others wait for it"
+    assert found(failed, code=handler("t", "g", on_failure="block")) == [("stuck", 1, None, 5)]
+    assert found(failed, code=handler("t", "g", on_failure="skip"), **began) == [("stuck", 2, 50, 1)]
+    assert (only(failed).oldest_at, only(failed).advice) == (ago(60), "")
     (problem,) = group_problems.progress(failed, None, NOW, TIMES, moves=False)
     assert (problem.key, problem.offset, problem.error) == ("k", 7, "ValueError: no")
     assert problem.text == "Message 7 of g/t has failed once and has waited for 1 min."
@@ -133,6 +155,22 @@ def test_a_message_that_has_failed_is_stuck_after_a_while():
     (problem,) = group_problems.progress(of_dlq, handler("t_dlq", "g", on_failure="block"), NOW, TIMES, moves=False)
     assert problem.text.startswith("Partition 'k' of g/t_dlq waits for message 7, which has failed once.")
     assert problem.text.endswith("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
+
+
+def test_a_message_whose_subscriber_was_lost_has_not_failed():
+    def lost(by=""):
+        one = dataclasses.replace(head(60, attempts=1, by=by), last_error="")
+        return only(group(one, subscribers=[live()]))
+
+    assert lost().text == "The subscriber of message 7 of g/t was lost. The message has waited for 1 min."
+    assert (lost().severity, lost("gone").severity, lost("s").severity) == (1, 1, 2)
+    assert "log of the lost subscriber" in lost("gone").advice
+    assert lost("s").advice == "Wait until the attempt in flight has ended."
+    one = dataclasses.replace(head(60, attempts=1), last_error="")
+    (problem,) = group_problems.progress(
+        group(one, subscribers=[live()]), handler("t", "g", on_failure="block"), NOW, TIMES, moves=False
+    )
+    assert problem.text.startswith("Partition 'k' of g/t waits for message 7, whose subscriber was lost.")
 
 
 def test_a_partition_that_no_subset_contains():
@@ -215,6 +253,25 @@ def test_failures_are_a_problem_beyond_a_share_of_enough_attempts():
     assert failing([(2, 1, 0), (0, 2, 0), (1, 2, 0), (1, 0, 0)]) == [("failing", 0, 120)]
     assert failing([(1, 2, 0)]) == [], "too few attempts"
     assert failing([(0, 4, 0)], uptime=29) == [], "its subscribers have just started"
+
+
+def test_failures_have_begun_before_the_window_and_are_over_if_nothing_is_left():
+    def problem(*heads, seconds=7200):
+        one = group(*heads, subscribers=[live()])
+        (found,) = group_problems.failures(
+            one,
+            ended((0, 4, 4)),
+            HealthSettings(max_recent_dead_letters=None),
+            TIMES,
+            NOW,
+            600,
+            failing_since=seconds and ago(seconds),
+        )
+        return found
+
+    assert (problem().since, problem(seconds=None).since) == (ago(7200), ago(0))
+    assert problem().advice == "Fix the cause, then redrive the dead letters."
+    assert not problem(head(5)).advice
 
 
 def test_a_poison_message_has_no_failure_and_counts_as_one():

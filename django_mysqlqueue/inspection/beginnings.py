@@ -1,0 +1,165 @@
+"""When problems of groups began.
+
+Only groups that have such a problem are read, and of each a bounded number of rows. The overview has the numbers, and
+when the oldest message started to wait, which may have been long before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.operations_log import PAUSING, OperationFilter, look
+from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, SubscriberHeartbeat
+from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import HOUR, MINUTE, MINUTES_KEPT, Bucket
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+
+EVENTS = DeliveryEvent._meta.db_table
+HEARTBEATS = SubscriberHeartbeat._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+PAUSES = 500
+"""Maximum number of operations that have paused or resumed groups to read, newest first."""
+FAILING = 10
+"""Maximum number of failing groups whose history is read."""
+HOURS = 168
+"""Maximum number of hours of such a history, if none of the minutes has an ack."""
+MESSAGES = 200
+"""Maximum number of failed messages whose first failure is searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What is known of the beginnings of a group's problems. Times are in epoch milliseconds; None: not known."""
+
+    served_until: int | None = None
+    """When its last subscriber stopped, or had its last heartbeat."""
+    had_subscribers: bool = False
+    """True if the group has had subscribers."""
+    paused_at: int | None = None
+
+
+NOTHING = Began()
+
+
+def of_groups(session: Session, groups: Sequence[GroupOverview]) -> dict[GroupRef, Began]:
+    """Return since when groups are paused or have no live subscribers.
+
+    Args:
+        session: session on the queue's database.
+        groups: groups, of which those without such a problem are left out.
+    """
+    paused = {group.ref: group.registered_at for group in groups if group.paused}
+    unserved = [group.ref for group in groups if group.has_work and not group.live]
+    pauses = _pauses(session, paused)
+    served = _served(session, unserved)
+    known = served.keys() | _with_positions(session, [ref for ref in unserved if ref not in served])
+    return {ref: Began(served.get(ref), ref in known, pauses.get(ref)) for ref in dict.fromkeys((*paused, *unserved))}
+
+
+def _pauses(session: Session, registered: Mapping[GroupRef, int]) -> dict[GroupRef, int]:
+    """Return when groups were paused, as far as the newest operations of the audit log tell."""
+    if not registered:
+        return {}
+    newest: dict[GroupRef, tuple[str, int]] = {}
+    for one in look(session, OperationFilter(actions=PAUSING), limit=PAUSES, bounds=PAGES).entries:
+        newest.setdefault(GroupRef(one.group, one.topic), (one.action, one.started_at))
+    return {
+        ref: at
+        for ref, (action, at) in newest.items()
+        # An earlier operation has paused another group of this name.
+        if action == "pause" and ref in registered and at >= registered[ref]
+    }
+
+
+def _served(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, int]:
+    """Return when the last subscriber of groups stopped or had its last heartbeat. Rows are kept for a day."""
+    select = (
+        "SELECT consumer_group, topic, MAX(CASE WHEN deregistered_at > 0 THEN deregistered_at ELSE heartbeat_at END) "
+        f"FROM {HEARTBEATS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s "
+        "GROUP BY consumer_group, topic"
+    )
+    return {GroupRef(group, topic): int(at) for group, topic, at in _each(session, select, refs)}
+
+
+def _with_positions(session: Session, refs: Sequence[GroupRef]) -> set[GroupRef]:
+    """Return groups that have a position in a partition: subscribers have worked for them."""
+    select = (
+        f"SELECT consumer_group, topic FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s LIMIT 1"
+    )
+    return {GroupRef(group, topic) for group, topic in _each(session, select, refs)}
+
+
+def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, len(parameters), UNION_TERMS):
+        part = parameters[start : start + UNION_TERMS]
+        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
+
+
+def of_failures(session: Session, refs: Sequence[GroupRef], now: int) -> dict[GroupRef, int]:
+    """Return when the failures of groups began that no success has followed, to the minute or hour.
+
+    Args:
+        session: session on the queue's database.
+        refs: groups of which no attempt has succeeded lately. The first ``FAILING`` of them are read.
+        now: the database's clock, in epoch milliseconds.
+    """
+    hours = min(HOURS, int(get_settings().history_retention / HOUR))
+    found: dict[GroupRef, int] = {}
+    for ref in refs[:FAILING]:
+        minutes = rollups.of_group(session, MINUTE, now - MINUTES_KEPT * 1000, ref, now=now)
+        began, has_success = _since_success(minutes)
+        if not has_success:
+            before = now - MINUTES_KEPT * 1000
+            earlier = rollups.of_group(session, HOUR, now - hours * HOUR * 1000, ref, now=before)
+            began = _since_success(earlier)[0] or began
+        if began is not None:
+            found[ref] = began
+    return found
+
+
+def _since_success(buckets: Sequence[Bucket]) -> tuple[int | None, bool]:
+    """Return when the failures after the last success began, and whether there was a success."""
+    began, has_success = None, False
+    for bucket in buckets:
+        if bucket.acked:
+            began, has_success = None, True
+        elif began is None and (bucket.failed or bucket.dead_lettered):
+            began = bucket.at
+    return began, has_success
+
+
+class Failed(NamedTuple):
+    """A message that has failed in a group."""
+
+    ref: GroupRef
+    offset: int
+
+
+def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed, int]:
+    """Return when messages failed first, as far as the history of deliveries has it.
+
+    Args:
+        session: session on the queue's database.
+        messages: by message, when its group was last sought: failures before are not of these attempts. The first
+            ``MESSAGES`` of them are read.
+    """
+    select = (
+        "SELECT w.consumer_group, w.topic, w.message_offset, MIN(w.settled_at) FROM (SELECT message_offset, "
+        "consumer_group, topic, outcome, settled_at "
+        f"FROM {EVENTS}{session.dialect.force_index('queue_delivery_events_message')} "
+        "WHERE message_offset = %s ORDER BY id LIMIT %s) w WHERE w.consumer_group = %s AND w.topic = %s "
+        "AND w.outcome = %s AND w.settled_at >= %s GROUP BY w.consumer_group, w.topic, w.message_offset"
+    )
+    outcome = DeliveryEvent.Outcome.FAILED.value
+    parameters = [(one.offset, PAGES.recorded, *one.ref, outcome, at) for one, at in messages.items()][:MESSAGES]
+    return {
+        Failed(GroupRef(group, topic), int(offset)): int(at)
+        for group, topic, offset, at in _each(session, select, parameters)
+    }
