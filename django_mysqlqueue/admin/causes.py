@@ -125,7 +125,9 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("deadletters", **named), _("Open dead letters")
         case "outbox" | "outbox_behind":
             return to("subscribers"), _("Open subscribers")
-        case "recurring":
+        case "retrying":
+            return to("errors", state="retrying", **named), _("Open errors")
+        case "recurring" | "recurring_failed":
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":
             return to("messages", topic=problem.topic), _("Open messages")

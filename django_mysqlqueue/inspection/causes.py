@@ -17,7 +17,7 @@ from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
 
-FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "stuck", "dead_letters")
+FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "retrying", "stuck", "dead_letters")
 """Kinds of problems that failing handlers cause, the most telling one first."""
 NAMED = 3
 """Maximum number of names in the text of a cause."""
@@ -35,6 +35,7 @@ ADVICE = {
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
     "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),
+    "retrying": gettext_lazy("Find out why these messages fail, and fix it before their attempts are used up."),
     "dead_letters": gettext_lazy("Fix the cause, then redrive the dead letters; or discard them."),
     "paused": gettext_lazy("Resume the group as soon as it may continue."),
     "seek_ended_early": gettext_lazy("If it was interrupted, run it again."),
@@ -49,6 +50,7 @@ ADVICE = {
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
     "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
+    "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
 }
 """By kind of problem, the next step."""
 
@@ -110,6 +112,11 @@ SEVERAL = {
     ),
     "recurring": ngettext_lazy(
         "%(number)s recurring schedule has a problem", "%(number)s recurring schedules have problems", "number"
+    ),
+    "recurring_failed": ngettext_lazy(
+        "The last job of %(number)s recurring schedule has failed",
+        "The last jobs of %(number)s recurring schedules have failed",
+        "number",
     ),
     "long_transaction": ngettext_lazy(
         "%(number)s transaction has been open for long", "%(number)s transactions have been open for long", "number"

@@ -17,6 +17,7 @@ from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.messages import last_line
@@ -202,6 +203,34 @@ def failures(
         text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
         yield Problem(1 if recent or not recent.exact else 2, "dead_letters", text % values, ref)
+
+
+def retrying(group: GroupOverview, found: RetriedKeys, since: int | None) -> Problem:
+    """Return that the messages of a group that fail repeatedly have few keys.
+
+    Args:
+        group: the group.
+        found: these messages and their keys.
+        since: when the first of them failed; None: not known.
+    """
+    number, keys = len(found.offsets), [repr(key) for key in found.keys]
+    text = ngettext(
+        "%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt. All of them have "
+        "the key %(keys)s.",
+        "%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt. All of them have "
+        "one of the keys %(keys)s.",
+        len(keys),
+    )
+    # If there are more, these are the ones that were read.
+    values = {
+        "number": str(Count(number, exact=group.retrying.value <= number)),
+        "ref": group.ref,
+        "failures": str(Count(found.failures, exact=group.retrying.value <= number)),
+        "keys": ", ".join(keys),
+    }
+    return Problem(
+        1, "retrying", text % values, group.ref, since=since, messages=group.retrying, error=last_line(found.error)
+    )
 
 
 def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadMessage]:

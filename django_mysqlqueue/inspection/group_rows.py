@@ -37,6 +37,7 @@ STATES = {
     "unserved": gettext_lazy("partition without subscriber"),
     "recent_dead_letters": gettext_lazy("too many dead letters"),
     "still": gettext_lazy("stalled"),
+    "retrying": gettext_lazy("some keys fail"),
     "stuck": gettext_lazy("message stuck"),
     "paused": gettext_lazy("paused"),
     "moves": gettext_lazy("moving"),

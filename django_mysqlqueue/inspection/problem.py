@@ -21,6 +21,7 @@ Kind = Literal[
     "outbox_behind",
     "failing",
     "recent_dead_letters",
+    "retrying",
     "paused",
     "seek_ended_early",
     "drop_ended_early",
@@ -34,6 +35,7 @@ Kind = Literal[
     "moves",
     "route",
     "recurring",
+    "recurring_failed",
     "unavailable",
     "mode",
 ]
@@ -56,6 +58,7 @@ class Problem:
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
     - ``failing``: too many attempts of a group fail.
     - ``recent_dead_letters``: a group has too many dead letters within the window.
+    - ``retrying``: the messages of a group that fail repeatedly have few keys; those of other keys succeed.
     - ``paused``: a group is paused.
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
     - ``moves``: a group waits for the end of its topic's move.
@@ -67,6 +70,7 @@ class Problem:
     - ``long_transaction``: a transaction has been open for long.
     - ``groupless``: a topic has messages and no consumer group.
     - ``recurring``: a recurring schedule has not run when it was due.
+    - ``recurring_failed``: the last job of a recurring schedule has failed.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
     - ``mode``: a group is registered with another mode than this project's code declares.
     - ``unavailable``: the database refuses or does not answer. ``find_problems`` raises an error then.

@@ -5,12 +5,14 @@ They are found in an overview, in the rollups and with a few short queries; noth
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems
+from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys
 from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.group_problems import Ended
-from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
@@ -89,6 +91,9 @@ def find_problems(
             overview.window,
             failing_since=since.get(group.ref),
         )
+    # If no attempt succeeds, keys tell nothing.
+    succeeding = [group for group in overview.groups if lately.get(group.ref, Ended()).acked]
+    found += _retrying(session, succeeding, overview, stall_times)
     found += queue_problems.lost_subscribers(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
@@ -96,3 +101,19 @@ def find_problems(
         found += queue_problems.recurring(overview, stall_times)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
+
+
+def _retrying(
+    session: Session, groups: Sequence[GroupOverview], overview: QueueOverview, times: StallTimes
+) -> Iterator[Problem]:
+    """Yield groups of which messages with few keys fail repeatedly."""
+    asked = {
+        group.ref: group
+        for group in groups
+        if group.retrying.value >= retried_keys.LEAST and group.uptime(overview.now) >= times.started
+    }
+    retried = retried_keys.find(session, list(asked))
+    first = {Failed(ref, one.offsets[0]): asked[ref].sought_at for ref, one in retried.items()}
+    began = beginnings.of_messages(session, first)
+    for ref, one in retried.items():
+        yield group_problems.retrying(asked[ref], one, began.get(Failed(ref, one.offsets[0])))

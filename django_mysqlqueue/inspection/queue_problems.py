@@ -15,8 +15,8 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
-from django_mysqlqueue.inspection.schedules import list_schedules
-from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.inspection.schedules import ScheduleStatus, list_schedules
+from django_mysqlqueue.models import JobResult, PartitionLease
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -24,6 +24,8 @@ from django_mysqlqueue.sql.session import Session
 LEASES = PartitionLease._meta.db_table
 NAMES = 100
 """Maximum number of lost subscribers of idle groups whose leases are read."""
+RUNS = 3
+"""Number of jobs of a schedule that are read. The newest ones may not have ended."""
 
 
 def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Problem]:
@@ -208,8 +210,9 @@ def routes(overview: QueueOverview) -> Iterator[Problem]:
 
 
 def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
-    """Yield recurring schedules whose ticks are overdue."""
-    for one in list_schedules(using=overview.using, runs=0):
+    """Yield recurring schedules whose ticks are overdue, or whose last job has failed."""
+    for one in list_schedules(using=overview.using, runs=RUNS):
+        yield from _failed_run(one)
         values = {"name": one.name, "age": duration(one.overdue), "error": one.error}
         if one.error and one.declared and not one.paused_at:
             text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
@@ -230,3 +233,25 @@ def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         else:
             text += " " + _("No subscriber is running.")
             yield Problem(0, "recurring", text % values, topic=one.topic, since=since)
+
+
+def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
+    """Yield that the last job of a schedule that has ended has failed."""
+    last = next((run for run in one.runs if run.finished_at), None)
+    if last is None or last.status != JobResult.Status.FAILED:
+        return
+    # The path of a class from "builtins" says no more than its name.
+    error = last.error.removeprefix("builtins.")
+    text = (
+        _("The last job of the recurring schedule %(name)s failed at %(time)s: %(error)s.")
+        if error
+        else _("The last job of the recurring schedule %(name)s failed at %(time)s.")
+    )
+    values = {"name": one.name, "time": moment(last.finished_at), "error": error}
+    yield Problem(
+        2 if one.paused_at else 1,
+        "recurring_failed",
+        text % values,
+        topic=one.topic or None,
+        since=last.finished_at,
+    )

@@ -11,7 +11,7 @@ from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
-from django_mysqlqueue.inspection.schedules import ScheduleStatus
+from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
@@ -123,3 +123,39 @@ def test_a_schedule_that_is_overdue_or_cannot_run(monkeypatch, one, is_live, exp
     assert [(p.severity, shown([p])[0][2]) for p in problems] == [item[:2] for item in expected]
     assert all(text in p.text for p, (*_, text) in zip(problems, expected, strict=True))
     assert {p.topic for p in problems} <= {"t"}
+
+
+def run(status, *, finished=120, error="builtins.FileNotFoundError"):
+    at = ago(finished) if finished else 0
+    return ScheduleRun(
+        "job:n:1", 1, by_hand=False, status=status, enqueued_at=1, started_at=1, finished_at=at, error=error
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "severity", "text"),
+    [
+        ([run("FAILED")], 1, ": FileNotFoundError."),
+        ([run("FAILED", error="shop.errors.Refused")], 1, ": shop.errors.Refused."),
+        ([run("READY", finished=0), run("RUNNING", finished=0), run("FAILED", error="")], 1, "."),
+        ([run("SUCCESSFUL"), run("FAILED")], None, ""),
+        ([run("RUNNING", finished=0), run("SUCCESSFUL")], None, ""),
+        ([], None, ""),
+    ],
+)
+def test_the_last_job_of_a_schedule_has_failed(monkeypatch, runs, severity, text):
+    monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [schedule(None, runs=tuple(runs))])
+    found = list(queue_problems.recurring(overview(), TIMES))
+    assert [(p.kind, p.severity, p.topic, p.since) for p in found] == (
+        [] if severity is None else [("recurring_failed", severity, "t", ago(120))]
+    )
+    for problem in found:
+        assert problem.text.startswith("The last job of the recurring schedule n failed at ")
+        assert problem.text.endswith(text)
+
+
+def test_the_failed_job_of_a_paused_schedule_is_for_information(monkeypatch):
+    one = schedule(None, runs=(run("FAILED"),), paused_at=1)
+    monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [one])
+    (problem,) = queue_problems.recurring(overview(), TIMES)
+    assert (problem.kind, problem.severity) == ("recurring_failed", 2)

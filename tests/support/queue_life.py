@@ -17,6 +17,7 @@ from django_mysqlqueue.delivery_limits import DeliveryLimits, Rate
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
+    beginnings,
     count_jobs,
     dead_letters,
     error_kinds,
@@ -41,8 +42,10 @@ from django_mysqlqueue.inspection import (
     queue_problems,
     reasons,
     relays,
+    retried_keys,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
+from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.limits import COALESCE
@@ -552,6 +555,13 @@ def _glance(session: Session, ref: GroupRef) -> None:
     queue_problems._with_leases(Session(USING), ["gone", "vanished"])
     group = get_group(*ref, using=USING)
     assert group is not None
+    beginnings.of_groups(session, [dataclasses.replace(group, paused=True, subscribers=())])
+    beginnings.of_groups(session, [dataclasses.replace(group, ref=GroupRef("none", "t"), subscribers=())])
+    beginnings.of_failures(session, [ref], found.now)
+    beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
+    retried_keys.find(session, [ref])
+    newest = list_messages(topic="t", using=USING, limit=10).entries
+    assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])
     listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=10)
     assert listing.after is not None
