@@ -214,18 +214,20 @@ def retrying(group: GroupOverview, found: RetriedKeys, since: int | None) -> Pro
         since: when the first of them failed; None: not known.
     """
     number, keys = len(found.offsets), [repr(key) for key in found.keys]
-    text = ngettext(
-        "%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt. All of them have "
-        "the key %(keys)s.",
-        "%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt. All of them have "
-        "one of the keys %(keys)s.",
-        len(keys),
-    )
-    # If there are more, these are the ones that were read.
+    text = _("%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt.")
+    if found.exact:
+        common = ngettext("All of them have the key %(keys)s.", "All of them have one of the keys %(keys)s.", len(keys))
+    else:
+        common = ngettext(
+            "Those that are due last have the key %(keys)s.",
+            "Those that are due last have one of the keys %(keys)s.",
+            len(keys),
+        )
+    text = f"{text} {common}"
     values = {
-        "number": str(Count(number, exact=group.retrying.value <= number)),
+        "number": str(Count(number, found.exact)),
         "ref": group.ref,
-        "failures": str(Count(found.failures, exact=group.retrying.value <= number)),
+        "failures": str(Count(found.failures, found.exact)),
         "keys": ", ".join(keys),
     }
     return Problem(

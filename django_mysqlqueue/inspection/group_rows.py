@@ -54,7 +54,7 @@ class GroupState:
     kind: str
     """The kind of problem, or ``"growing"``, ``"working"`` or ``"idle"``."""
     rank: int
-    """0: messages are stalled or handlers fail; 1: attention is needed; 2: all is well."""
+    """0: messages are stalled or handlers fail; 1: attention is needed; 2: all is well, or a note."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
-MESSAGES = 50
+MESSAGES = 200
 """Number of unsettled deliveries of a group that are read, latest due time first."""
 GROUPS = 20
 """Maximum number of groups that are read."""
@@ -33,6 +33,8 @@ class RetriedKeys:
     """How many attempts of these have failed."""
     keys: tuple[str, ...]
     """The publisher's keys, the one with most messages first."""
+    exact: bool
+    """True if all messages of the group that wait for another attempt were read."""
     error: str
     """The end of the last error of one of them."""
 
@@ -46,14 +48,15 @@ def find(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, RetriedKe
     """
     found: dict[GroupRef, RetriedKeys] = {}
     for ref in refs[:GROUPS]:
+        read = session.rows(
+            "SELECT partition_key, message_offset, retry_count, delivery_token, "
+            f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
+            "ORDER BY invisible_until DESC LIMIT %s",
+            (*ref, False, MESSAGES),
+        )
         rows = [
             (str(key), int(offset), int(attempts), str(error))
-            for key, offset, attempts, token, error in session.rows(
-                "SELECT partition_key, message_offset, retry_count, delivery_token, "
-                f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
-                "ORDER BY invisible_until DESC LIMIT %s",
-                (*ref, False, MESSAGES),
-            )
+            for key, offset, attempts, token, error in read
             if not token and int(attempts) > 1
         ]
         if len(rows) < LEAST:
@@ -69,6 +72,7 @@ def find(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, RetriedKe
                 tuple(sorted(publishers)),
                 sum(attempts for _key, _offset, attempts, _error in rows),
                 tuple(sorted(numbers, key=lambda key: (-numbers[key], key))),
+                len(read) < MESSAGES,
                 rows[0][3],
             )
     return found

@@ -61,6 +61,10 @@ def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
     if not serious:
         return QueueStatus("ok", _fine(overview), cause=found[0] if found else None)
     worst = serious[0]
+    # The subscribers of most groups may be restarting while a few others are paused, for example.
+    notes = [one for one in found if one.kind == "no_subscriber" and one.messages.value > worst.messages.value]
+    if worst.severity and notes:
+        worst = notes[0]
     stopped = {
         problem.ref
         for cause in serious

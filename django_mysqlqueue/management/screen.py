@@ -21,7 +21,7 @@ from django_mysqlqueue.humanize import counted, duration, moment
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.status import QueueStatus, unavailable
+from django_mysqlqueue.inspection.status import NOTE, QueueStatus, unavailable
 from django_mysqlqueue.management.watching import Snapshot, Watched
 
 CAUSES = 7
@@ -104,7 +104,7 @@ def _table(rows: Sequence[GroupRow], width: int) -> Table:
             vertical="bottom",
         )
     for row, texts in zip(rows, cells, strict=True):
-        style = "" if row.state.kind == "idle" else STYLES[row.state.rank]
+        style = STYLES[row.state.rank] if row.state.rank < NOTE or row.state.kind == "working" else ""
         table.add_row(*(Text(texts[number], style if COLUMNS[number].title == "state" else "") for number in shown))
     return table
 

@@ -138,6 +138,18 @@ def test_states(db, client, clock):
     assert '<span class="mq-tag mq-bad">no subscribers</span>' in text
 
 
+def test_only_a_group_that_works_is_green(db, client):
+    """In the first minute, missing subscribers are a note."""
+    sub = Sub(handler(group="works"), handler(group="alone", start="latest"))
+    gone = Sub(handler(group="gone"))
+    log(20)
+    sub.step()
+    gone.leave()
+    text = page(client)
+    assert '<span class="mq-tag mq-ok">working</span>' in text
+    assert '<span class="mq-tag">no subscribers</span>' in text
+
+
 def test_dead_letters_and_failures_of_a_group(db, client):
     dead_letters(3)
     sub = Sub(handler("t", "g", fail, max_attempts=1))

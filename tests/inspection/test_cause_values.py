@@ -124,6 +124,21 @@ def test_the_queue_is_stopped_if_no_group_with_messages_processes_any():
     assert state(*of_one_cause, groups=(busy, dataclasses.replace(busy, ref=H))) == "degraded"
 
 
+def test_the_first_problem_is_the_larger_one_though_subscribers_may_be_restarting():
+    paused = Problem(1, "paused", "paused.", G, messages=Count(3))
+
+    def first(problem, *others):
+        found = overview(group(head(1), subscribers=[live()]))
+        return status_of(found, find_causes(found, [problem, *others])).text
+
+    def unserved(number):
+        return Problem(2, "no_subscriber", "unserved.", H, messages=Count(number))
+
+    assert first(paused, unserved(4)) == "unserved."
+    assert first(paused, unserved(3)) == "paused."
+    assert first(Problem(0, "failing", "failing.", G), unserved(4)) == "failing."
+
+
 # -- what moves ---------------------------------------------------------------
 
 

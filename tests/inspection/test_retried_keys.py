@@ -94,4 +94,5 @@ def test_of_many_messages_the_latest_due_ones_are_read(fails, monkeypatch):
     monkeypatch.setattr(retried_keys, "MESSAGES", 12)
     fails("globex")
     (problem,) = found()
-    assert problem.text.startswith("12+ messages of g/t have failed 24+ times and wait for another attempt.")
+    assert problem.text.startswith("12+ messages of g/t have failed 24+ times and wait for another attempt. Those ")
+    assert problem.text.endswith("due last have the key 'globex'.")
