@@ -115,6 +115,16 @@ def since_text(milliseconds: int, now: int) -> str:
     return f"{text} ({duration((now - milliseconds) / 1000)})"
 
 
+def since_moment(milliseconds: int, now: int) -> str:
+    """Return when something began, and how long ago, for commands: ``2025-06-01 14:03:20 (12 min)``.
+
+    Args:
+        milliseconds: when it began, in epoch milliseconds.
+        now: the database's clock, in epoch milliseconds.
+    """
+    return f"{moment(milliseconds // 1000 * 1000).removesuffix('.000')} ({duration((now - milliseconds) / 1000)})"
+
+
 def messages(number: int) -> str:
     """Format a number of messages for a page: ``1 message``, ``12 messages``."""
     return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}

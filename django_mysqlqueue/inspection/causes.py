@@ -184,11 +184,12 @@ class Cause:
         """When the oldest of the messages started to wait, in epoch milliseconds; None if this is not known."""
         return min((one.oldest_at for one in self.problems if one.oldest_at is not None), default=None)
 
-    def facts(self, now: int) -> str:
+    def facts(self, now: int, *, when: Callable[[int, int], str] = since_text) -> str:
         """Return how much it holds up and since when, in the active language.
 
         Args:
             now: the database's clock, in epoch milliseconds.
+            when: returns the text of a time, as ``since_text`` does.
         """
         parts: list[str] = []
         # The text of a single problem has its numbers.
@@ -209,9 +210,9 @@ class Cause:
             )
             parts = [text % {"number": number} for is_shown, number, text in counts if is_shown]
         if self.since is not None:
-            parts.append(_("since %(time)s") % {"time": since_text(self.since, now)})
+            parts.append(_("since %(time)s") % {"time": when(self.since, now)})
         elif self.oldest_at is not None:
-            parts.append(_("oldest message since %(time)s") % {"time": since_text(self.oldest_at, now)})
+            parts.append(_("oldest message since %(time)s") % {"time": when(self.oldest_at, now)})
         return " · ".join(parts)
 
 

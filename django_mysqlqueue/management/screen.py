@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from django_mysqlqueue.escaping import visible
-from django_mysqlqueue.humanize import counted, duration, moment
+from django_mysqlqueue.humanize import counted, duration, moment, since_moment
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
 from django_mysqlqueue.inspection.overview import QueueOverview
@@ -121,7 +121,7 @@ def _line(*parts: tuple[str, str] | str) -> Text:
 def _banner(status: QueueStatus, now: int = 0) -> Iterator[Text]:
     symptoms = facts = ""
     if status.cause is not None and status.state != "ok":
-        symptoms, facts = _symptoms(status.cause), status.cause.facts(now)
+        symptoms, facts = _symptoms(status.cause), status.cause.facts(now, when=since_moment)
     badge = (f" {status.name.upper()} ", BADGES[status.state])
     yield Text.assemble(badge, f" {visible(status.text)}", (symptoms, "dim"))
     if facts:
@@ -151,7 +151,7 @@ def _symptoms(cause: Cause) -> str:
 def _cause(cause: Cause, now: int, *, in_detail: bool) -> Iterator[Text]:
     yield _line(("● ", STYLES[cause.severity]), cause.text, (_symptoms(cause), "dim"))
     if in_detail:
-        for text in (cause.sample.error if cause.sample else "", cause.facts(now), cause.advice):
+        for text in (cause.sample.error if cause.sample else "", cause.facts(now, when=since_moment), cause.advice):
             if text:
                 yield _line(f"  {text}")
 

@@ -314,6 +314,7 @@ def test_status_with_every_subscriber_down(db, clock):
     assert re.fullmatch(f"Stopped: {text}", first)
     assert second == "Next step: Start “manage.py runsubscriber”."
     assert "2 symptoms (--verbosity 2 lists them)" in run("queuestatus")
+    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(.*\)$", run("queuestatus"), re.MULTILINE)
     verbose = run("queuestatus", "--verbosity", "2")
     assert "    - No live subscribers for g/t; 3 messages are waiting, the oldest for 2" in verbose
     found = json.loads(run("queuestatus", "--format", "json"))

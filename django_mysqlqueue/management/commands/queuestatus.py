@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import counted, duration, moment, shortened
+from django_mysqlqueue.humanize import counted, duration, moment, shortened, since_moment
 from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
@@ -177,7 +177,7 @@ class Command(ReadingCommand):
     def _cause(self, cause: Cause, now: int) -> None:
         style = self.style.ERROR if cause.severity == 0 else self.style.WARNING
         self.stdout.write(style(f"  {visible(cause.text)}"))
-        for line in (cause.sample.error if cause.sample else "", cause.facts(now), cause.advice):
+        for line in (cause.sample.error if cause.sample else "", cause.facts(now, when=since_moment), cause.advice):
             if line:
                 self.stdout.write(f"    {visible(line)}")
         number = len(cause.problems)
