@@ -96,6 +96,24 @@ def moment(milliseconds: int | None) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
+def clock_text(milliseconds: int, now: int) -> str:
+    """Return a time of day, localised: ``2:03 p.m.``; with the date if it is not today.
+
+    Args:
+        milliseconds: the time, in epoch milliseconds.
+        now: the database's clock, in epoch milliseconds.
+    """
+    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+    try:
+        at, today = (
+            datetime.datetime.fromtimestamp(one / 1000, datetime.UTC).astimezone(zone) for one in (milliseconds, now)
+        )
+    except (OverflowError, ValueError, OSError):
+        return moment(milliseconds)
+    is_today = at.date() == today.date()
+    return formats.time_format(at) if is_today else formats.date_format(at, "SHORT_DATETIME_FORMAT")
+
+
 def since_text(milliseconds: int, now: int) -> str:
     """Return when something began, localised, and how long ago: ``2:03 p.m. (12 min)``; with the date if not today.
 
@@ -103,16 +121,7 @@ def since_text(milliseconds: int, now: int) -> str:
         milliseconds: when it began, in epoch milliseconds.
         now: the database's clock, in epoch milliseconds.
     """
-    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    try:
-        began, today = (
-            datetime.datetime.fromtimestamp(one / 1000, datetime.UTC).astimezone(zone) for one in (milliseconds, now)
-        )
-    except (OverflowError, ValueError, OSError):
-        return moment(milliseconds)
-    is_today = began.date() == today.date()
-    text = formats.time_format(began) if is_today else formats.date_format(began, "SHORT_DATETIME_FORMAT")
-    return f"{text} ({duration((now - milliseconds) / 1000)})"
+    return f"{clock_text(milliseconds, now)} ({duration((now - milliseconds) / 1000)})"
 
 
 def since_moment(milliseconds: int, now: int) -> str:

@@ -23,6 +23,7 @@ from django_mysqlqueue.inspection import (
     status_of,
 )
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
+from django_mysqlqueue.inspection.sampled import with_samples
 from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
@@ -37,7 +38,7 @@ def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> tuple[Qu
     """
 
     def read() -> tuple[QueueOverview, list[Problem]]:
-        found = get_overview(using=using, bounds=bounds)
+        found = with_samples(get_overview(using=using, bounds=bounds))
         return found, find_problems(found, stall_times=stall_times)
 
     # Texts of problems are in the reader's language and time zone.

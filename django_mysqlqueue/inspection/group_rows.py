@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.humanize import duration, messages_per_second
+from django_mysqlqueue.humanize import clock_text, duration, messages_per_second
 from django_mysqlqueue.inspection.history import Rates, current_rates, rates_begin
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import Problem
@@ -22,6 +22,8 @@ SETTLED_MINUTES = 30
 """Failed attempts and passed messages of these last minutes are counted."""
 YOUNG_MS = 60_000
 """A backlog whose oldest message is younger may be one that subscribers keep up with."""
+SHORTEST_DRAIN, LONGEST_DRAIN = 60.0, 30 * 86_400.0
+"""A time to drain, in seconds, outside of these has no time of day."""
 PASSED = {
     "filtered": gettext_lazy("%(number)s filtered"),
     "expired": gettext_lazy("%(number)s expired"),
@@ -67,7 +69,10 @@ class GroupRow:
     age_ms: int | None
     """Age of the oldest unsettled message."""
     drain: float | None
-    """Seconds after which the backlog is settled at these rates; infinity for never; None: not known."""
+    """Seconds after which the backlog is settled at these rates; infinity for never; None: not known, or all of it is
+    in flight."""
+    now: int
+    """When the overview was read, in epoch milliseconds."""
     failed: int
     """Number of attempts that failed lately."""
     passed: Counter[str]
@@ -103,7 +108,27 @@ class GroupRow:
         if self.drain == float("inf"):
             return _("never")
         text = duration(max(1, self.drain))
-        return text if self.group.lag.exact else _("more than %(time)s") % {"time": text}
+        return _("more than %(time)s") % {"time": text} if self.is_bound else text
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the backlog is longer than what was counted."""
+        return not self.group.lag.exact and not self.group.lag.about
+
+    @property
+    def drained_at(self) -> str:
+        """The time of day at which the backlog is settled at these rates; empty if it is less than a minute away."""
+        if self.drain is None or not SHORTEST_DRAIN <= self.drain < LONGEST_DRAIN:
+            return ""
+        return clock_text(self.now + round(self.drain * 1000), self.now)
+
+    @property
+    def drained_text(self) -> str:
+        """The same with a word that says how exact it is."""
+        at = self.drained_at
+        if not at:
+            return ""
+        return (_("after %(time)s") if self.is_bound else _("about %(time)s")) % {"time": at}
 
     @property
     def limits(self) -> str:
@@ -143,6 +168,19 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
     ]
 
 
+def read_row(group: GroupOverview, problems: Sequence[Problem], buckets: Sequence[Bucket], now: int) -> GroupRow:
+    """Return the row of one group.
+
+    Args:
+        group: the group.
+        problems: its problems.
+        buckets: its rows of the last ``SETTLED_MINUTES`` minutes, in order of time.
+        now: the database's time in epoch milliseconds.
+    """
+    recent = [one for one in buckets if one.at >= rates_begin(now)]
+    return _row(group, problems, rollups.summed(recent), rollups.summed(buckets), now)
+
+
 def _row(
     group: GroupOverview,
     problems: Sequence[Problem],
@@ -153,6 +191,10 @@ def _row(
     rates = current_rates(recent, now, registered_at=group.registered_at)
     age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
     drain = rates.seconds_to_drain(group.lag.value)
+    # How long handlers take is not known from rates: these messages need no thread that becomes free.
+    is_in_flight = group.lag.exact and group.lag.value <= group.in_flight.value
+    if group.lag and is_in_flight:
+        drain = None
     if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
         drain = None
     return GroupRow(
@@ -161,6 +203,7 @@ def _row(
         rates=rates,
         age_ms=age_ms,
         drain=drain,
+        now=now,
         # The last attempt at a dead letter is a failure, too. A poison message has only the dead letter.
         failed=0 if lately is None else max(lately.failed, lately.dead_lettered),
         passed=Counter() if lately is None else lately.passed,

@@ -63,7 +63,7 @@ COLUMNS = (
     Column("oldest", lambda row: row.oldest or "-", 3),
     Column("in/s", lambda row: row.entered, 7),
     Column("out/s", lambda row: row.settled, 6),
-    Column("time to\ndrain", lambda row: row.time_to_drain, 4),
+    Column("time to\ndrain", lambda row: _drain(row), 4),
     Column(f"failed,\n{SETTLED_MINUTES} min", lambda row: f"{row.failed:,}", 9),
     Column("dead\nletters", lambda row: str(row.group.dead_letters), 5),
     Column("limits", lambda row: _limits(row), 12, is_number=False),
@@ -73,6 +73,10 @@ COLUMNS = (
 
 def _state(row: GroupRow) -> str:
     return f"{row.state.text}, paused" if row.group.paused and row.state.kind != "paused" else row.state.text
+
+
+def _drain(row: GroupRow) -> str:
+    return f"{row.time_to_drain} ({row.drained_at})" if row.drained_at else row.time_to_drain
 
 
 def _limits(row: GroupRow) -> str:

@@ -24,6 +24,7 @@ from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.group_rows import GroupRow, read_rows
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problems import find_problems
+from django_mysqlqueue.inspection.sampled import with_samples
 from django_mysqlqueue.inspection.status import QueueStatus, status_of
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, TOTAL_SECONDS, start_each
@@ -59,7 +60,7 @@ def read_snapshot(using: str) -> Snapshot:
     Raises:
         django.db.Error: the database refuses or does not answer.
     """
-    overview = get_overview(using=using, bounds=PAGES)
+    overview = with_samples(get_overview(using=using, bounds=PAGES))
     problems = find_problems(overview)
     causes = find_causes(overview, problems)
     rows = sorted(read_rows(overview, problems), key=lambda row: (row.state.rank, -row.group.lag.value, row.group.ref))

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that is exact, or a lower bound if the count stopped."""
+    """A number that is exact, or a lower bound if the count stopped, or was exact a moment ago."""
 
     value: int
     exact: bool = True
+    about: bool = False
+    """True if the number was exact a moment ago. ``exact`` is False then."""
 
     @classmethod
     def up_to(cls, cap: int, number: int) -> Count:
@@ -19,10 +21,14 @@ class Count:
         return cls(min(number, cap), number <= cap)
 
     def __str__(self) -> str:
+        if self.about:
+            return f"≈ {self.value:,}"
         return f"{self.value:,}" if self.exact else f"{self.value:,}+"
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.value + other.value, self.exact and other.exact)
+        exact = self.exact and other.exact
+        is_bound = any(not one.exact and not one.about for one in (self, other))
+        return Count(self.value + other.value, exact, about=not exact and not is_bound)
 
     def __bool__(self) -> bool:
         return self.value > 0

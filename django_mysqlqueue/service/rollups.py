@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -203,17 +203,47 @@ def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: i
         ref: the group.
         now: the database's time in epoch milliseconds.
     """
+    return of_groups(session, grain, moment, [ref], now=now)
+
+
+def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef], *, now: int) -> list[Bucket]:
+    """Return the rows of some groups since a time, in order of time, by their primary keys.
+
+    Args:
+        session: the session.
+        grain: ``MINUTE`` or ``HOUR``.
+        moment: the time in epoch milliseconds.
+        refs: the groups.
+        now: the database's time in epoch milliseconds.
+    """
     length = grain * 1000
+    times = range(-(-moment // length) * length, now + 1, length)
     found: list[Bucket] = []
-    for chunk in session.chunks(range(-(-moment // length) * length, now + 1, length)):
+    for chunk in session.chunks([(at, *ref) for ref in refs for at in times]):
         rows = session.rows(
             f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in (*SAMPLED, *COUNTS))} "
-            f"FROM {session.dialect.rows(('b',), len(chunk))} {session.dialect.join_to(ROLLUPS, 's')} "
-            "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = %s AND s.topic = %s",
-            (*chunk, grain, *ref),
+            f"FROM {session.dialect.rows(('b', 'g', 't'), len(chunk))} {session.dialect.join_to(ROLLUPS, 's')} "
+            "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
+            (*flat(chunk), grain),
         )
         found += [_bucket(*row) for row in rows]
     return sorted(found, key=lambda bucket: bucket.at)
+
+
+def summed(buckets: Sequence[Bucket]) -> Bucket | None:
+    """Return the sum of rows of one group, without samples; None if there are none.
+
+    Args:
+        buckets: the rows, in order of time.
+    """
+    if not buckets:
+        return None
+    totals = [
+        sum(getattr(one, name) for one in buckets)
+        for name in ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
+    ]
+    latency = [sum(column) for column in zip(*(one.latency for one in buckets), strict=True)]
+    return _bucket(*buckets[0].ref, buckets[0].at, None, 1, 0, *totals, *latency)
 
 
 def _bucket(

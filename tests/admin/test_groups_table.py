@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 
 import pytest
+from django.utils import timezone
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.group_table import KEYS
 from django_mysqlqueue.admin.pages import base
 from django_mysqlqueue.models import ConsumerGroup, Rollup
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, page
@@ -106,6 +109,167 @@ def test_a_backlog_that_is_not_counted_to_its_end_lasts_longer(db, client, monke
     log(100, "a")
     counts(entered=0, acked=60)
     assert row_of(client).time_to_drain.startswith("more than ")
+
+
+# -- the newest sample of a backlog that was not counted to its end ----------------
+
+
+def group_page(client, group="g", topic="t"):
+    return client.get(f"{ROOT}group/", {"group": group, "topic": topic}).context
+
+
+def backlogs(client):
+    """The backlog on the cards of the overview, in its table, and on the group's page."""
+    found = client.get(ROOT).context
+    card = next(one.value for one in found["cards"] if one.name == "backlog")
+    return [card, str(found["rows"][0].group.lag), str(group_page(client)["group"].lag)]
+
+
+@pytest.fixture
+def stops(db, clock, monkeypatch):
+    """A group with 100 messages, of which ten are counted. It is the tenth second of a minute."""
+    monkeypatch.setattr(base.Page, "bounds", dataclasses.replace(base.Page.bounds, count=10))
+    clock.advance((10 - Session(USING).now() / 1000) % 60)
+    Sub(handler())
+    log(100, "a")
+    now = counts(entered=60, acked=120)
+    return now // MINUTE_MS * MINUTE_MS
+
+
+def sample(minute, ago=0, ref=("g", "t"), **values):
+    Rollup.objects.update_or_create(
+        grain=60,
+        bucket_at=minute - ago * MINUTE_MS,
+        consumer_group=ref[0],
+        topic=ref[1],
+        defaults={"sampled_at": minute, **values},
+    )
+
+
+def test_the_newest_sample_stands_for_a_backlog_whose_count_stopped(stops, client):
+    sample(stops, 2, backlog=5000)
+    sample(stops, 1, backlog=3600)
+    sample(stops, 0, ref=("h", "t"), backlog=8000)
+    sample(stops, 0, ref=("g", "u"), backlog=9000)
+    assert backlogs(client) == ["≈ 3,600"] * 3
+    row = row_of(client)
+    assert row.drain == pytest.approx(3600 / (row.rates.settled - row.rates.entered))
+    assert "more than" not in row.time_to_drain
+    assert "≈ 3,600" in page(client)
+
+
+def test_a_sample_that_stopped_is_a_larger_bound(stops, client):
+    sample(stops, 1, backlog=3600, backlog_exact=False)
+    assert backlogs(client) == ["3,600+"] * 3
+    row = row_of(client)
+    assert row.time_to_drain.startswith("more than 1 h")
+    assert row.drained_text.startswith("after ")
+
+
+@pytest.mark.parametrize("values", [{"ago": 3, "backlog": 3600}, {"ago": 1, "backlog": 9}, {"ago": 1}])
+def test_an_old_or_smaller_sample_or_none_counts_for_nothing(stops, client, values):
+    sample(stops, **values)
+    assert backlogs(client) == ["10+"] * 3
+
+
+def test_a_sample_of_before_a_seek_counts_for_nothing(stops, client):
+    sample(stops, 1, backlog=3600)
+    ConsumerGroup.objects.update(sought_at=stops - MINUTE_MS + 1)
+    assert backlogs(client) == ["10+"] * 3
+
+
+def test_an_exact_count_needs_no_sample(db, clock, client):
+    Sub(handler())
+    log(100, "a")
+    now = counts(entered=0, acked=60)
+    sample(now // MINUTE_MS * MINUTE_MS, backlog=3600)
+    assert backlogs(client) == ["100"] * 3
+
+
+def test_sums_of_counts():
+    about = Count(5, exact=False, about=True)
+    assert str(about + Count(1)) == str(Count(1) + about) == "≈ 6"
+    assert str(about + about) == "≈ 10"
+    assert str(about + Count(1, exact=False)) == str(Count(1, exact=False) + about) == "6+"
+    assert Count(1) + Count(2) == Count(3)
+    assert Count(1, exact=False) + Count(2) == Count(3, exact=False)
+
+
+# -- when the backlog is settled -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [("UTC", "about 12:30 p.m."), ("Asia/Tokyo", "about 9:30 p.m."), ("Pacific/Auckland", "about ")],
+)
+def test_the_time_of_day_is_that_of_the_time_zone(db, client, zone, expected):
+    Sub(handler())
+    log(1)
+    at = datetime.datetime(2026, 3, 4, 12, 0, tzinfo=datetime.UTC)
+    row = dataclasses.replace(row_of(client), drain=1800.0, now=int(at.timestamp() * 1000))
+    with timezone.override(zone):
+        assert row.drained_text.startswith(expected)
+        assert row.time_to_drain == "30 min"
+        tomorrow = dataclasses.replace(row, drain=86_400.0).drained_text
+    assert "2026" in tomorrow, "another day has its date"
+
+
+@pytest.mark.parametrize("drain", [None, 0.0, 59.0, 40 * 86_400.0, float("inf")])
+def test_without_a_time_of_day(db, client, drain):
+    Sub(handler())
+    log(1)
+    assert dataclasses.replace(row_of(client), drain=drain).drained_text == ""
+
+
+def test_the_overview_and_the_page_of_the_group_say_when(db, client, clock):
+    clock.advance((10 - Session(USING).now() / 1000) % 60)
+    Sub(handler())
+    log(300, "a")
+    counts(entered=0, acked=60)
+    text = row_of(client).drained_text
+    assert text.startswith("about ")
+    assert f"<bdi>{text}</bdi>" in page(client)
+    found = page(client, "group", group="g", topic="t")
+    assert f"<bdi>{group_page(client)['figures'].drained_text}</bdi>" in found
+    assert "time to drain" in found
+    assert group_page(client)["figures"].rates.entered == 0
+
+
+def test_what_is_in_flight_has_no_time_to_drain(db, client, clock):
+    sub = Sub(handler())
+    log(6)
+    sub.step()
+    clock.advance(61)
+    sub.beat()
+    counts(entered=1, acked=2)
+    row = row_of(client)
+    assert (row.group.in_flight.value, row.group.lag.value) == (6, 6)
+    assert row.time_to_drain == "-"
+    assert row.state.text == "working"
+    counts(entered=2, acked=1)
+    assert row_of(client).state.text == "working", "not growing"
+    log(1)
+    assert row_of(client).time_to_drain != "-"
+
+
+def test_the_row_of_the_overview_and_that_of_the_page_of_a_group_have_the_same_figures(db, client, clock):
+    clock.advance((10 - Session(USING).now() / 1000) % 60)
+    Sub(handler())
+    log(9)
+    counts(entered=60, acked=120, dead_lettered=4, failed=3, filtered=2, expired=1)
+    counts(entered=30, acked=60, minutes=range(8, 9))
+    one, other = row_of(client), group_page(client)["figures"]
+    assert (one.failed, one.passed, one.state, one.age_ms // 5000) == (
+        other.failed,
+        other.passed,
+        other.state,
+        other.age_ms // 5000,
+    )
+    assert one.rates.entered == other.rates.entered == 1.0
+    assert one.rates.settled == pytest.approx(other.rates.settled, rel=0.02)
+
+
+# -- states ----------------------------------------------------------------------
 
 
 def test_states(db, client, clock):

@@ -207,6 +207,7 @@ def test_what_is_shared_is_that_of_one_database_language_and_zone(monkeypatch, s
         return options["using"], translation.get_language(), timezone.get_current_timezone_name()
 
     monkeypatch.setattr(status, "get_overview", named)
+    monkeypatch.setattr(status, "with_samples", lambda overview: overview)
     monkeypatch.setattr(status, "find_problems", lambda overview, **_: overview)
 
     def read(alias, language, zone):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import causes
+from django_mysqlqueue.admin.causes import Banner, ShownCause
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
@@ -19,8 +21,10 @@ from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
+    Cause,
     GroupOverview,
     Partition,
+    QueueStatus,
     find_causes,
     find_problems,
     get_overview,
@@ -28,10 +32,13 @@ from django_mysqlqueue.inspection import (
     partitions,
     status_of,
 )
-from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts
+from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
 from django_mysqlqueue.inspection.history import SPANS, read_history
+from django_mysqlqueue.inspection.sampled import with_samples
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs
+from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.sql.session import Session
 
 
@@ -42,6 +49,8 @@ class PartitionRow:
     partition: Partition
     value: str
     """Value of the row's checkbox."""
+    lag: Count
+    """Messages that the group has not settled."""
     oldest: str
     next_at: str
     error: str
@@ -66,7 +75,7 @@ class GroupPage(Page):
         if ref is None:
             raise BadQuery(_("The parameters group and topic are required."))
         self.about = ref.topic
-        overview = get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds)
+        overview = with_samples(get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds))
         if not overview.groups:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
         (group,), now = overview.groups, overview.now
@@ -75,21 +84,24 @@ class GroupPage(Page):
         live = {row.name for row in group.live}
         problems = [one for one in find_problems(overview, stall_times=self.stall_times) if one.ref == ref]
         found_causes = find_causes(overview, problems)
+        since = now - SETTLED_MINUTES * 60_000
+        buckets = rollups.of_group(session, rollups.MINUTE, since, ref, now=now)
         name = self.text("range")
         name = name if name in SPANS else DEFAULT
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
-            "banner": causes.banner(self.dashboard, status_of(overview, found_causes)),
-            **causes.split(causes.shown(self.dashboard, found_causes, now)),
+            "banner": self._banner(status_of(overview, found_causes), found_causes),
+            **causes.split([self._without_self(one) for one in causes.shown(self.dashboard, found_causes, now)]),
+            "figures": read_row(group, problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
-            **self._passed(session, group, now),
+            **self._passed(group, buckets),
             "sees_operations": may_view_operations(self.request),
             "registered": moment(group.registered_at),
-            "rows": [self._row(partition, now, live) for partition in found],
+            "rows": [self._row(partition, group, now, live) for partition in found],
             **self._options(group),
         }
 
@@ -104,9 +116,26 @@ class GroupPage(Page):
         age = duration((now - found.started_at) / 1000)
         return text % {"actor": visible(found.actor), "age": age, "reason": visible(found.reason)}
 
-    def _passed(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
+    def _banner(self, status: QueueStatus, found: Sequence[Cause]) -> Banner:
+        """Return the banner. If there is only one cause, it follows at once, so the banner does not repeat it."""
+        if len(found) == 1 and status.state != "ok":
+            return Banner(replace(status, text="", advice=""))
+        shown = causes.banner(self.dashboard, status)
+        return replace(shown, link="", action="") if self._is_self(shown.link) else shown
+
+    def _without_self(self, one: ShownCause) -> ShownCause:
+        """Return a cause without links to this page."""
+        symptoms = [replace(each, link="", action="") if self._is_self(each.link) else each for each in one.symptoms]
+        found = replace(one, symptoms=symptoms)
+        return replace(found, link="", action="") if self._is_self(one.link) else found
+
+    def _is_self(self, link: str) -> bool:
+        ref = self.ref()
+        return ref is not None and link == self.dashboard.url("group", group=ref.group, topic=ref.topic)
+
+    @staticmethod
+    def _passed(group: GroupOverview, buckets: Sequence[Bucket]) -> dict[str, Any]:
         """Return the group's filter for people, and how many messages were lately settled without a call, by reason."""
-        buckets = rollups.of_group(session, rollups.MINUTE, now - SETTLED_MINUTES * 60_000, group.ref, now=now)
         numbers = {reason: sum(getattr(one, reason) for one in buckets) for reason in rollups.PASSED}
         found: dict[str, Any] = {"passed_minutes": SETTLED_MINUTES}
         if group.filter is not None:
@@ -124,7 +153,7 @@ class GroupPage(Page):
             return {"options": [], "options_error": str(error)}
         return {"options": [(one, "" if one.override is None else moment(one.override.at)) for one in found]}
 
-    def _row(self, partition: Partition, now: int, live: set[str]) -> PartitionRow:
+    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
         head = partition.head
         oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
         next_at = error = ""
@@ -132,7 +161,9 @@ class GroupPage(Page):
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
                 next_at = duration((head.invisible_until - now) / 1000)
-        return PartitionRow(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)
+        # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.
+        lag = partition.lag if partition.lag.exact else group.backlog_of(partition.key)
+        return PartitionRow(partition, json.dumps(partition.key), lag, oldest, next_at, error, partition.owner in live)
 
 
 def _priorities(group: GroupOverview) -> str:

@@ -29,6 +29,7 @@ from django_mysqlqueue.inspection import (
     status_of,
 )
 from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
+from django_mysqlqueue.inspection.sampled import with_samples
 from django_mysqlqueue.inspection.status import unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
@@ -132,7 +133,9 @@ class OverviewPage(Page):
 
     def _overview_of(self, topics: Iterable[str]) -> QueueOverview:
         """Return the overview of the groups on some topics, without figures of the whole queue."""
-        found = [get_overview(topic=topic, using=self.using, bounds=self.bounds) for topic in sorted(topics)]
+        found = [
+            with_samples(get_overview(topic=topic, using=self.using, bounds=self.bounds)) for topic in sorted(topics)
+        ]
         groups = tuple(group for one in found for group in one.groups)
         return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
 
