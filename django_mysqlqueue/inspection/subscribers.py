@@ -27,7 +27,8 @@ class SubscriberStatus:
     deregistered_at: int
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
-    """Facts about its process: host, process id, versions, and when its first heartbeat was (``started_at``)."""
+    """Facts about its process: host, process id, version, subset, threads, and when its first heartbeat was
+    (``started_at``)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -35,6 +36,12 @@ class SubscriberStatus:
     def subset(self) -> Subset:
         """The partitions that it claims."""
         return Subset.read(self.info.get("subset"))
+
+    @property
+    def threads(self) -> int | None:
+        """The number of its handler threads; None if it is of a release that did not store it."""
+        number = self.info.get("threads")
+        return number if isinstance(number, int) else None
 
     @property
     def started_at(self) -> int:

@@ -7,14 +7,18 @@ import dataclasses
 import pytest
 
 from django_mysqlqueue.admin.pages import base
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import busy
+from django_mysqlqueue.models import DeliveryEvent, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, page
-from tests.support.handlers import fail
+from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler
-from tests.support.scenarios import G, log
+from tests.support.scenarios import G, log, offsets_of
 
 GROUP = {"group": "g", "topic": "t"}
 
@@ -82,3 +86,88 @@ def test_without_a_problem_the_banner_says_so(db, client, number):
     found = context(client)
     assert not found["causes"]
     assert "No problems found." in found["banner"].status.text
+
+
+# -- how busy the handlers are ----------------------------------------------------
+
+
+def has_threads(sub, number):
+    """The heartbeats of a subscriber say how many handler threads it has."""
+    assert SubscriberHeartbeat.objects.filter(subscriber_name=sub.name).update(info={"threads": number})
+
+
+@pytest.mark.any_engine
+@both_modes
+def test_threads_that_are_busy(client, mode):
+    one = Sub(handler(mode=mode), handler("t", "h"), name="one", claim_size=1)
+    two = Sub(handler(mode=mode), name="two", claim_size=1)
+    assert context(client)["handlers"] == "", "their threads are not known"
+    has_threads(one, 2)
+    assert context(client)["handlers"] == "", "those of one are not known"
+    has_threads(two, 3)
+    assert context(client)["handlers"] == "0 of 5 threads busy in 2 processes"
+    log(12, "abcdefgh")
+    two.beat()
+    for _ in range(9):
+        one.step()
+    has_threads(one, 2)
+    has_threads(two, 3)
+    assert context(client)["group"].in_flight.value > 2
+    assert context(client)["handlers"] == "2 of 5 threads busy in 2 processes", "not more than the process has"
+    assert "handlers: 2 of 5 threads busy" in page(client, "group", **GROUP)
+    two.leave()
+    assert context(client)["handlers"] == "2 of 2 threads busy in 1 process"
+    one.leave()
+    assert context(client)["handlers"] == ""
+
+
+@pytest.mark.any_engine
+def test_the_mean_time_of_the_last_calls(client, clock, settings, monkeypatch):
+    monkeypatch.setattr(busy, "CALLS", 3)
+    has_threads(Sub(handler()), 1)
+    now = Session(USING).now()
+
+    def event(ms, topic="t", settled_at=now):
+        DeliveryEvent.objects.create(
+            consumer_group="g", topic=topic, partition_key="a", message_offset=1, handled_ms=ms, settled_at=settled_at
+        )
+
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RECORD_DELIVERIES": "all"}
+    assert "mean" not in context(client)["handlers"]
+    event(9000, settled_at=now - 301_000)
+    event(5000)
+    event(3000)
+    event(1000)
+    event(0)  # A message that was passed without a call.
+    event(60_000, "u")
+    assert context(client)["handlers"] == "0 of 1 threads busy in 1 process, mean time per call 2 s"
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RECORD_DELIVERIES": "failures"}
+    assert "mean" not in context(client)["handlers"], "failures are not typical"
+
+
+@pytest.mark.any_engine
+def test_a_message_waits_for_busy_subscribers(client):
+    sub = Sub(handler(), claim_size=1)
+    log(1, "a")
+    sub.step()
+    log(1, "b")
+    first, second = offsets_of()
+    has_threads(sub, 2)
+
+    def said():
+        answer = client.get(f"{ROOT}message/", {"offset": second})
+        (one,) = [one for one in answer.context["lives"] if one.ref == G]
+        return one.steps[-1].text, one.steps[-1].link
+
+    assert {one.offset for one in sub.inbox.held(G)} == {first}
+    assert said()[0] == "Nothing holds it up: a subscriber claims it when it has room."
+    has_threads(sub, 1)
+    text, link = said()
+    assert text == "The subscribers are busy: messages of this group occupy the only handler thread."
+    assert client.get(link).context["rows"]
+
+
+def test_heartbeats_have_the_number_of_threads(db):
+    found = Subscriber({USING: {G: handler()}}, get_settings(), threads={USING: 3})
+    (worker,) = found.workers
+    assert worker.heart._info["threads"] == 3

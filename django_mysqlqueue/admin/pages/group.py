@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
@@ -32,6 +32,8 @@ from django_mysqlqueue.inspection import (
     partitions,
     status_of,
 )
+from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.inspection.busy import mean_handler_ms, read_busy
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.inspection.sampled import with_samples
@@ -99,6 +101,7 @@ class GroupPage(Page):
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
             **self._passed(group, buckets),
+            "handlers": _handlers(session, group, now, self.bounds),
             "sees_operations": may_view_operations(self.request),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
@@ -164,6 +167,22 @@ class GroupPage(Page):
         # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.
         lag = partition.lag if partition.lag.exact else group.backlog_of(partition.key)
         return PartitionRow(partition, json.dumps(partition.key), lag, oldest, next_at, error, partition.owner in live)
+
+
+def _handlers(session: Session, group: GroupOverview, now: int, bounds: Bounds) -> str:
+    """Return how busy the handlers are, and how long they take; empty if it is not known."""
+    found = read_busy(session, group.ref, group.live, bounds=bounds)
+    if found is None:
+        return ""
+    text = ngettext(
+        "%(busy)s of %(threads)s threads busy in %(processes)s process",
+        "%(busy)s of %(threads)s threads busy in %(processes)s processes",
+        found.processes,
+    ) % {"busy": f"{found.busy:,}", "threads": f"{found.threads:,}", "processes": f"{found.processes:,}"}
+    mean = mean_handler_ms(session, group.ref, now)
+    if mean is None:
+        return text
+    return _("%(busy)s, mean time per call %(time)s") % {"busy": text, "time": duration(mean / 1000)}
 
 
 def _priorities(group: GroupOverview) -> str:

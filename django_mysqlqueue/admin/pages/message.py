@@ -35,6 +35,7 @@ from django_mysqlqueue.inspection import (
     message_history,
     reasons,
 )
+from django_mysqlqueue.inspection.busy import read_busy
 from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
@@ -245,13 +246,12 @@ class MessagePage(Page):
             now = replace(now, error="", traceback="")  # the event before it has the same error
         if now:
             steps.append(now)
-        if step := reason_step(self.dashboard, why, state, self._now):
+        busy = read_busy(session, state.ref, live.values(), bounds=self.bounds) if why and why.kind == "none" else None
+        if step := reason_step(self.dashboard, why, state, self._now, busy):
             steps.append(step)
         if found is not None and state.filter is not None and state.standing != "elsewhere":
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
-        may_retry = False
-        if state.standing == "waits" and state.until > self._now and found is not None:
-            may_retry = True
+        may_retry = state.standing == "waits" and state.until > self._now and found is not None
         held = state.standing == "in_flight" and state.held_by in live
         may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
         # That no delivery is recorded is what is expected then, unless deliveries are not recorded.

@@ -11,6 +11,7 @@ from django_mysqlqueue.admin.pages.steps import Step
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupState
+from django_mysqlqueue.inspection.busy import Busy
 from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.service.leasing import MAX_PENDING
 
@@ -66,7 +67,9 @@ RESTS = ("rate", "held", "coalesced")
 """Reasons for which a message waits until a time at which a claim only asks again."""
 
 
-def reason_step(dashboard: DashboardContext, reason: WaitReason | None, state: GroupState, now: int) -> Step | None:
+def reason_step(
+    dashboard: DashboardContext, reason: WaitReason | None, state: GroupState, now: int, busy: Busy | None = None
+) -> Step | None:
     """Return the step that says why a group has not started a message; None if the other steps of the page say it.
 
     Args:
@@ -74,12 +77,21 @@ def reason_step(dashboard: DashboardContext, reason: WaitReason | None, state: G
         reason: the reason, or None.
         state: the message's state for the group.
         now: the database's time in epoch milliseconds.
+        busy: how busy the group's subscribers are, for a message that nothing else holds up; None if it is not known.
     """
     if reason is None or reason.kind in ("filter", "filtered"):
         return None
     if reason.kind == "unfinished":
         unfinished, css = UNFINISHED[state.unfinished]
         return Step(str(unfinished), css=css)
+    if reason.kind == "none" and busy is not None and busy.is_full:
+        text = ngettext(
+            "The subscribers are busy: messages of this group occupy the only handler thread.",
+            "The subscribers are busy: messages of this group occupy all %(number)s handler threads.",
+            busy.threads,
+        ) % {"number": f"{busy.threads:,}"}
+        to = dashboard.url("inflight", group=state.ref.group, topic=state.ref.topic)
+        return Step(text, link=to, link_text=_("Open messages in flight"))
     if reason.kind in ("rate", "held"):
         return Step(_limit_text(reason, state, now))
     text = str(TEXTS[reason.kind]) % {"offset": reason.offset, "by": reason.by, "pending": f"{MAX_PENDING:,}"}

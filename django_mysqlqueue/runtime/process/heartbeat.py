@@ -32,7 +32,7 @@ class Heart:
         refs: its groups. Each has a heartbeat row.
         interval: seconds between two heartbeats.
         lease: seconds for which a heartbeat keeps leases.
-        info: host, process id, version and subset, for the heartbeat rows.
+        info: host, process id, version, subset and threads, for the heartbeat rows.
         progress: time of the poller's last progress. Without progress for ``lease`` seconds, no heartbeat is sent,
             so that other subscribers take over.
     """

@@ -172,7 +172,7 @@ class Worker:
             list(self.handlers),
             interval=settings.lease_renewal_interval,
             lease=settings.lease_duration,
-            info=plan.info,
+            info={**plan.info, "threads": self.threads},
             progress=self.progress,
         )
         kinds = {handler.monitor for handler in self.handlers.values() if handler.monitor is not None}
