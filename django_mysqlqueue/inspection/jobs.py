@@ -63,6 +63,8 @@ class JobSummary:
     finished_at: int
     attempts: int
     """Number of claims by subscribers, including those of subscribers that were lost before the job started."""
+    progress: Progress | None = None
+    """What the current or the last attempt has reported; None: nothing."""
 
     @property
     def topic(self) -> str:
@@ -113,8 +115,6 @@ class JobDetails:
     error_count: int
     subscribers: tuple[str, ...]
     """Names of the last subscribers that have claimed it, oldest first."""
-    progress: Progress | None = None
-    """What the current or the last attempt has reported; None: nothing."""
     cancel_requested_at: int = 0
     """When it was asked to stop while it ran, in epoch milliseconds; 0: never."""
     stage: str = ""
@@ -211,8 +211,8 @@ def list_jobs(
     """List jobs, without their arguments, return values and errors.
 
     The newest come first. If ``status`` is ``"FAILED"`` or ``"SUCCESSFUL"``, the order is that of the times at which
-    the jobs ended; with another status that of their ids, which begin with the time; otherwise that of the times at
-    which they were enqueued. Only an index of the status or of the task is read: if there are further conditions, the
+    the jobs ended; with another status the descending one of their ids; otherwise that of the times at which
+    they were enqueued. Only an index of the status or of the task is read: if there are further conditions, the
     next ``bounds.jobs`` jobs are searched, so a page may have fewer jobs than the limit although there are more.
 
     Args:
@@ -354,7 +354,7 @@ def _columns() -> str:
     """Return the columns of a ``JobSummary`` of the table as ``s``. The parameter is a newline."""
     names = ("id", "backend", "queue_name", "task_path", "priority", "run_after", "status")
     times = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
-    return ", ".join([*(f"s.{name}" for name in (*names, *times)), _line_count("s.worker_ids")])
+    return ", ".join([*(f"s.{name}" for name in (*names, *times)), _line_count("s.worker_ids"), "s.progress"])
 
 
 def _line_count(column: str) -> str:
@@ -363,8 +363,12 @@ def _line_count(column: str) -> str:
 
 
 def _summary(row: Sequence[Any]) -> JobSummary:
-    job, backend, queue, task, priority, run_after, status, *numbers = row
-    return JobSummary(job, backend, queue, task, int(priority), int(run_after), status, *map(int, numbers))
+    job, backend, queue, task, priority, run_after, status, *numbers, progress = row
+    enqueued_at, started_at, last_attempted_at, finished_at, attempts = map(int, numbers)
+    return JobSummary(
+        *(job, backend, queue, task, int(priority), int(run_after), status, enqueued_at, started_at, last_attempted_at),
+        *(finished_at, attempts, _progress(progress)),
+    )
 
 
 def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str, Count]:
@@ -420,14 +424,14 @@ def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | No
     row = session.row(
         f"SELECT {_columns()}, {_line_count('s.errors')}, SUBSTR(s.arguments, 1, %s), LENGTH(s.arguments), "
         f"SUBSTR(s.return_value, 1, %s), LENGTH(s.return_value), {dialect.ending('s.errors', ERRORS_READ)}, "
-        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)}, s.progress, s.cancel_requested_at, s.stage "
+        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)}, s.cancel_requested_at, s.stage "
         f"FROM {RESULTS} s WHERE s.id = %s",
         ("\n", "\n", most, most, job_id),
     )
     if row is None:
         return None
-    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row[:-3]
-    progress, cancel_requested_at, stage = row[-3:]
+    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row[:-2]
+    cancel_requested_at, stage = row[-2:]
     return JobDetails(
         _summary(summary),
         arguments,
@@ -437,7 +441,6 @@ def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | No
         tuple(_error(line) for line in _last_lines(errors, ERRORS_READ)),
         int(error_count),
         tuple(_last_lines(subscribers, SUBSCRIBERS_READ)),
-        _progress(progress),
         int(cancel_requested_at),
         stage,
     )

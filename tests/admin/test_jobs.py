@@ -78,7 +78,7 @@ def test_the_list_and_its_filters(client):
     assert ids(client)[:2] == ["s3", "f3"]
     assert len(ids(client)) == 9
     assert ids(client, status="FAILED") == ["f3", "f2", "f1", "f0"]
-    assert ids(client, status="READY") == ["w0"]
+    assert ids(client, status="READY") == ids(client, status="ready") == ["w0"]
     assert ids(client, task="shop.tasks.charge", status="READY") == ["w0"]
     assert ids(client, task="shop.tasks.charge") == ["f3", "f2", "f1", "w0", "f0"]
     assert ids(client, topic="jobs.mail") == ["s3", "s2", "s1", "s0"]
@@ -469,6 +469,32 @@ def test_the_progress_of_a_job(client):
     assert "3 / 12" in text
     assert "row &lt;3&gt;" in text
     assert "\u202e" not in text
+
+
+def test_the_list_shows_the_progress_of_running_jobs_with_the_same_statements(client):
+    reported = job_progress.encode(3, 12, "a secret", 1_700_000_000_000)
+    job("p", status="RUNNING")
+    with CaptureQueriesContext(connection) as before:
+        assert "<progress" not in page(client, "jobs")
+    job("q", status="RUNNING", progress=reported)
+    job("r", status="RUNNING", progress=job_progress.encode(7, None, "", 1_700_000_000_000))
+    ended("s", progress=reported)
+    with CaptureQueriesContext(connection) as after:
+        text = page(client, "jobs")
+    assert len(after) == len(before)
+    assert re.findall(r'<progress class="mq-progress" max="(.+?)" value="(.+?)" aria-label="(.+?)"', text) == [
+        ("1", "0.25", "Progress of q")
+    ]
+    assert (text.count("3 / 12"), text.count('<bdi dir="ltr">7</bdi>'), "secret" in text) == (1, 1, False)
+
+
+def test_the_list_of_running_jobs_says_that_it_includes_prefetched_ones(client):
+    assert (
+        "including prefetched ones, in descending order of their ids"
+        in client.get(f"{ROOT}jobs/?status=running").content.decode()
+    )
+    for status in ("READY", "FAILED", ""):
+        assert "prefetched" not in client.get(f"{ROOT}jobs/?status={status}").content.decode()
 
 
 @pytest.mark.parametrize("column", ["", "{}", "[]", "no JSON", '{"done": 1, "total": 0, "message": "", "at": 0}'])

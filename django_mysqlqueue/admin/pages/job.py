@@ -95,7 +95,7 @@ class JobPage(Page):
             "bar": self._bar(spans),
             "notes": list(self._notes(session, found)),
             "cancel_value": "" if job.has_ended or found.cancel_requested_at else json.dumps(job.id),
-            "progress": found.progress,
+            "progress": job.progress,
             "error_count": found.error_count,
             "shown_errors": SHOWN_ERRORS,
             **self._contents(found),

@@ -126,10 +126,11 @@ class JobsPage(Page):
         }
 
     def _status(self) -> str | None:
-        status = self.text("status")
+        given = self.text("status")
+        status = None if given is None else given.upper()
         if status is not None and status not in STATUSES:
             text = _("status=%(status)r is not one of %(statuses)s.")
-            raise BadQuery(text % {"status": status, "statuses": ", ".join(STATUSES)})
+            raise BadQuery(text % {"status": given, "statuses": ", ".join(STATUSES)})
         return status
 
     def export(self) -> Export:
@@ -203,7 +204,11 @@ class JobsPage(Page):
     def _order(status: str | None) -> str:
         if status is None:
             return _("last enqueued first")
-        return _("last finished first") if JobFilter(status).by_end else _("by id, which begins with the time")
+        if JobFilter(status).by_end:
+            return _("last finished first")
+        if status == JobResult.Status.RUNNING:
+            return _("including prefetched ones, in descending order of their ids")
+        return _("in descending order of their ids")
 
     @staticmethod
     def _row(job: JobSummary, now: int, operable: Collection[str]) -> JobRow:
