@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.limits import run_ids, tick_of
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.redaction import redacted
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
@@ -38,6 +40,8 @@ class ScheduleRun:
     finished_at: int
     error: str
     """The class of the last exception; empty if there was none."""
+    error_line: str = ""
+    """The last line of the last traceback, redacted; empty if there was none, or if it is not known."""
 
     @property
     def duration(self) -> float | None:
@@ -107,7 +111,8 @@ def list_schedules(*, topic: str | None = None, using: str | None = None, runs: 
     found = {row.name: _parsed(row) for row in rows}
     if topic is not None:
         rows = [row for row in rows if getattr(found[row.name], "topic", "") == topic]
-    of_tasks = [row.name for row in rows if getattr(found[row.name], "task", "")]
+        found = {row.name: found[row.name] for row in rows}
+    of_tasks = {name: one.topic for name, one in found.items() if isinstance(one, Definition) and one.task}
     last = _runs(session, of_tasks, runs) if runs else {}
     return tuple(_status(row, found[row.name], tuple(last.get(row.name, ()))) for row in rows)
 
@@ -149,8 +154,15 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
     )
 
 
-def _runs(session: Session, names: Sequence[str], most: int) -> dict[str, list[ScheduleRun]]:
-    """Return the last jobs of schedules, newest first, along the primary key."""
+def _runs(session: Session, topics: Mapping[str, str], most: int) -> dict[str, list[ScheduleRun]]:
+    """Return the last jobs of schedules, newest first, along the primary key.
+
+    Args:
+        session: session on the queue's database.
+        topics: the topic of each schedule, by its name.
+        most: number of jobs of each.
+    """
+    names = list(topics)
     found: dict[str, list[ScheduleRun]] = {}
     errors = session.dialect.ending("errors", LAST_ERROR)
     select = (
@@ -161,23 +173,36 @@ def _runs(session: Session, names: Sequence[str], most: int) -> dict[str, list[S
         part = names[start : start + UNION_TERMS]
         rows = session.rows(session.dialect.union(select, len(part)), flat((*run_ids(name), most) for name in part))
         for row in sorted(rows, reverse=True):
-            found.setdefault(str(row[0]).rsplit(":", 1)[0].split(":", 1)[1], []).append(_run(*row))
+            name = str(row[0]).rsplit(":", 1)[0].split(":", 1)[1]
+            found.setdefault(name, []).append(_run(topics[name], *row))
     return found
 
 
-def _run(message_id: str, status: str, enqueued_at: int, started_at: int, finished_at: int, errors: str) -> ScheduleRun:
+def _run(
+    topic: str, message_id: str, status: str, enqueued_at: int, started_at: int, finished_at: int, errors: str
+) -> ScheduleRun:
     by_hand = "-" in message_id.rsplit(":", 1)[1]
     return ScheduleRun(
-        message_id, tick_of(message_id), by_hand, status, enqueued_at, started_at, finished_at, _last_error(errors)
+        message_id,
+        tick_of(message_id),
+        by_hand,
+        status,
+        enqueued_at,
+        started_at,
+        finished_at,
+        *_last_error(errors, topic),
     )
 
 
-def _last_error(errors: str) -> str:
+def _last_error(errors: str, topic: str) -> tuple[str, str]:
+    """Return the class of the last exception and the last line of its traceback, redacted."""
     lines = job_rows.lines(errors)
     if not lines:
-        return ""
+        return "", ""
     try:
         last: Any = json.loads(lines[-1])
-        return str(last["exception_class_path"])
+        traceback = str(last["traceback"])
+        line = last_line(redacted(traceback, topic=topic, kind="error")) if traceback else ""
+        return str(last["exception_class_path"]), line
     except (ValueError, KeyError, TypeError):
-        return ""  # Its line is longer than what was read.
+        return "", ""  # Its line is longer than what was read.

@@ -12,8 +12,10 @@ from django_mysqlqueue.models import JobResult, Operation, OutboxMessage, Schedu
 from django_mysqlqueue.operations import run_recurring
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
+from tests.support.commands import run
 from tests.support.dashboard import HOSTILE, ROOT, confirm, page
 from tests.support.harness import USING
+from tests.support.job_pages import errors
 from tests.support.schedule_worlds import NAME, at_night, of_task, of_topic, registered, row, tick
 
 pytestmark = pytest.mark.any_engine
@@ -39,7 +41,7 @@ def test_schedules_with_their_next_and_last_runs(client):
         status="FAILED",
         started_at=1000,
         finished_at=3500,
-        errors='{"exception_class_path": "shop.Late", "traceback": "secret"}\n',
+        errors=errors("no file", exception="shop.Late"),
     )
     nightly, job = shown(client)
     assert (nightly.schedule.name, nightly.runs, nightly.last_at) == ("nightly", [], "")
@@ -56,12 +58,15 @@ def test_schedules_with_their_next_and_last_runs(client):
         "UTC",
         "every 1 min",
         "tests.app.jobs.add",
-        "shop.Late",
+        "ValueError: no file",
         "by hand",
         "2.5 s",
     ):
         assert part in text
-    assert "secret" not in text
+    assert "Traceback" not in text
+    assert re.search(
+        r'<a href="[^"]+/job/[^"]+"><bdi dir="ltr">[^<]+</bdi> <span class="mq-tag mq-bad">failed</span></a>', text
+    )
     assert text.count(">active</span>") == 2
     assert [one.schedule.name for one in shown(client, topic="t")] == ["nightly"]
 
@@ -109,6 +114,23 @@ def test_a_schedule_is_run_paused_resumed_and_deleted(client):
     ]
     assert set(LogEntry.objects.values_list("object_repr", flat=True)) == {NAME}
     assert "There is no schedule 's'." in page(client, "do/run-recurring", schedule=NAME)
+
+
+def star(text, *, topic, kind):
+    return text.replace("secret", "***") if (topic, kind) == ("jobs.default", "error") else text
+
+
+def test_the_text_of_an_error_is_redacted_and_needs_the_permission_to_see_payloads(make_client, settings):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": f"{__name__}.star"}
+    registered(of_task(), age=130)
+    run_recurring(NAME, actor="ada")
+    JobResult.objects.update(status="FAILED", errors=errors("a secret", exception="shop.Late"))
+    text = page(make_client("view_dashboard", "see_payloads"), "recurring")
+    assert ("ValueError: a ***" in text, "secret" in text, "shop.Late" in text) == (True, False, False)
+    text = page(make_client("view_dashboard"), "recurring")
+    assert ("ValueError" in text, "secret" in text, "shop.Late" in text) == (False, False, True)
+    listed = run("queuerecurring") + run("queuerecurring", "--format", "json")
+    assert ("failed (ValueError: a ***)" in listed, "secret" in listed) == (True, False)
 
 
 def test_those_who_may_only_look_get_no_buttons(make_client):

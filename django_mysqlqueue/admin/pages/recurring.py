@@ -9,12 +9,14 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads
+from django_mysqlqueue.humanize import duration, shortened
 from django_mysqlqueue.inspection import ScheduleRun, ScheduleStatus, list_schedules
 
 SHOWN_RUNS = 5
 """Number of last runs of each schedule."""
+ERROR_SHOWN = 200
+"""Maximum length of an error in the list, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Run:
     run: ScheduleRun
     at: str
     took: str
+    error: str
+    """The last line of its last error; its class if the user may not view it."""
     style: str
     """The class of the tag with its status."""
 
@@ -66,6 +70,7 @@ class RecurringPage(Page):
         return {"rows": rows, "may_operate_any": any(row.may_operate for row in rows)}
 
     def _row(self, one: ScheduleStatus) -> Row:
+        sees_errors = may_see_payloads(self.request, one.topic or None)
         waits = 0.0 if one.next_tick is None else (one.next_tick - one.now) / 1000
         return Row(
             one,
@@ -75,14 +80,15 @@ class RecurringPage(Page):
             _second(one.last_run),
             _second(one.paused_at),
             duration((one.now - one.seen_at) / 1000) if one.seen_at else "",
-            [self._run(run) for run in one.runs],
+            [self._run(run, sees_errors=sees_errors) for run in one.runs],
             may_operate(self.request, one.topic or None),
         )
 
     @staticmethod
-    def _run(run: ScheduleRun) -> Run:
+    def _run(run: ScheduleRun, *, sees_errors: bool) -> Run:
         took = "" if run.duration is None else duration(run.duration)
-        return Run(run, _second(run.tick), took, STYLES.get(run.status, ""))
+        error = (sees_errors and shortened(run.error_line, most=ERROR_SHOWN)) or run.error
+        return Run(run, _second(run.tick), took, error, STYLES.get(run.status, ""))
 
 
 def _second(milliseconds: int | None) -> str:

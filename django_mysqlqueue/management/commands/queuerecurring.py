@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.humanize import duration, moment
+from django_mysqlqueue.humanize import duration, moment, shortened
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import OperationCommand
@@ -98,7 +98,8 @@ def _outcome(one: ScheduleStatus) -> str:
     if not one.runs:
         return "-"
     last = one.runs[0]
-    return f"{last.status.lower()}{f' ({last.error})' if last.error else ''}"
+    error = shortened(last.error_line) or last.error
+    return f"{last.status.lower()}{f' ({error})' if error else ''}"
 
 
 def _took(one: ScheduleStatus) -> str:
