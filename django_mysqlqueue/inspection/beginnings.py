@@ -80,11 +80,11 @@ def _pauses(session: Session, registered: Mapping[GroupRef, int]) -> dict[GroupR
 def _served(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, int]:
     """Return when the last subscriber of groups stopped or had its last heartbeat. Rows are kept for a day."""
     select = (
-        "SELECT consumer_group, topic, MAX(CASE WHEN deregistered_at > 0 THEN deregistered_at ELSE heartbeat_at END) "
-        f"FROM {HEARTBEATS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s "
-        "GROUP BY consumer_group, topic"
+        "SELECT MIN(consumer_group), MIN(topic), "
+        "MAX(CASE WHEN deregistered_at > 0 THEN deregistered_at ELSE heartbeat_at END) "
+        f"FROM {HEARTBEATS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s"
     )
-    return {GroupRef(group, topic): int(at) for group, topic, at in _each(session, select, refs)}
+    return {GroupRef(group, topic): int(at) for group, topic, at in _each(session, select, refs) if at is not None}
 
 
 def _with_positions(session: Session, refs: Sequence[GroupRef]) -> set[GroupRef]:
@@ -151,15 +151,16 @@ def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed
             ``MESSAGES`` of them are read.
     """
     select = (
-        "SELECT w.consumer_group, w.topic, w.message_offset, MIN(w.settled_at) FROM (SELECT message_offset, "
-        "consumer_group, topic, outcome, settled_at "
+        "SELECT MIN(w.consumer_group), MIN(w.topic), MIN(w.message_offset), MIN(w.settled_at) "
+        "FROM (SELECT message_offset, consumer_group, topic, outcome, settled_at "
         f"FROM {EVENTS}{session.dialect.force_index('queue_delivery_events_message')} "
         "WHERE message_offset = %s ORDER BY id LIMIT %s) w WHERE w.consumer_group = %s AND w.topic = %s "
-        "AND w.outcome = %s AND w.settled_at >= %s GROUP BY w.consumer_group, w.topic, w.message_offset"
+        "AND w.outcome = %s AND w.settled_at >= %s"
     )
     outcome = DeliveryEvent.Outcome.FAILED.value
     parameters = [(one.offset, PAGES.recorded, *one.ref, outcome, at) for one, at in messages.items()][:MESSAGES]
     return {
         Failed(GroupRef(group, topic), int(offset)): int(at)
         for group, topic, offset, at in _each(session, select, parameters)
+        if at is not None
     }
