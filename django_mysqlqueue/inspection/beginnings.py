@@ -25,12 +25,14 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 PAUSES = 500
 """Maximum number of operations that have paused or resumed groups to read, newest first."""
-FAILING = 10
-"""Maximum number of failing groups whose history is read."""
+FAILING = 4
+"""Maximum number of failing groups whose history is read: 528 lookups each."""
 HOURS = 168
 """Maximum number of hours of such a history, if none of the minutes has an ack."""
-MESSAGES = 200
+MESSAGES = 100
 """Maximum number of failed messages whose first failure is searched for."""
+RECORDED = 50
+"""Number of recorded deliveries of such a message that are searched, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed
         "AND w.outcome = %s AND w.settled_at >= %s"
     )
     outcome = DeliveryEvent.Outcome.FAILED.value
-    parameters = [(one.offset, PAGES.recorded, *one.ref, outcome, at) for one, at in messages.items()][:MESSAGES]
+    parameters = [(one.offset, RECORDED, *one.ref, outcome, at) for one, at in messages.items()][:MESSAGES]
     return {
         Failed(GroupRef(group, topic), int(offset)): int(at)
         for group, topic, offset, at in _each(session, select, parameters)
