@@ -705,3 +705,47 @@ def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):
     found = groups.find(USING, GroupRef("billing", "orders"))
     assert found is not None
     assert found.paused
+
+
+def test_the_menu_has_one_line_beside_the_sidebar_with_the_button_at_its_end(desk: Desk, queue: Sub):
+    """Tabs in bold are wider."""
+    for address in ("operations/", "deadletters/", ""):
+        page = desk.open(address)
+        expect(page.locator("#nav-sidebar")).to_be_visible()
+        expect(page.locator(".mq-menu a")).to_have_count(11)
+        expect(page.locator("#mq-pause")).to_be_visible()
+        tops = page.locator(".mq-menu a").evaluate_all("all => all.map((one) => one.getBoundingClientRect().top)")
+        assert len(set(tops)) == 1, address
+        button, line = page.locator("#mq-pause").bounding_box(), page.locator(".mq-top").bounding_box()
+        assert button is not None
+        assert line is not None
+        assert abs(button["x"] + button["width"] - line["x"] - line["width"]) < 2
+        assert abs(button["y"] - tops[0]) < 16
+
+
+@pytest.mark.parametrize("language", ["en", "ar"])
+def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
+    open_desk: Open, queue: Sub, settings: Any, language: str
+):
+    settings.LANGUAGE_CODE = language
+    desk = open_desk(width=390)
+    for address in ("operations/", "recurring/", "inflight/", "errors/", "jobs/"):
+        page = desk.open(address)
+        assert page.locator(".mq-stack tbody td[data-label]").count() > 1, address
+        found = page.evaluate(
+            """() => [...document.querySelectorAll('.mq-stack tbody td')].filter((one) => one.childNodes.length)
+              .map((one) => [one.getBoundingClientRect(), getComputedStyle(one, '::before').content, one.dataset.label])
+              .map(([box, shown, label]) => [box.left >= 0, box.right <= innerWidth, !label || shown.includes(label)])
+              .filter((one) => one.includes(false)).length"""
+        )
+        assert found == 0, address
+        assert page.locator(".mq-scroll").evaluate("one => one.scrollWidth <= one.clientWidth + 1"), address
+
+
+def test_a_table_that_continues_behind_an_edge_shows_a_shadow_there(open_desk: Open, queue: Sub):
+    page = open_desk(width=390).open("offsets/?group=billing")
+    box = page.locator(".mq-scroll").last
+    assert box.evaluate("one => one.scrollWidth > one.clientWidth + 20")
+    assert box.evaluate("one => getComputedStyle(one).backgroundAttachment") == "local, local, scroll, scroll"
+    row = box.locator("tbody tr").first
+    assert row.evaluate("one => getComputedStyle(one).backgroundColor") == "rgba(0, 0, 0, 0)", "it would hide them"
