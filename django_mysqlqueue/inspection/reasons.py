@@ -227,7 +227,8 @@ def _limit(
     key = limits.key_of(messages.publisher_key(content.entry.key, content.metadata), content.metadata)
     if limits.limits_group or key != NO_KEY:
         reached = read_reached(session, state.ref, limits, key, now, live)
-        if reached is not None:
+        # A slot of a rate that is free before the message is due is not what it waits for.
+        if reached is not None and not 0 < reached.until <= state.until:
             return WaitReason("rate" if reached.until else "held", limit_key=reached.key, until=reached.until)
     return None
 

@@ -86,7 +86,7 @@ class ManualHeart:
         self.in_doubt = False
 
     def beat(self) -> None:
-        info = {"host": "tests", "subset": self._sub.subset.as_json()}
+        info = {"host": "tests", "subset": self._sub.subset.as_json(), "threads": 1}
         heartbeats.beat(self._sub.using, self._sub.name, list(self._sub.handlers), info)
         self.beat_at = time.monotonic()
 

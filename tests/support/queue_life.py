@@ -18,6 +18,7 @@ from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
     beginnings,
+    busy,
     count_jobs,
     dead_letters,
     error_kinds,
@@ -563,6 +564,10 @@ def _glance(session: Session, ref: GroupRef) -> None:
     newest = list_messages(topic="t", using=USING, limit=10).entries
     assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])
+    with_threads = SubscriberStatus(group.ref, "s", 0, 0, {"threads": 2}, live=True)
+    assert busy.read_busy(session, ref, [with_threads]) is not None
+    with override_settings(MYSQLQUEUE={"RECORD_DELIVERIES": "all"}):
+        busy.mean_handler_ms(session, ref, session.now())
     listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=10)
     assert listing.after is not None
     assert list_partitions(group=ref.group, topic=ref.topic, using=USING, prefix="k", limit=10).partitions

@@ -21,7 +21,6 @@ from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
-    Cause,
     GroupOverview,
     Partition,
     QueueStatus,
@@ -93,7 +92,7 @@ class GroupPage(Page):
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
-            "banner": self._banner(status_of(overview, found_causes), found_causes),
+            "banner": _banner(status_of(overview, found_causes)),
             **causes.split([self._without_self(one) for one in causes.shown(self.dashboard, found_causes, now)]),
             "figures": read_row(group, problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
@@ -118,13 +117,6 @@ class GroupPage(Page):
         text = _("by %(actor)s %(age)s ago: %(reason)s") if found.reason else _("by %(actor)s %(age)s ago")
         age = duration((now - found.started_at) / 1000)
         return text % {"actor": visible(found.actor), "age": age, "reason": visible(found.reason)}
-
-    def _banner(self, status: QueueStatus, found: Sequence[Cause]) -> Banner:
-        """Return the banner. If there is only one cause, it follows at once, so the banner does not repeat it."""
-        if len(found) == 1 and status.state != "ok":
-            return Banner(replace(status, text="", advice=""))
-        shown = causes.banner(self.dashboard, status)
-        return replace(shown, link="", action="") if self._is_self(shown.link) else shown
 
     def _without_self(self, one: ShownCause) -> ShownCause:
         """Return a cause without links to this page."""
@@ -167,6 +159,11 @@ class GroupPage(Page):
         # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.
         lag = partition.lag if partition.lag.exact else group.backlog_of(partition.key)
         return PartitionRow(partition, json.dumps(partition.key), lag, oldest, next_at, error, partition.owner in live)
+
+
+def _banner(status: QueueStatus) -> Banner:
+    """Return the banner. The causes follow at once, the worst first, so the banner does not repeat it."""
+    return Banner(status if status.state == "ok" else replace(status, text="", advice=""))
 
 
 def _handlers(session: Session, group: GroupOverview, now: int, bounds: Bounds) -> str:
