@@ -31,6 +31,8 @@ GROUPS = {"billing": "ordered", "search": "ordered", "mail": "shared"}
 TOPIC, BUSY, MANY = "orders", "clicks", "devices"
 JOBS = "jobs.default"
 FILL = 100_000
+SHARED = ", read by another viewer"
+"""The end of the names of pages that are requested while the overview is shared; otherwise each request reads it."""
 
 
 def main() -> None:
@@ -283,6 +285,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
 
     from benchmarks import scale
     from django_mysqlqueue import naming
+    from django_mysqlqueue.admin.shared import SharedReads
     from django_mysqlqueue.service import heartbeats
     from django_mysqlqueue.service.refs import GroupRef
 
@@ -294,7 +297,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
     letters = {"topic": f"{TOPIC}_dlq"}
     pages: list[tuple[str, str, dict[str, Any]]] = [
         ("index of the admin", "/admin/", {}),
+        ("index of the admin" + SHARED, "/admin/", {}),
         ("overview", "", {}),
+        ("overview" + SHARED, "", {}),
         ("overview, a day", "", {"span": "day"}),
         ("group", "group/", group),
         *((f"group, {span}", "group/", {**group, "range": span}) for span in ("15m", "1h", "6h", "24h", "7d")),
@@ -367,6 +372,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         for number in range(20):  # keep the subscribers live
             refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY), GroupRef("failing", BUSY)]
             heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
+        SharedReads.SECONDS = 60.0 if name.endswith(SHARED) else 0.0
         cpu = time.process_time() + (scale._cpu_seconds(server) or 0)
         for _round in range(options.rounds):
             reset_queries()  # Django keeps at most 9,000 queries
