@@ -55,6 +55,7 @@ SORT_ON_SQLITE = {
     "inspection.overview._registered": "the groups",
     "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
     "inspection.backlog.claimed": "up to 10,000, by partition",
+    "inspection.busy.read_busy": "up to 10,000 deliveries of a group, by subscriber",
     "inspection.outbox.read_outbox": "up to 10,000, by topic",
     "inspection.jobs._places": "jobs of the same millisecond, or all that have not ended, by id",
     "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
