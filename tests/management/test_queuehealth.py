@@ -258,8 +258,8 @@ def test_looking_changes_nothing(db, clock):
     with CaptureQueriesContext(connection) as captured:
         check_health(HealthLimits(lag=1, age=1, dead_letters=1, subscribers=1), using=USING)
     assert captured.captured_queries
-    reads = ("SELECT", "EXPLAIN SELECT")
-    assert all(query["sql"].startswith(reads) for query in captured), captured.captured_queries
+    reads = ("SELECT", "(SELECT", "EXPLAIN SELECT")
+    assert [query["sql"] for query in captured if not query["sql"].startswith(reads)] == []
 
 
 def test_a_filter_that_cannot_be_parsed(db, clock):
