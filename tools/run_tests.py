@@ -69,6 +69,8 @@ REPEATED = (
     "tests/schedules/test_crashes.py",
     "tests/sql",
 )
+# With the conformance tests, what depends most on the version of the server.
+CORE = ("tests/crash/test_operations.py", "tests/procedures", "tests/sql")
 # Checks of the soak test. Coverage of the package would take twice their time.
 OF_TOOLS = tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_soak_*.py")))
 NOT_INHERITED = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDONTWRITEBYTECODE")
@@ -113,7 +115,7 @@ class Step:
     leg: Leg
     command: tuple[str, ...]
     engine: str = ""
-    """mariadb, mysql or sqlite; empty for no database."""
+    """One of ``servers.BUILDS``, or sqlite; empty for no database."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
     """A further requirement: ``browser``, ``java`` or ``node``."""
@@ -169,7 +171,8 @@ def steps() -> list[Step]:
         Step("interleavings, plans, lasting sessions, MySQL", NEW, own_server_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
-        Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
+        Step("conformance, MariaDB at REPEATABLE READ", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
+        Step("core, MariaDB 10.11", OLD, (*of_the_engine, *CONFORMANCE, *CORE), "mariadb-10.11"),
         Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
     ]
@@ -284,7 +287,7 @@ class Requirements:
         self._pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(max_workers=12))
         self._headers = self._pool.submit(self._install_headers)
         self._legs = {leg: self._pool.submit(self._prepare, leg) for leg in dict.fromkeys(step.leg for step in chosen)}
-        shared = {step.engine for step in chosen if not step.alone} & set(servers.ENGINES)
+        shared = {step.engine for step in chosen if not step.alone} & set(servers.BUILDS)
         self._urls = {engine: self._pool.submit(self._url, engine) for engine in sorted(shared)}
         self._needs = {
             name: self._pool.submit(self._lack, name, install)
@@ -326,8 +329,7 @@ class Requirements:
 
     def _url(self, engine: str) -> str:
         """Servers are private unless the environment names one."""
-        given = os.environ.get(f"TEST_{engine.upper()}_URL")
-        if given:
+        if given := servers.given_url(engine):
             return given
         try:
             servers.install(engine)
@@ -368,7 +370,7 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
         return Result(step, ok=False, seconds=0, detail=lack, not_run=True)
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
-    if step.engine in servers.ENGINES:
+    if step.engine in servers.BUILDS:
         if not url.startswith("mysql://"):
             return Result(step, ok=False, seconds=0, detail=url, not_run=True)
         # Several steps run at a time, so each has its own test database.
@@ -445,10 +447,10 @@ def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, float]:
         time.sleep(0.1)
 
 
-# Snapshot isolation is the default from MariaDB 11.6.2; 10.11 can switch it on.
 # Tests read MySQL's locks, but not its statistics, which would take 10 % more time.
 EXTRA = {
-    "mariadb": ("--innodb-snapshot-isolation=ON",),
+    "mariadb": (),
+    "mariadb-10.11": (),
     "mysql": ("--performance-schema=ON", "--performance-schema-instrument=%=OFF"),
 }
 

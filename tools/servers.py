@@ -4,9 +4,10 @@
 Standard library only, so that it runs before any package is installed. Each server has a temporary folder, listens only
 on a Unix socket, and is stopped by the process that started it. Other servers are never touched.
 
-    tools/servers.py install mariadb mysql     # install missing packages of the servers
-    tools/servers.py install browser           # install Chromium for the tests of the dashboard
-    tools/servers.py run mariadb -- COMMAND    # run COMMAND with DATABASE_URL set
+    tools/servers.py install mariadb mysql           # download the servers
+    tools/servers.py install browser                 # install Chromium for the tests of the dashboard
+    tools/servers.py run mariadb -- COMMAND          # run COMMAND with DATABASE_URL set
+    tools/servers.py run mariadb-10.11 -- COMMAND    # with the oldest supported version of MariaDB
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 
 ENGINES = ("mariadb", "mysql")
 DATABASE = "mysqlqueue"
-# Debian packages of the servers, and those that mysqlclient needs for its compilation.
+# Debian packages that mysqlclient needs for its compilation.
 DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 JAVA_VERSION = 17
@@ -40,7 +41,6 @@ CLIENT_PACKAGES = ("mariadb-client-core",)
 """The command-line client, which sets up servers of both kinds."""
 NODE_PACKAGES = ("nodejs", "npm")
 NODE_DRIVER = "mysql2@3.24.6"
-MARIADB_PACKAGES = ("mariadb-server-core", *CLIENT_PACKAGES)
 CHROMIUM = "/usr/bin/chromium"
 # Architecture → name of glibc's loader, library folder.
 LOADERS = {
@@ -52,6 +52,22 @@ START_TIMEOUT = 120.0
 
 class NotAvailable(Exception):
     """Something cannot be installed or started on this machine. The message gives the reason."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A server of a Debian suite. It is unpacked into the cache folder, so that each version runs on each Debian."""
+
+    suite: str
+    package: str
+    binary: str
+
+
+BUILDS = {
+    "mariadb": Build("trixie", "mariadb-server-core", "mariadbd"),  # 11.8
+    "mariadb-10.11": Build("bookworm", "mariadb-server-core", "mariadbd"),  # the oldest supported version
+    "mysql": Build("sid", "mysql-server-core", "mysqld"),
+}
 
 
 @dataclass
@@ -102,6 +118,11 @@ class Server:
         return f"mysql://root@/{DATABASE}?unix_socket={urllib.parse.quote(str(self.socket), safe='')}"
 
 
+def given_url(engine: str) -> str | None:
+    """Return the URL of a server that the environment names instead of a private one, for example TEST_MARIADB_URL."""
+    return os.environ.get(f"TEST_{re.sub(r'[^A-Z0-9]', '_', engine.upper())}_URL")
+
+
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "django-mysqlqueue"
@@ -128,7 +149,7 @@ def apt_install(packages: tuple[str, ...]) -> None:
     if shutil.which("apt-get") is None:
         raise NotAvailable(
             f"{', '.join(missing)} must be installed, but this system has no apt-get. Install them by hand, or set "
-            "TEST_MARIADB_URL and TEST_MYSQL_URL to servers of your own"
+            "TEST_MARIADB_URL, TEST_MARIADB_10_11_URL and TEST_MYSQL_URL to servers of your own"
         )
     prefix = [] if os.geteuid() == 0 else ["sudo"]
     if prefix and shutil.which("sudo") is None:
@@ -158,13 +179,13 @@ def _installed(package: str) -> bool:
 
 
 def install(engine: str) -> None:
-    if engine == "mariadb":
-        apt_install(MARIADB_PACKAGES)
-    elif engine == "mysql":
-        apt_install(CLIENT_PACKAGES)
-        mysql_folder()
-    else:
-        raise ValueError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+    """Download a server, and install the client that sets it up.
+
+    Raises:
+        NotAvailable: A package cannot be downloaded or installed.
+    """
+    apt_install(CLIENT_PACKAGES)
+    server_folder(engine)
 
 
 def browser() -> str:
@@ -223,29 +244,28 @@ def node() -> Path:
     return folder
 
 
-def mysql_folder() -> Path:
-    """Return the folder with the unpacked MySQL server. It is downloaded from Debian unstable at first.
+def server_folder(engine: str) -> Path:
+    """Return the folder with an unpacked server. It is downloaded at first.
 
-    Debian stable has no MySQL. apt downloads the server and its libraries into the cache folder. Nothing is installed
-    into the system.
+    apt downloads the server and its libraries into the cache folder. Nothing is installed into the system.
     """
-    folder = cache_folder() / "mysql"
-    with open(cache_folder() / "mysql.lock", "w") as lock:
+    folder = cache_folder() / engine
+    with open(cache_folder() / f"{engine}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
-            _fetch_mysql(folder)
+            _fetch(folder, BUILDS[engine])
     return folder
 
 
-def _fetch_mysql(folder: Path) -> None:
+def _fetch(folder: Path, build: Build) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NotAvailable("MySQL is downloaded from Debian unstable with apt-get and dpkg, which this system lacks")
+        raise NotAvailable("servers are downloaded from Debian with apt-get and dpkg, which this system lacks")
     shutil.rmtree(folder, ignore_errors=True)
     work = folder / "apt"
     for name in ("state/lists/partial", "cache/archives/partial", "etc/sources"):
         (work / name).mkdir(parents=True)
     (work / "state/status").touch()
-    (work / "etc/sources/sid.sources").write_text(_sid_source())
+    (work / "etc/sources/suite.sources").write_text(_source(build.suite))
     options = [
         "-o", f"Dir::State={work}/state",
         "-o", f"Dir::State::status={work}/state/status",
@@ -258,7 +278,7 @@ def _fetch_mysql(folder: Path) -> None:
     ]  # fmt: skip
     for command in (
         ["update", "-qq"],
-        ["install", "-qq", "--download-only", "--no-install-recommends", "mysql-server-core"],
+        ["install", "-qq", "--download-only", "--no-install-recommends", build.package],
     ):
         done = subprocess.run(
             ["apt-get", *options, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -268,15 +288,15 @@ def _fetch_mysql(folder: Path) -> None:
             raise NotAvailable(f"apt-get {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     packages = sorted((work / "cache/archives").glob("*.deb"))
     if not packages:
-        raise NotAvailable("apt-get downloaded nothing for mysql-server-core")
+        raise NotAvailable(f"apt-get downloaded nothing for {build.package} of {build.suite}")
     for package in packages:
         subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
     shutil.rmtree(work)
     (folder / "complete").touch()
 
 
-def _sid_source() -> str:
-    """Return a sources entry for unstable, with the mirror that apt uses on this machine."""
+def _source(suite: str) -> str:
+    """Return a sources entry for a suite, with the mirror that apt uses on this machine."""
     keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
     places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     for place in places:
@@ -285,7 +305,7 @@ def _sid_source() -> str:
         for line in place.read_text().splitlines():
             found = re.match(r"(?:URIs:\s*|deb\s+(?:\[[^\]]*\]\s+)?)(https?://\S+/debian/?)(?:\s|$)", line.strip())
             if found:
-                return f"Types: deb\nURIs: {found[1]}\nSuites: sid\nComponents: main\nSigned-By: {keyring}\n"
+                return f"Types: deb\nURIs: {found[1]}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
     raise NotAvailable("the apt sources of this machine contain no Debian mirror")
 
 
@@ -296,18 +316,22 @@ def _sid_source() -> str:
 def running(engine: str, *, extra: tuple[str, ...] = ()) -> Iterator[Server]:
     """Start a private server and yield it. Stop it at the end of the block.
 
+    Args:
+        engine: one of ``BUILDS``.
+        extra: additional options of its command line.
+
     Raises:
         NotAvailable: The server cannot be installed or started.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"mysqlqueue-{engine}-"))
     server: Server | None = None
     try:
-        command, setup = (_mariadb if engine == "mariadb" else _mysql)(folder)
+        command, setup, tables = (_mysql if engine == "mysql" else _mariadb)(engine, folder)
         with (folder / "server.log").open("wb") as log:
-            for step in setup:
-                if subprocess.run(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
-                    raise NotAvailable(f"{step[0]} failed:\n{(folder / 'server.log').read_text(errors='replace')}")
-        server = Server(engine, folder / "s", folder, (*command, *extra))
+            done = subprocess.run([*command, *setup], input=tables, stdout=log, stderr=log, check=False)
+        if done.returncode:
+            raise NotAvailable(f"{engine} {setup[0]} failed:\n{(folder / 'server.log').read_text(errors='replace')}")
+        server = Server(engine.partition("-")[0], folder / "s", folder, (*command, *extra))
         server.start()
         yield server
     finally:
@@ -333,34 +357,46 @@ def _common_options(folder: Path) -> list[str]:
     ]
 
 
-def _mariadb(folder: Path) -> tuple[list[str], list[list[str]]]:
-    server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
-    installer = shutil.which("mariadb-install-db")
-    if server is None or installer is None:
-        raise NotAvailable("mariadbd is not installed. Run tools/servers.py install mariadb")
-    options = _common_options(folder)
-    create = [
-        installer,
-        "--no-defaults",
-        f"--datadir={folder}/data",
-        "--auth-root-authentication-method=normal",
-        "--skip-test-db",
-        *(["--user=root"] if os.geteuid() == 0 else []),
-    ]
-    return [server, "--no-defaults", *options], [create]
-
-
-def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
-    root = mysql_folder() / "root"
+def _executable(engine: str) -> tuple[Path, list[str]]:
+    """Return the folder with a server's files, and the command that runs it with its own libraries."""
+    root = server_folder(engine) / "root"
     loader_name, library = LOADERS.get(platform.machine(), ("", ""))
     if not loader_name:
         raise NotAvailable(f"the architecture {platform.machine()!r} is not supported")
+    name = BUILDS[engine].binary
     loader = next((path for path in root.rglob(loader_name) if path.is_file()), None)
-    binary = next((path for path in root.rglob("mysqld") if path.is_file()), None)
+    binary = next((path for path in root.rglob(name) if path.is_file()), None)
     if loader is None or binary is None:
-        raise NotAvailable(f"the unpacked MySQL in {root} lacks {loader_name} or mysqld")
+        raise NotAvailable(f"the unpacked server in {root} lacks {loader_name} or {name}")
     libraries = ":".join(str(root / place / library) for place in ("usr/lib", "lib"))
-    start = [str(loader), "--library-path", libraries, str(binary), "--no-defaults"]
+    return root, [str(loader), "--library-path", libraries, str(binary), "--no-defaults"]
+
+
+def _mariadb(engine: str, folder: Path) -> tuple[list[str], list[str], bytes]:
+    """Return the command of a server, the options that create its tables, and the statements for that."""
+    root, start = _executable(engine)
+    # As mariadb-install-db does it, which cannot run a server with libraries of its own. Root needs no password.
+    tables = [b"CREATE DATABASE IF NOT EXISTS mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n"]
+    scripts = ("m*_system_tables", "m*_performance_tables", "m*_system_tables_data", "maria_add_gis*", "m*_sys_schema")
+    found = [next(root.glob(f"usr/share/*/{name}.sql"), None) for name in scripts]
+    if None in found:
+        raise NotAvailable(f"the unpacked server in {root} lacks one of {', '.join(scripts)}")
+    tables += [script.read_bytes() for script in found if script is not None]
+    share = next(script.parent for script in found if script is not None)
+    (folder / "data" / "mysql").mkdir(parents=True)
+    options = [
+        f"--basedir={root}/usr",
+        f"--lc-messages-dir={share}",
+        f"--character-sets-dir={share}/charsets",
+        f"--plugin-dir={root}/usr/lib/mysql/plugin",
+        *_common_options(folder),
+    ]
+    return [*start, *options], ["--bootstrap"], b"\n".join(tables)
+
+
+def _mysql(engine: str, folder: Path) -> tuple[list[str], list[str], bytes]:
+    """Return the command of a server, and the option that creates its tables."""
+    root, start = _executable(engine)
     options = [
         f"--basedir={root}/usr",
         f"--lc-messages-dir={root}/usr/share/mysql",
@@ -371,7 +407,7 @@ def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
         ],
         "--sync-binlog=0",
     ]
-    return [*start, *options], [[*start, *options, "--initialize-insecure"]]
+    return [*start, *options], ["--initialize-insecure"], b""
 
 
 def client() -> list[str]:
@@ -427,10 +463,10 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install missing packages")
     installing.add_argument(
-        "engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java", "node"), help="what the packages are for"
+        "engines", nargs="+", choices=(*BUILDS, "driver", "browser", "java", "node"), help="what the packages are for"
     )
     serving = commands.add_parser("run", help="run a command with a private server")
-    serving.add_argument("engine", choices=ENGINES, help="the server")
+    serving.add_argument("engine", choices=BUILDS, help="the server")
     serving.add_argument("arguments", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
     options = parser.parse_args()
     try:

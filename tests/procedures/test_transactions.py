@@ -115,9 +115,15 @@ def test_a_row_that_is_locked_after_its_ack_does_not_hold_up_others(connect, mod
     rows = client.claim()
     assert client.ack(rows[1]["handle"]) == "acked"
     impatient(client)
-    locked = "SELECT 1 FROM queue_delivery_state WHERE message_offset = %s FOR UPDATE"
+    # By the primary key: a scan of another index would keep locks of rows that do not match.
+    locked = (
+        "SELECT 1 FROM queue_delivery_state FORCE INDEX (PRIMARY) WHERE consumer_group = %s AND topic = %s "
+        "AND partition_key = %s AND message_offset = %s FOR UPDATE"
+    )
+    offset = rows[1]["offset"]
+    (key,) = DeliveryState.objects.filter(message_offset=offset).values_list("partition_key", flat=True)
     other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    with holding(other, locked, rows[1]["offset"]):
+    with holding(other, locked, *REF, key, offset):
         assert client.ack(rows[0]["handle"]) == "acked"
     assert client.ack(rows[2]["handle"]) == "acked"
     assert client.claim() == []

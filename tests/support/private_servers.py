@@ -16,10 +16,12 @@ from tools import servers
 
 @contextlib.contextmanager
 def private_server(*options: str) -> Iterator[servers.Server]:
-    """Starts a server of the engine under test with these options of its command line, and ends it."""
+    """Starts a server like the one under test with these options of its command line, and ends it."""
     engine = dialect_of(connection).name
-    if os.environ.get(f"TEST_{engine.upper()}_URL"):
-        pytest.skip(f"TEST_{engine.upper()}_URL names a server that the tests did not start")
+    if engine == "mariadb" and connection.mysql_version < (11,):
+        engine = "mariadb-10.11"
+    if servers.given_url(engine):
+        pytest.skip(f"the environment names a server of {engine} that the tests did not start")
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(servers.running(engine, extra=options))

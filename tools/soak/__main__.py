@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
 PRINT_DEADLOCKS = "--innodb-print-all-deadlocks=ON"
 ENGINE_OPTIONS = {
-    "mariadb": (*DURABLE, PRINT_DEADLOCKS, "--innodb-snapshot-isolation=ON"),
+    "mariadb": (*DURABLE, PRINT_DEADLOCKS),
     # MySQL prints deadlocks as notes.
     "mysql": (*DURABLE, PRINT_DEADLOCKS, "--log-error-verbosity=3", "--sync-binlog=1"),
 }
