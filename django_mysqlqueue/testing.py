@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
@@ -69,6 +70,7 @@ class Published:
     """When the message expires (aware, UTC), or None."""
 
 
+@checked()
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
     """Return the published messages: first those in the log, in its order, then those in the outbox.
 
@@ -134,6 +136,7 @@ def _published(row: QueueMessage | OutboxMessage) -> Published:
     )
 
 
+@checked()
 def run_recurring(name: str) -> str:
     """Publish the message or enqueue the job of a recurring schedule now, as a subscriber does when it is due.
 
@@ -158,6 +161,7 @@ def run_recurring(name: str) -> str:
     raise SubscriberError(f"There is no schedule {name!r}. Schedules: {listed(known)}.")
 
 
+@checked()
 def delivery(
     payload: Any = None,
     *,
@@ -214,6 +218,7 @@ def delivery(
     return Delivery(handler, claimed, body, queue_alias(topic=topic))
 
 
+@checked()
 def deliver_all(
     *,
     raise_exceptions: bool = True,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.error_texts import masked
 from django_mysqlqueue.humanize import duration, since_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
@@ -216,8 +217,9 @@ class Cause:
         return " · ".join(parts)
 
 
+@checked()
 def find_causes(
-    overview: QueueOverview | None = None, problems: Iterable[Problem] | None = None, *, using: str | None = None
+    overview: QueueOverview | None = None, problems: Collection[Problem] | None = None, *, using: str | None = None
 ) -> list[Cause]:
     """Return the causes of problems, worst first.
 

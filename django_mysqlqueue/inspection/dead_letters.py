@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import messages, payloads
@@ -110,6 +111,7 @@ class DeadLetterListing:
     """Number of all that match; not exact if not all dead letters were read."""
 
 
+@checked()
 def list_dead_letters(
     topic: str,
     *,

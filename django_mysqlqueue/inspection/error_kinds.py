@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from django_mysqlqueue import log_queries, naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -115,6 +116,7 @@ class ErrorListing:
     """The database's time in epoch milliseconds."""
 
 
+@checked()
 def list_errors(
     *, topic: str | None = None, group: str | None = None, using: str | None = None, bounds: Bounds = PAGES
 ) -> ErrorListing:

@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import duration
@@ -135,6 +136,7 @@ class HealthReport:
         return not self.findings
 
 
+@checked()
 def check_health(
     limits: HealthLimits | None = None,
     *,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -196,6 +197,7 @@ def queues_of(topics: Iterable[str]) -> frozenset[str]:
     return frozenset(topic.removeprefix(JOB_PREFIX) for topic in firsts if topic.startswith(JOB_PREFIX))
 
 
+@checked()
 def list_jobs(
     *,
     status: str | None = None,
@@ -371,6 +373,7 @@ def _summary(row: Sequence[Any]) -> JobSummary:
     )
 
 
+@checked()
 def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str, Count]:
     """Count the jobs of all queues by status.
 
@@ -393,6 +396,7 @@ def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str,
     return {status: Count.up_to(bounds.count, int(number)) for status, number in rows}
 
 
+@checked()
 def get_job(job_id: str, *, topic: str | None = None, using: str | None = None) -> JobDetails | None:
     """Read a job with its arguments, its return value and its errors; None if there is no result with this id.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
@@ -75,6 +76,7 @@ class MessageListing:
     """The lowest and highest offset that were read, if only a part of the log was searched."""
 
 
+@checked()
 def list_messages(
     *,
     topic: str | None = None,

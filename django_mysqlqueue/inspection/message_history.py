@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
@@ -157,6 +158,7 @@ class MessageHistory:
     """True if there are older records that were not read."""
 
 
+@checked()
 def get_message(
     topic: str,
     message_id: str,

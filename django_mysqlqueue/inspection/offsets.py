@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.partitions import Partition
@@ -67,6 +68,7 @@ class PartitionBacklogs:
         return sum(lag is None for lag in self.lags.values())
 
 
+@checked()
 def list_partitions(
     *,
     group: str | None = None,
@@ -103,6 +105,7 @@ def list_partitions(
     return listing(session, groups, prefix=prefix, owner=owner, after=after, limit=limit, bounds=bounds)
 
 
+@checked()
 def get_partition_backlogs(
     group: str,
     topic: str,

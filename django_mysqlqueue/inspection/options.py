@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.databases import queue_alias
@@ -15,6 +16,7 @@ from django_mysqlqueue.subscriptions.options import filter_of
 from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
+@checked()
 def list_options(
     *, group: str | None = None, topic: str | None = None, using: str | None = None
 ) -> Mapping[GroupRef, tuple[GroupOption, ...]]:

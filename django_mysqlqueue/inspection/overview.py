@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -208,6 +209,7 @@ class QueueOverview:
         return frozenset(row.name for group in self.groups for row in group.live)
 
 
+@checked()
 def get_overview(
     *,
     group: str | None = None,
@@ -275,6 +277,7 @@ def get_overview(
     )
 
 
+@checked()
 def list_groups(
     *, topic: str | None = None, using: str | None = None, bounds: Bounds = PAGES
 ) -> tuple[GroupOverview, ...]:
@@ -293,6 +296,7 @@ def list_groups(
     return get_overview(topic=topic, using=using, bounds=bounds).groups
 
 
+@checked()
 def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bounds = PAGES) -> GroupOverview | None:
     """Read the state of a consumer group on a topic; None if it is not registered.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys
 from django_mysqlqueue.inspection.beginnings import Failed
@@ -20,6 +21,7 @@ from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import known_handlers
 
 
+@checked()
 def find_problems(
     overview: QueueOverview | None = None,
     *,

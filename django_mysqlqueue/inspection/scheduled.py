@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.limits import AT_ONCE, public_coalesce_key
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
@@ -44,6 +45,7 @@ class ScheduledContent:
     metadata: dict[str, Any]
 
 
+@checked()
 def list_scheduled(
     *,
     topic: str | None = None,

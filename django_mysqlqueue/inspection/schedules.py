@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.limits import run_ids, tick_of
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.redaction import redacted
@@ -93,6 +94,7 @@ class ScheduleStatus:
         return 0.0 if self.next_tick is None else max(0.0, (self.now - self.next_tick) / 1000)
 
 
+@checked()
 def list_schedules(*, topic: str | None = None, using: str | None = None, runs: int = 1) -> tuple[ScheduleStatus, ...]:
     """Return the recurring schedules of a database, at most the first 1,000 by name.
 

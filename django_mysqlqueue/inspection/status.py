@@ -9,6 +9,7 @@ from typing import Literal
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import causes
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.overview import QueueOverview
@@ -50,6 +51,7 @@ class QueueStatus:
         return str(NAMES[self.state])
 
 
+@checked()
 def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
     """Return the state of the queue.
 

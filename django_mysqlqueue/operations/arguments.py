@@ -11,6 +11,7 @@ from typing import Any
 from django.db import connections
 from django.utils.timezone import is_naive, make_aware
 
+from django_mysqlqueue.arguments import shown
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.naming import KEY_LENGTH
@@ -21,8 +22,6 @@ REASON_LENGTH = 1000
 HIGHEST_OFFSET = 2**63 - 1
 HIGHEST_RATE = 1_000_000.0
 LOWEST_RATE = 0.001
-SHOWN = 60
-"""Maximum number of characters of a value that an error shows."""
 
 
 @contextmanager
@@ -62,15 +61,13 @@ def text(name: str, value: Any, *, most: int) -> str:
         OperationRefused: it is not a str, too long, or contains a lone surrogate.
     """
     if not isinstance(value, str):
-        raise OperationRefused(f"{name} {_shown(value)}: must be a str")
+        raise OperationRefused(f"{name} {shown(value)}: must be a str")
     if len(value) > most:
-        raise OperationRefused(f"{name} {_shown(value)}: {len(value):,} characters, but at most {most:,} are allowed")
+        raise OperationRefused(f"{name} {shown(value)}: {len(value):,} characters, but at most {most:,} are allowed")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise OperationRefused(
-            f"{name} {_shown(value)}: contains a lone surrogate, which UTF-8 cannot encode"
-        ) from None
+        raise OperationRefused(f"{name} {shown(value)}: contains a lone surrogate, which UTF-8 cannot encode") from None
     return value
 
 
@@ -97,11 +94,11 @@ def offsets_of(values: Any, name: str = "offsets") -> list[int]:
     Raises:
         OperationRefused: it is not a list, it is empty, or one of them is not an integer from 1 to 2**63 - 1.
     """
-    found = list(dict.fromkeys(_items(name, values)))
+    found = _items(name, values)
     for one in found:
         if type(one) is not int or not 0 < one <= HIGHEST_OFFSET:
-            raise OperationRefused(f"{name} {_shown(one)}: must be an integer from 1 to 2**63 - 1")
-    return found
+            raise OperationRefused(f"{name} {shown(one)}: must be an integer from 1 to 2**63 - 1")
+    return list(dict.fromkeys(found))
 
 
 def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
@@ -116,15 +113,15 @@ def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
         OperationRefused: it is not a datetime, or later than ``latest``.
     """
     if not isinstance(moment, datetime.datetime):
-        raise OperationRefused(f"{name} {_shown(moment)}: must be a datetime")
+        raise OperationRefused(f"{name} {shown(moment)}: must be a datetime")
     try:
         found = int((make_aware(moment) if is_naive(moment) else moment).timestamp() * 1000)
     except (OverflowError, ValueError) as error:
         raise OperationRefused(
-            f"{name} {_shown(moment)}: is not a valid time in the project's time zone ({error})"
+            f"{name} {shown(moment)}: is not a valid time in the project's time zone ({error})"
         ) from None
     if latest is not None and found > latest:
-        raise OperationRefused(f"{name} {_shown(moment)}: must be before the year 10000 in UTC")
+        raise OperationRefused(f"{name} {shown(moment)}: must be before the year 10000 in UTC")
     return found
 
 
@@ -150,10 +147,10 @@ def check_rate(rate: Any) -> None:
     if rate is None:
         return
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate <= 0:
-        raise OperationRefused(f"rate {_shown(rate)}: must be more than 0 messages per second")
+        raise OperationRefused(f"rate {shown(rate)}: must be more than 0 messages per second")
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise OperationRefused(
-            f"rate {_shown(rate)}: must be from {LOWEST_RATE:g} to {HIGHEST_RATE:,.0f} messages per second"
+            f"rate {shown(rate)}: must be from {LOWEST_RATE:g} to {HIGHEST_RATE:,.0f} messages per second"
         )
 
 
@@ -164,17 +161,12 @@ def check_limit(limit: Any) -> None:
         OperationRefused: it is not an integer of at least 1.
     """
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise OperationRefused(f"limit {_shown(limit)}: must be an integer of at least 1")
+        raise OperationRefused(f"limit {shown(limit)}: must be an integer of at least 1")
 
 
 def _items(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, set, frozenset)):
-        raise OperationRefused(f"{name} {_shown(values)}: must be a list")
+        raise OperationRefused(f"{name} {shown(values)}: must be a list")
     if not values:
         raise OperationRefused(f"{name} []: must not be empty")
     return list(values)
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"

@@ -10,6 +10,7 @@ from typing import Literal
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
@@ -94,6 +95,7 @@ def resume(
         return result_of(Result, "resume", number, text % values, dry_run=dry_run)
 
 
+@checked(OperationRefused, only=("progress",))
 def seek(
     group: str,
     topic: str,
@@ -196,6 +198,7 @@ def _stopped() -> str:
     return _("Counting stopped at its limit of messages or time: the numbers may be higher.")
 
 
+@checked(OperationRefused, only=("progress",))
 def drop_group(
     group: str,
     topic: str,

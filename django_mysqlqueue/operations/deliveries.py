@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
@@ -23,6 +24,7 @@ NAMED = 5
 """Maximum number of messages that a preview describes one by one."""
 
 
+@checked(OperationRefused, only=("progress",))
 def retry(
     group: str,
     topic: str,

@@ -9,6 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.arguments import (
@@ -30,6 +31,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
 
+@checked(OperationRefused, only=("progress",))
 def redrive(
     topic: str,
     *,
@@ -98,6 +100,7 @@ def redrive(
         return result_of(Result, "redrive", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
 
 
+@checked(OperationRefused, only=("progress",))
 def discard(
     topic: str,
     *,

@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.limits import REPLAY_RUN
@@ -25,6 +26,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
 
+@checked(OperationRefused, only=("progress",))
 def replay(
     group: str,
     topic: str,

@@ -12,6 +12,7 @@ from django.db import connections
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import job_queues, naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
@@ -88,6 +89,7 @@ def prepare_move(
         )
 
 
+@checked(OperationRefused, only=("progress", "report"))
 def move_topic(
     topic: str,
     target: str,

@@ -134,7 +134,7 @@ def _line(cron: Any) -> str:
 def _zone(timezone: Any) -> str:
     try:
         return ZoneInfo(timezone).key
-    except (KeyError, ValueError, OSError, TypeError):
+    except (KeyError, ValueError, OSError, TypeError, AttributeError):
         raise ValueError(f"timezone={timezone!r}: must be the name of a time zone, such as 'Europe/Berlin'") from None
 
 

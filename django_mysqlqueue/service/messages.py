@@ -198,11 +198,11 @@ def _partition(topic: str, key: str | None, value: str, metadata: dict[str, Any]
     """Return the partition of a key; without one, that to which another value is hashed."""
     settings = get_settings()
     partitions = settings.partitions_of(topic)
-    if key in job_queues.rates and job_queues.is_queue(topic):
-        partitions = None  # A task without a slot must not hold up others.
     if key is None:
         return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority)
     naming.check_key(key)
+    if key in job_queues.rates and job_queues.is_queue(topic):
+        partitions = None  # A task without a slot must not hold up others.
     if partitions is None and not priority:
         return key
     # Earlier releases find the key there, too.

@@ -87,6 +87,11 @@ class MySQLQueueBackend(BaseTaskBackend):
         Raises:
             InvalidTask: the backend cannot run it. The error names the rule.
         """
+        given: Any = task  # What a project passes need not have the types that the framework declares.
+        if type(given.priority) is not int:
+            raise InvalidTask(f"priority={given.priority!r}: must be an integer.")
+        if not isinstance(given.queue_name, str):
+            raise InvalidTask(f"queue_name={given.queue_name!r}: must be a str.")
         super().validate_task(timed(task))
         if len(task.module_path) > JOB_PATH_LENGTH:
             raise InvalidTask(f"{task.module_path!r}: the path may have at most {JOB_PATH_LENGTH} characters.")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
@@ -68,6 +69,7 @@ async def async_wait(*results: AnyResult, timeout: float | None = None) -> None:
         await result.arefresh()
 
 
+@checked()
 def _pauses(timeout: float | None) -> Iterator[float | None]:
     """Yield the pause before the next query, in seconds; None: the time is over."""
     began = time.monotonic()
@@ -167,6 +169,7 @@ def progress_of(result: AnyResult) -> Progress | None:
     return job_progress.decode(row.progress)
 
 
+@checked()
 def _is_ours(result: AnyResult) -> bool:
     return result.backend in by_alias()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,10 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError
 from django.dispatch import Signal
 
+from django_mysqlqueue.arguments import shown
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import Rate
-from django_mysqlqueue.exceptions import StaleDelivery, SubscriberError
+from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, priority_of
 from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell
@@ -23,6 +23,7 @@ from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results, job_rows
 from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
 from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
+from django_mysqlqueue.service.messages import decode, decode_metadata
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.service.refs import GroupRef
@@ -143,10 +144,8 @@ class JobHandler(Handler):
         """Call the job's task."""
         attempt = _attempt_of(given)
         if attempt is None:
-            raise InvalidJob(
-                f"The message {given.id!r} is not a job: its payload must be a JSON object with task (a dotted path), "
-                "args (a list) and kwargs (an object)."
-            )
+            _content(given.payload)
+            raise InvalidJob(f"The message {given.id!r} has no result, because it was deleted while it was claimed.")
         if attempt.row.is_finished:
             return  # It was cancelled, or it was settled, and the group was rewound.
         if attempt.is_blocked:
@@ -164,11 +163,10 @@ class JobHandler(Handler):
         losses, most = attempt.losses(given.attempt), get_settings().max_attempts
         if most is not None and losses >= most:
             raise WorkerLost(f"{losses} subscribers were lost while they handled the job (MAX_ATTEMPTS).")
-        payload = given.payload
+        _, arguments_given = _content(given.payload)
         attempt.started_at = attempt.now()
         row = attempt.row._replace(last_attempted_at=attempt.started_at)
-        given_arguments = {"args": payload["args"], "kwargs": payload["kwargs"]}
-        attempt.result = result = as_result(row, task, given_arguments)
+        attempt.result = result = as_result(row, task, arguments_given)
         _tell(task_started, attempt, result)
         arguments = [JobContext(attempt, result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout
@@ -258,14 +256,31 @@ def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
     queue = delivery.ref.topic.removeprefix(JOB_PREFIX)
     backend = next((one for one in by_alias().values() if queue in one.queue_options), None)
     try:
-        payload = json.loads(body.payload)
-        path, args, kwargs = str(payload["task"]), list(payload["args"]), dict(payload["kwargs"])
+        path, arguments = _content(decode(body.payload, decode_metadata(body.metadata)))
+    except (InvalidJob, InvalidMessage):
+        return None
+    if backend is None:
+        return None
+    text = job_rows.as_json(arguments)
+    return NewResult(job, backend.alias, queue, path, text, priority_of(delivery.key), 0, body.created_at)
+
+
+def _content(payload: Any) -> tuple[str, dict[str, Any]]:
+    """Return the path of a job's task, and its arguments.
+
+    Raises:
+        InvalidJob: the payload is not a job.
+    """
+    try:
+        path, args, kwargs = payload["task"], list(payload["args"]), dict(payload["kwargs"])
     except (ValueError, TypeError, KeyError):
-        return None
-    if backend is None or len(path) > JOB_PATH_LENGTH:
-        return None
-    arguments = job_rows.as_json({"args": args, "kwargs": kwargs})
-    return NewResult(job, backend.alias, queue, path, arguments, priority_of(delivery.key), 0, body.created_at)
+        path, args, kwargs = None, [], {}
+    if not isinstance(path, str) or len(path) > JOB_PATH_LENGTH:
+        raise InvalidJob(
+            f"The payload {shown(payload)} is not a job: it must be a JSON object with task (a dotted path of at most "
+            f"{JOB_PATH_LENGTH} characters), args (a list) and kwargs (an object)."
+        )
+    return path, {"args": args, "kwargs": kwargs}
 
 
 def _unknown(attempt: Attempt) -> UnknownTask:

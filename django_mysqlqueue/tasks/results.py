@@ -70,7 +70,7 @@ def timed(task: AnyTask) -> AnyTask:
     """Return a task with its time as it is stored: in milliseconds. A timedelta counts from now.
 
     Raises:
-        InvalidTask: the timedelta is too long.
+        InvalidTask: the timedelta is too long, or the time is neither a timedelta nor a datetime.
     """
     at: Any = task.run_after  # The framework documents a timedelta, although its annotation has none.
     if isinstance(at, datetime.timedelta):
@@ -78,7 +78,11 @@ def timed(task: AnyTask) -> AnyTask:
             at = timezone.now() + at
         except OverflowError:
             raise InvalidTask(f"run_after={task.run_after!r} is too far away.") from None
-    elif at is None or at.microsecond % 1000 == 0:
+    elif at is None:
+        return task
+    elif not isinstance(at, datetime.datetime):
+        raise InvalidTask(f"run_after={at!r}: must be a datetime or a timedelta.")
+    elif at.microsecond % 1000 == 0:
         return task
     return _with(task, run_after=at.replace(microsecond=at.microsecond // 1000 * 1000))
 

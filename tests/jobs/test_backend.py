@@ -457,7 +457,38 @@ def test_a_message_that_is_no_job(payload):
     publish("jobs.default", payload)
     (one,) = deliver_all(raise_exceptions=False)
     assert one.outcome == "dead_lettered"
-    assert "is not a job: its payload must be a JSON object with task" in one.error
+    assert "is not a job: it must be a JSON object with task" in one.error
+
+
+@pytest.mark.parametrize("content_type", [5, None, [], "application/octet-stream", "text/plain"])
+def test_a_job_whose_content_type_is_not_json(content_type):
+    """Only plain SQL can store it. Without attempts: the next one would fail, too."""
+    publish("jobs.default", {"task": "tests.app.jobs.add", "args": [1], "kwargs": {"b": 5}})
+    OutboxMessage.objects.update(metadata={"content_type": content_type})
+    (one,) = deliver_all(raise_exceptions=False)
+    if content_type is None:  # As without one: it is JSON if it can be parsed.
+        assert one.outcome == "acked"
+    else:
+        assert (one.outcome, one.attempt) == ("dead_lettered", 1)
+        assert "is not a job: it must be a JSON object with task" in one.error
+
+
+@pytest.mark.parametrize("content_type", [5, "application/octet-stream"])
+def test_a_job_with_a_result_whose_content_type_is_not_json(content_type):
+    result = jobs.add.enqueue(1, b=5)
+    OutboxMessage.objects.update(metadata={"content_type": content_type})
+    (one,) = deliver_all(raise_exceptions=False)
+    assert (one.outcome, one.attempt) == ("dead_lettered", 1)
+    result.refresh()
+    assert (result.status, result.errors[-1].exception_class) == (FAILED, exceptions.InvalidJob)
+
+
+@pytest.mark.parametrize(
+    "options", [{"run_after": 60}, {"run_after": []}, {"priority": "x"}, {"queue_name": []}, {"queue_name": 5}]
+)
+def test_a_bad_option_of_a_task_is_a_clear_error(options):
+    with pytest.raises(InvalidTask, match=f"{next(iter(options))}=.*: must be"):
+        jobs.add.using(**options)
 
 
 def test_a_job_that_was_published_without_the_backend():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -199,7 +200,7 @@ def send_settled(ends: Iterable[Settled]) -> None:
 
 
 def tell(signal: Signal, *, sender: object = None, home: ModuleType = signals, **arguments: Any) -> None:
-    """Send a signal. Exceptions of receivers, except a KeyboardInterrupt, are only logged.
+    """Send a signal. Exceptions of receivers are only logged, except for Ctrl-C, which arrives in the main thread.
 
     Args:
         signal: the signal.
@@ -212,9 +213,9 @@ def tell(signal: Signal, *, sender: object = None, home: ModuleType = signals, *
             if isinstance(answer, Exception):
                 # Django has logged the traceback to django.dispatch.
                 _failed(signal, home, receiver, answer)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  # Not even SystemExit may end a thread of the subscriber.
+    except BaseException as error:  # Not even SystemExit may end a thread of the subscriber.
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         _failed(signal, home, None, error)
 
 

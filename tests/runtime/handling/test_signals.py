@@ -6,6 +6,7 @@ import contextvars
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_mysqlqueue import Delivery, Message, publish, publish_many, subscrib
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import observers
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
@@ -314,9 +316,12 @@ def test_listening_costs_no_statement(db, ear):
 
 
 @pytest.mark.parametrize("signal", [delivery_started, delivery_handled, delivery_settled])
-@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_receiver_that_raises(db, bare, caplog, signal, error, atomic):
+def test_a_receiver_that_raises(db, bare, caplog, monkeypatch, signal, error, atomic):
+    # Handlers run in threads, where a KeyboardInterrupt is not a Ctrl-C.
+    monkeypatch.setattr(observers, "threading", SimpleNamespace(current_thread=object, main_thread=object))
+
     def broken(**_):
         raise error
 
@@ -405,6 +410,30 @@ def test_a_slow_receiver_holds_up_nobody(bare, teller, caplog):
         ("signal.dropped", 2),
         ("signal.dropped", 3),
     ], "the 1st, the 2nd, and all of them at the end"
+
+
+def test_a_keyboard_interrupt_of_a_receiver_does_not_end_its_thread(bare, teller):
+    heard = []
+
+    def broken(delivery, **_):
+        heard.append(delivery.payload)
+        raise KeyboardInterrupt
+
+    bare.connect(delivery_settled, broken)
+    one = teller()
+    for number in range(3):
+        one.put([settled(number)])
+    one.close(10)
+    assert heard == [0, 1, 2]
+
+
+def test_ctrl_c_while_a_receiver_runs_in_the_main_thread_is_raised(db, bare):
+    def broken(**_):
+        raise KeyboardInterrupt
+
+    bare.connect(delivery_started, broken)
+    with pytest.raises(KeyboardInterrupt):
+        observers.tell(delivery_started, delivery=None)
 
 
 def test_a_receiver_that_hangs_does_not_keep_the_process(bare, teller, caplog):

@@ -1,0 +1,131 @@
+"""Checks of the arguments of public functions, by the types in their signatures."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable
+from functools import cache, wraps
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+COUNTS = ("limit", "runs")
+"""Names of integers that must be at least 1."""
+HIGHEST = 2**63 - 1
+SHOWN = 60
+"""Maximum number of characters of a value that an error shows."""
+
+
+class _Rule(NamedTuple):
+    text: str
+    """What a value must be."""
+    allows: Callable[[Any], bool]
+
+
+def checked(
+    error: type[Exception] = ValueError, *, only: Iterable[str] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: a call with an argument of another type raises an error that names the value and the rule.
+
+    Args:
+        error: the class of the error.
+        only: names of the arguments to check (default: all).
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        names = tuple(only) or tuple(signature.parameters)
+
+        @cache
+        def rules() -> dict[str, _Rule]:
+            hints = get_type_hints(function)
+            return {name: _rule(hints[name], name) for name in names}
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            found = rules()
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+                for one in value if several else (value,):
+                    if name in found and not found[name].allows(one):
+                        raise error(f"{name} {shown(one)}: must be {found[name].text}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _rule(hint: Any, name: str) -> _Rule:
+    """Return the rule of an argument.
+
+    Args:
+        hint: its type.
+        name: its name.
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        rules = [_rule(one, name) for one in parts]
+        return _Rule(" or ".join(one.text for one in rules), lambda value: any(one.allows(value) for one in rules))
+    if origin is Literal:
+        return _Rule(f"one of {', '.join(map(repr, parts))}", lambda value: value in parts)
+    if origin is tuple:
+        rules = [_rule(one, name) for one in parts]
+        return _Rule(
+            f"a tuple of {len(rules)}",
+            lambda value: (
+                isinstance(value, tuple)
+                and len(value) == len(rules)
+                and all(rule.allows(one) for rule, one in zip(rules, value, strict=True))
+            ),
+        )
+    if origin is Callable:
+        return _Rule("a function", callable)
+    if origin is not None and parts and issubclass(origin, Iterable):
+        item = _rule(parts[0], name)
+        is_kept = issubclass(origin, Collection)  # The items of an iterator can be read only once.
+        return _Rule(
+            f"a {origin.__name__.lower()}, and each item {item.text}",
+            lambda value: (
+                isinstance(value, origin)
+                and not isinstance(value, (str, bytes))
+                and (not is_kept or all(map(item.allows, value)))
+            ),
+        )
+    return _rule_of_class(origin or hint, name)
+
+
+def _rule_of_class(kind: Any, name: str) -> _Rule:
+    if kind is int:
+        lowest = 1 if name in COUNTS else -HIGHEST
+        text = "an integer of at least 1" if name in COUNTS else "an integer of at most 63 bits"
+        return _Rule(text, lambda value: type(value) is int and lowest <= value <= HIGHEST)
+    if kind is float:
+        return _Rule(
+            "a number of at least 0", lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0
+        )
+    if kind is str:
+        return _Rule("a str without lone surrogates", _is_text)
+    if kind is NoneType:
+        return _Rule("None", lambda value: value is None)
+    if kind is Any or not isinstance(kind, type):  # A variable of types has no class.
+        return _Rule("any value", lambda _: True)
+    return _Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
