@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.polling.depths import LOOKED_AT
 from django_mysqlqueue.runtime.priorities import ByPriority
+from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service.claims import Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Holding
 from django_mysqlqueue.service.refs import GroupRef
@@ -62,8 +62,8 @@ class Limited:
         """Until when the whole group rests."""
         self._resting: dict[str, Rest] = {}
         """By partition, until when it rests."""
-        self._until: list[tuple[int, str]] = []
-        """A heap of (until, partition). Entries may be out of date."""
+        self._until = Timers[str]()
+        """By partition that rests, when to look at it again, in epoch milliseconds."""
         self._held_up: set[str] = set()
         """Partitions with a suspected poison message that waits for the end of another one."""
         self._fruitless = 0
@@ -250,7 +250,7 @@ class Limited:
 
     def _wait(self, key: str, rest: Rest, now: int) -> None:
         self._resting[key] = self._paused(rest, now)
-        heapq.heappush(self._until, (self._resting[key].until, key))
+        self._until.set(key, self._resting[key].until)
 
     def _paused(self, rest: Rest, now: int) -> Rest:
         """Return a rest that is as long as the pause after this claim or query, if it has found no slot."""
@@ -267,7 +267,7 @@ class Limited:
             self._rest = None
         freed = [key for key, rest in self._resting.items() if rest.in_flight and rest.key in keys]
         for key in freed:
-            del self._resting[key]
+            self._end_rest(key)
         return freed
 
     def resumed(self) -> list[str]:
@@ -290,19 +290,12 @@ class Limited:
         """
         if self._rest is not None and _is_over(self._rest.until, now):
             self._rest = None
-        over: list[str] = []
-        must_ask = False
-        while self._until and _is_over(self._until[0][0], now):
-            until, key = heapq.heappop(self._until)
-            rest = self._resting.get(key)
-            if rest is not None and rest.until == until:
-                must_ask = must_ask or not rest.is_certain
-                if rest.is_certain:
-                    over.append(key)
-        if must_ask:
+        due = self._until.pop(lambda until: _is_over(until, now))
+        over = [key for key in due if self._resting[key].is_certain]
+        if len(over) < len(due):
             over += self._ask(now, ask)
         for key in over:
-            del self._resting[key]
+            self._end_rest(key)
         return over
 
     def ask(self, using: str, lease_ms: int, keys: Sequence[str]) -> list[Rest | None]:
@@ -329,12 +322,14 @@ class Limited:
         """Return when the first wait is over, in epoch milliseconds, or None if nothing waits for a time."""
         if self._held_up and not self._inbox.has_suspect(self._ref):
             return 0
-        while self._until and self._resting.get(self._until[0][1], None) is None:
-            heapq.heappop(self._until)
-        times = [self._until[0][0]] if self._until else []
-        return min([*times, *([self._rest.until] if self._rest is not None else [])], default=None)
+        times = (self._until.first(), None if self._rest is None else self._rest.until)
+        return min((one for one in times if one is not None), default=None)
 
     def forget(self, key: str) -> None:
         """Forget a partition."""
         self._held_up.discard(key)
+        self._end_rest(key)
+
+    def _end_rest(self, key: str) -> None:
         self._resting.pop(key, None)
+        self._until.discard(key)

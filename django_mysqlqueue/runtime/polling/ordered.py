@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -14,6 +13,7 @@ from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.priorities import ByPriority
+from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
@@ -67,8 +67,8 @@ class OrderedGroup(PolledGroup):
         self._shared_out = 0
         """Number of those that are owned by subscribers of the same subset."""
         self._live: list[str] = []
-        self._due: list[tuple[int, str, int]] = []
-        """A heap of (due, key, offset). Entries may be out of date."""
+        self._due = Timers[tuple[str, int]]()
+        """By partition and offset, when unsettled messages are due that are not in flight here."""
         self._try_now = False
         """Whether to acquire with the next turn, because a partition without an owner has messages."""
         self._left_out: set[int] = set()
@@ -102,13 +102,7 @@ class OrderedGroup(PolledGroup):
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""
-        while self._due:
-            due, key, offset = self._due[0]
-            partition = self.partitions.get(key)
-            if partition is not None and partition.pending.get(offset) == due:
-                return due
-            heapq.heappop(self._due)
-        return None
+        return self._due.first()
 
     def reset(self) -> None:
         """Forget every hint, and load all owned partitions again."""
@@ -144,8 +138,7 @@ class OrderedGroup(PolledGroup):
     def _wake_due(self) -> None:
         """Put partitions with messages whose backoff is over into ``todo``."""
         now = self.context.clock.now()
-        while (due := self.next_at()) is not None and due <= now:
-            _, key, _ = heapq.heappop(self._due)
+        for key, _ in self._due.pop(lambda due: due <= now):
             self._look_at(self.partitions[key])
 
     # -- leases ---------------------------------------------------------------
@@ -311,7 +304,7 @@ class OrderedGroup(PolledGroup):
             self.partitions[delivery.key].in_flight.pop(delivery.offset, None)
         for key, offsets in pending.items():
             partition = self.partitions[key]
-            partition.pending = {}
+            self._wait_for_none(partition)
             partition.rests_until = 0
             partition.fresh = True
             for offset, due in offsets.items():
@@ -321,8 +314,18 @@ class OrderedGroup(PolledGroup):
         self.unfinished |= set(keys)
 
     def _wait_for(self, partition: OwnedPartition, offset: int, due: int) -> None:
+        if not partition.owned:
+            return  # Its new owner waits.
         partition.pending[offset] = due
-        heapq.heappush(self._due, (due, partition.key, offset))
+        self._due.set((partition.key, offset), due)
+
+    def _no_longer_waits(self, partition: OwnedPartition, offset: int) -> None:
+        partition.pending.pop(offset, None)
+        self._due.discard((partition.key, offset))
+
+    def _wait_for_none(self, partition: OwnedPartition) -> None:
+        for offset in list(partition.pending):
+            self._no_longer_waits(partition, offset)
 
     def _lose(self, key: str, reason: str) -> None:
         partition = self.partitions[key]
@@ -335,7 +338,7 @@ class OrderedGroup(PolledGroup):
         """Forget a partition that this process no longer owns. Handlers that still run here end by themselves."""
         key = partition.key
         partition.owned = partition.leaving = False
-        partition.pending.clear()
+        self._wait_for_none(partition)
         self.todo.pop(key, None)
         self.limited.forget(key)
         self.depths.forget(key)
@@ -436,7 +439,7 @@ class OrderedGroup(PolledGroup):
             due = flushed.waiting.get((delivery.key, delivery.offset))
             if settlement.action is Action.STALE and partition.owned:
                 self._reload.add(delivery.key)
-            if due is not None and partition.owned:
+            if due is not None:
                 self._wait_for(partition, delivery.offset, due)
             if partition.owned:
                 self._look_at(partition)
@@ -454,7 +457,7 @@ class OrderedGroup(PolledGroup):
             if key in self.partitions and self.partitions[key].owned:
                 self._lose(key, "no longer the owner")
         for key, offset in claim.settled | {(delivery.key, delivery.offset) for delivery, _ in claim.dead}:
-            self.partitions[key].pending.pop(offset, None)
+            self._no_longer_waits(self.partitions[key], offset)
         for (key, offset), due in claim.later.items():
             self._wait_for(self.partitions[key], offset, due)
         now = self.context.clock.now()
@@ -467,7 +470,7 @@ class OrderedGroup(PolledGroup):
                 self._wait_for(partition, offset, partition.rests_until)
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]
-            partition.pending.pop(delivery.offset, None)
+            self._no_longer_waits(partition, delivery.offset)
             partition.in_flight[delivery.offset] = delivery.token
             partition.busy_at = time.monotonic()
         for key in claim.drained:
