@@ -32,6 +32,7 @@ ADVICE = {
     "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
     "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
     "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
+    "broken": gettext_lazy("Report the traceback in its log; it retries by itself. A restart may heal it for a while."),
     "outbox": gettext_lazy("Check the log of the subscribers. “manage.py queuesequence” moves the messages meanwhile."),
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
@@ -66,6 +67,11 @@ SEVERAL = {
     ),
     "silent": ngettext_lazy(
         "%(number)s subscriber is lost: no heartbeat", "%(number)s subscribers are lost: no heartbeat", "number"
+    ),
+    "broken": ngettext_lazy(
+        "The work of %(number)s subscriber for a group breaks down because of a bug of the queue",
+        "The work of %(number)s subscribers for a group breaks down because of a bug of the queue",
+        "number",
     ),
     "paused": ngettext_lazy("%(number)s group is paused", "%(number)s groups are paused", "number"),
     "seek_ended_early": ngettext_lazy(
@@ -137,8 +143,8 @@ class Cause:
     advice: str
     """The next step, in the active language."""
     sample: Problem | None = None
-    """A problem with the most frequent error of the messages that wait because of it; None if no error is known. The
-    error may contain personal data."""
+    """A problem with the most frequent error of its messages or subscribers; None if no error is known. The error may
+    contain personal data."""
 
     @property
     def severity(self) -> int:
@@ -382,7 +388,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     problems = sorted(problems, key=lambda one: one.kind in _UNSERVED)
     main = problems[0]
     alike = [one for one in problems if one.kind == main.kind]
-    cause = Cause(tuple(problems), main.text, _advice(alike))
+    cause = Cause(tuple(problems), main.text, _advice(alike), _sample(alike))
     names = sorted({_name(one) for one in alike} - {""})
     if len(names) < 2:
         return cause
@@ -390,7 +396,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     parts = [f"{text}: {_names(names)}"]
     if cause.messages:
         parts.append(waiting(cause.messages))
-    return Cause(cause.problems, "; ".join(parts) + ".", cause.advice)
+    return Cause(cause.problems, "; ".join(parts) + ".", cause.advice, cause.sample)
 
 
 def _advice(problems: Sequence[Problem]) -> str:

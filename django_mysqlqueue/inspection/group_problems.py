@@ -133,6 +133,7 @@ def progress(
         # The subscribers may be restarting.
         yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, advice=advice, **all_waits)
     elif group.live:
+        yield from _broken(group)
         found = [*_stuck(group, handler, now, times, failed_first or {}), *_unserved(group, now, times)]
         yield from found
         if group.limited and group.has_work:
@@ -250,6 +251,17 @@ def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadM
         for head in group.heads
         if head.attempts and age(now, group.waiting_since(head.published_at)) >= times.stuck
     ]
+
+
+def _broken(group: GroupOverview) -> Iterator[Problem]:
+    """Yield live subscribers whose work for the group breaks down."""
+    works = any(not row.error for row in group.live)
+    for row in group.live:
+        if row.error:
+            text = _("The work of subscriber %(name)s for %(ref)s breaks down because of a bug of the queue.")
+            values = {"name": row.name, "ref": group.ref}
+            severity = 0 if group.has_work and not works else 1
+            yield Problem(severity, "broken", text % values, group.ref, subscriber=row.name, error=row.error)
 
 
 def _stuck(

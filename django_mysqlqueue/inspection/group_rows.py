@@ -35,6 +35,7 @@ STATES = {
     "seek_ended_early": gettext_lazy("seek unfinished"),
     "no_subscriber": gettext_lazy("no subscribers"),
     "filter": gettext_lazy("filter cannot be parsed"),
+    "broken": gettext_lazy("subscriber broken"),
     "failing": gettext_lazy("failing"),
     "unserved": gettext_lazy("partition without subscriber"),
     "recent_dead_letters": gettext_lazy("too many dead letters"),

@@ -17,6 +17,7 @@ Kind = Literal[
     "filter",
     "stuck",
     "silent",
+    "broken",
     "outbox",
     "outbox_behind",
     "failing",
@@ -54,6 +55,7 @@ class Problem:
     - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
     - ``stuck``: the first unsettled message of a partition has failed.
     - ``silent``: a subscriber is lost.
+    - ``broken``: a subscriber's work for a group breaks down because of a bug of the queue.
     - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
     - ``failing``: too many attempts of a group fail.
@@ -100,7 +102,7 @@ class Problem:
     messages: Count = NONE
     """The messages that wait because of it."""
     error: str = ""
-    """The last error of the message that has the problem: the last line of the traceback."""
+    """The last error of the message or of the subscriber that has the problem: the last line of the traceback."""
 
 
 def waiting(count: Count) -> str:

@@ -27,8 +27,8 @@ class SubscriberStatus:
     deregistered_at: int
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
-    """Facts about its process: host, process id, version, subset, threads, and when its first heartbeat was
-    (``started_at``)."""
+    """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
+    (``started_at``), and what its work for the group has broken down with (``error``)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -36,6 +36,11 @@ class SubscriberStatus:
     def subset(self) -> Subset:
         """The partitions that it claims."""
         return Subset.read(self.info.get("subset"))
+
+    @property
+    def error(self) -> str:
+        """The error with which its work for the group has broken down because of a bug; empty while it works."""
+        return str(self.info.get("error", ""))
 
     @property
     def threads(self) -> int | None:

@@ -128,6 +128,7 @@ class InlineSubscriber:
         Raises:
             QueueError: there were more deliveries than ``most`` allows.
             SubscriberError: a group is registered with a mode other than its handler's.
+            Exception: the work for a group broke down, because of a bug.
         """
         register(self._using, self._handlers)
         heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
@@ -147,6 +148,8 @@ class InlineSubscriber:
             cause = self._errors[0] if self._errors else None
             raise SubscriberError(mode_text(changed.handler, changed.other_mode)) from cause
         for group in self._poller.groups:
+            if group.error is not None:
+                raise group.error
             if group.refused:
                 raise SubscriberError(f"Nothing is delivered to the group {group.ref}: {group.refused}")
         for group in self._poller.ordered:

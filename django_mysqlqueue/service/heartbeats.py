@@ -39,6 +39,25 @@ def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[st
     run(using, write)
 
 
+def report(using: str, subscriber: str, ref: GroupRef, error: str) -> None:
+    """Show in a subscriber's heartbeat for a group that its work for the group has broken down, or works again.
+
+    Args:
+        using: alias of the queue's database.
+        subscriber: the full name of the subscriber.
+        ref: the group.
+        error: the error; empty if it works again.
+    """
+    info, values = ("JSON_SET(info, '$.error', %s)", (error,)) if error else ("JSON_REMOVE(info, '$.error')", ())
+    run(
+        using,
+        lambda session: session.execute(
+            f"UPDATE {HEARTBEATS} SET info = {info} WHERE consumer_group = %s AND topic = %s AND subscriber_name = %s",
+            (*values, *ref, subscriber),
+        ),
+    )
+
+
 def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Deregister a subscriber: its leases can be acquired at once."""
     run(using, lambda session: mark_deregistered(session, subscriber, refs))
@@ -146,8 +165,17 @@ def fresh(alias: str, session: Session) -> str:
     return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
 
 
-def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, dict[str, Subset]]:
-    """Return the live subscribers of each group, in order of name, with their subsets."""
+def live(
+    session: Session, refs: Sequence[GroupRef], lease_ms: int, *, broken: bool = True
+) -> dict[GroupRef, dict[str, Subset]]:
+    """Return the live subscribers of each group, in order of name, with their subsets.
+
+    Args:
+        session: session on the queue's database.
+        refs: the groups.
+        lease_ms: LEASE_DURATION in milliseconds.
+        broken: whether to include those whose work for the group has broken down (``report``).
+    """
     if not refs:
         return {}
     found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
@@ -158,7 +186,9 @@ def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
         f"WHERE {fresh('h', session)}",
         (*flat(refs), lease_ms, lease_ms),
     ):
-        found[GroupRef(group, topic)][name] = Subset.read(json.loads(info).get("subset"))
+        known = json.loads(info)
+        if broken or "error" not in known:
+            found[GroupRef(group, topic)][name] = Subset.read(known.get("subset"))
     return {ref: dict(sorted(subsets.items())) for ref, subsets in found.items()}
 
 

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.models import Slots
+from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.support.processes import wait_for
 
@@ -74,3 +75,26 @@ def test_no_more_messages_than_allowed_are_handled_at_the_same_time(start):
     assert all(worker.wait() == 0 for worker in workers[1:])
     live = Slots.objects.exclude(subscriber_name="").exclude(subscriber_name__contains=str(workers[0].process.pid))
     assert sum(live.values_list("held", flat=True)) == 0
+
+
+@pytest.mark.servers_only
+def test_partitions_that_wait_for_a_rate_by_key_change_their_owners(start):
+    """By queuerelease, and as subscribers join and leave: each time, a partition rests until the same moment again."""
+    ref = GroupRef("plain", "p.plain")
+    workers = [start("--group", "plain")]
+    wait_for(lambda: "subscriber.started" in workers[0].output, workers[0])
+    operations.settings(*ref, {"rate_per_key": "15/m", "burst": 1}, actor="tests")
+    publish_many("p.plain", (Message({"n": n}, key=f"k{n % 4}") for n in range(16)))
+    wait_for(lambda: len(effects("plain")) >= 4, workers[0])
+    for _ in range(2):
+        operations.release(*ref, [f"k{number}" for number in range(4)], actor="tests")
+        time.sleep(1)
+    joins = start("--group", "plain")
+    wait_for(lambda: "subscriber.started" in joins.output, joins)
+    time.sleep(3)
+    joins.send(signal.SIGTERM)
+    assert joins.wait() == 0, joins.output
+    wait_for(lambda: {n for *_, n in effects("plain")} == set(range(16)), workers[0], timeout=90)
+    for worker in (*workers, joins):
+        assert "poller.died" not in worker.output
+        assert "group.broken" not in worker.output

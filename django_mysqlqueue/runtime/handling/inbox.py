@@ -204,12 +204,13 @@ class Inbox(InboxGroups):
             if lane is not None and not lane.busy and not lane.waiting:
                 del group.lanes[key]
 
-    def held(self, ref: GroupRef) -> list[Claimed]:
-        """Return the waiting and running deliveries of a group."""
+    def held(self, ref: GroupRef, *, unwritten: bool = False) -> list[Claimed]:
+        """Return the waiting and running deliveries of a group; with ``unwritten``, also those that have ended."""
         with self._lock:
             group = self._groups[ref]
             waiting = [held.claimed for lane in group.lanes.values() for held in lane.waiting]
-            return waiting + [held.claimed for held in self._running.values() if held.claimed.ref == ref]
+            running = [held.claimed for held in self._running.values() if held.claimed.ref == ref]
+            return [*waiting, *running, *(one.delivery for one in group.settlements if unwritten)]
 
     def idle_threads(self, threads: int) -> int:
         """Return how many of the process's handler threads have no delivery."""

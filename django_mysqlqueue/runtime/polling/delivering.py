@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-from django.db import Error
-
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import dead_ends
@@ -52,18 +50,19 @@ class DeliveringGroup(ConfiguredGroup):
             deleted = payloads.deleted(self.using, missing) if missing else set()
             bodies = {delivery: found[delivery.offset] for delivery in deliveries if delivery.offset in found}
             states = self.handler.claimed(self.using, bodies)
-        except Error:
+            readable = {delivery.offset: held(delivery) for delivery in bodies}
+        except Exception:
             for delivery in deliveries:
                 self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)
             raise
         if not missing:
             self._unanswered.clear()
-            self.inbox.put([held(delivery) for delivery in deliveries])
+            self.inbox.put(readable.values())
             return
         # One by one: in a partition, messages before a missing one are handled, and messages after it wait.
         for delivery in deliveries:
-            if delivery.offset in found:
-                self.inbox.put([held(delivery)])
+            if delivery.offset in readable:
+                self.inbox.put([readable[delivery.offset]])
             elif delivery.offset in deleted:
                 event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
                 self.inbox.settle(Settlement(delivery, Action.DELETED), ordered=not self.handler.shared)

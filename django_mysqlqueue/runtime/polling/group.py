@@ -30,6 +30,8 @@ from django_mysqlqueue.subscriptions.handler import Handler
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
+RECOVERED = 60.0
+"""Seconds after a breakdown without another one, after which a group counts as recovered."""
 FAILED = (Action.NACK, Action.REJECT)
 
 
@@ -53,9 +55,15 @@ class PolledGroup(WantingGroup):
         self._revision: tuple[int, int] | None = None
         """The id of the group's registration, and its revision, at the last tick. Operators' changes increase it."""
         self.failures = Failures(REST)
-        """Failed turns in a row."""
+        """Turns in a row that the database has made fail."""
+        self.breakdowns = Failures(REST)
+        """Times that the work for this group broke down, each less than ``RECOVERED`` seconds after the one before."""
+        self.error: Exception | None = None
+        """What it broke down with last, until it counts as recovered."""
+        self.broke_at = 0.0
+        """When that was, by the monotonic clock."""
         self._undo: int | None = None
-        """The token of a claim whose COMMIT has an unknown outcome."""
+        """The token of a claim of which it is not known that its deliveries are in the inbox."""
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
         self.passes = True
@@ -149,7 +157,8 @@ class PolledGroup(WantingGroup):
             else:
                 claim = None
                 flushed = self._flush(settlements, also, holding)
-        except (Error, CommitOutcomeUnknown, Retry):
+        except Exception:
+            # Tokens fence what has been written all the same.
             self.inbox.put_back_settlements(self.ref, settlements)
             self.unfinished |= also
             raise
@@ -173,6 +182,40 @@ class PolledGroup(WantingGroup):
         """Note that a turn succeeded."""
         self.failures.clear()
 
+    def start_over(self, error: Exception) -> int:
+        """Begin with an empty memory, after a pause, because the work for this group broke down.
+
+        What raised the error may have left anything in memory. What the inbox holds is kept: handlers run on, and what
+        has not started is released.
+
+        Returns:
+            The number of breakdowns since the group worked well.
+        """
+        self.inbox.return_waiting(self.ref)
+        self.inbox.put_back_settlements(self.ref, self._locked)
+        kept = self.failures, self.breakdowns, self._undo, self.tally
+        # The same object, because the lists of the poller and of the maintenance refer to it.
+        self.__init__(self.context, self._declared)  # type: ignore[misc]
+        self.failures, self.breakdowns, self._undo, self.tally = kept
+        self.error, self.broke_at = error, time.monotonic()
+        self.rests_until = self.broke_at + self.breakdowns.add()
+        return self.breakdowns.count
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the group pauses after a breakdown."""
+        return self.error is not None and time.monotonic() < self.rests_until
+
+    def release_all(self) -> None:
+        """Write what has ended, and release what this process holds, for other subscribers."""
+        self.flush_now()
+
+    def recover(self) -> None:
+        """Forget the last breakdown if the group has worked well since."""
+        if self.error is not None and time.monotonic() > self.broke_at + RECOVERED:
+            self.error = None
+            self.breakdowns.clear()
+
     def counted(self) -> rollups.Tally:
         """Return the counts since ``start_tally``."""
         for published_before in self.inbox.take_acked(self.ref):
@@ -194,7 +237,7 @@ class PolledGroup(WantingGroup):
             also = self._take_unfinished()
             try:
                 flushed = self._flush(settlements, also, self.limited.news())
-            except (Error, CommitOutcomeUnknown, Retry):
+            except Exception:
                 self.inbox.put_back_settlements(self.ref, settlements)
                 raise
             self._after_flush(settlements, flushed)
@@ -242,14 +285,14 @@ class PolledGroup(WantingGroup):
             raise
 
     def _after_flush(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
-        if self.limited:
-            ended = {one.delivery.slot.key for one in settlements if one.delivery.slot is not None}
-            for key in self.limited.finished(ended) if ended else ():
-                self.notify(key)
+        ended = {one.delivery.slot.key for one in settlements if one.delivery.slot is not None}
         if flushed.locked:
             self._locked += flushed.locked
             settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
         self.inbox.written(settlements)
+        if self.limited and ended:
+            for key in self.limited.finished(ended):
+                self.notify(key)
         self._resume()
         self.unfinished |= flushed.unfinished
         self._skipped |= flushed.skipped
@@ -314,12 +357,15 @@ class PolledGroup(WantingGroup):
             max_slots=self._room_for_slots() if max_due and self.limited.is_partial else 2**62,
             max_suspects=int(not self.inbox.has_suspect(self.ref)) if self.limited else 2**62,
         )
+        self._undo = request.token
         try:
             with self._accounted(holding):
                 claim = claiming.claim(self.using, request)
-        except CommitOutcomeUnknown:
-            self._undo = request.token
+        except (Error, Retry):
+            self._undo = None  # It was rolled back.
             raise
+        if not claim.deliveries:
+            self._undo = None
         self.limited.written(claim.held)
         if self.limited:
             self.limited.looked(request, claim)
@@ -356,7 +402,8 @@ class PolledGroup(WantingGroup):
                 self.todo[want.key] = self.todo.pop(want.key)
         poll_soon = self._claimed(wants, max_due, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
-        # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
+        # First: from here on, every claimed delivery reaches the inbox or is released, even after an error.
+        self._undo = None
         self._hand_out(claim)
         if claim.dead and self.context.watch.is_wanted():
             self._tell_dead(claim.dead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from django_mysqlqueue.runtime.log import orphans_deleted
@@ -56,6 +57,7 @@ class Maintenance:
         check_tail: called at the start of each round.
         clock: returns the database's time in epoch milliseconds.
         entered: returns how many messages entered the log, see ``samples.claim``.
+        apart: returns a context manager for work for one group, see ``Poller``.
         only_scans: if True, there are no rounds: partitions are scanned only after ``scan_all``.
     """
 
@@ -68,6 +70,7 @@ class Maintenance:
         check_tail: Callable[[Session], None],
         clock: Callable[[], int],
         entered: Callable[[], Mapping[int, Mapping[tuple[str, str], int]]],
+        apart: Callable[[PolledGroup], AbstractContextManager[None]],
         only_scans: bool = False,
     ) -> None:
         self._using = using
@@ -76,6 +79,7 @@ class Maintenance:
         self._check_tail = check_tail
         self._clock = clock
         self._entered = entered
+        self._apart = apart
         self._second = random.uniform(MARGIN, EVERY - MARGIN)
         """The second of a minute of the database's clock in which rounds start."""
         self._only_scans = only_scans
@@ -103,7 +107,8 @@ class Maintenance:
             return
         if self._scan is not None:
             # Without a pause: messages wait for the rest of this scan.
-            if next(self._scan, "done") == "done":
+            scan = self._scan
+            if next(scan, "done") == "done" and self._scan is scan:
                 self._scan = None
             self.next_at = time.monotonic() if self._scan is not None else now + PAUSE
             return
@@ -145,43 +150,50 @@ class Maintenance:
             claimed: by group, the minute whose sample of the backlog is taken on the way.
         """
         for group in list(self._groups):
-            minute = (claimed or {}).get(group.ref)
-            sample = None if minute is None else Sample(self._using, group.ref, minute)
+            with self._apart(group):
+                yield from self._find_work_of(group, (claimed or {}).get(group.ref))
+
+    def _find_work_of(self, group: PolledGroup, minute: int | None) -> Iterator[None]:
+        sample = None if minute is None else Sample(self._using, group.ref, minute)
+        if sample is not None:
+            sample.begin()
+            yield
+        after: str | None = None
+        while True:
+            keys, after = leasing.find_work(Session(self._using), group.ref, after=after, limit=SLICE)
+            for key in keys:
+                group.notify(key)
+            yield
             if sample is not None:
-                sample.begin()
-                yield
-            after: str | None = None
-            while True:
-                keys, after = leasing.find_work(Session(self._using), group.ref, after=after, limit=SLICE)
-                for key in keys:
-                    group.notify(key)
-                yield
-                if sample is not None:
-                    sample.add(keys)
-                    while not sample.is_counted():
-                        yield
-                        sample.count()
+                sample.add(keys)
+                while not sample.is_counted():
                     yield
-                if after is None:
-                    break
-            if sample is not None:
-                sample.end()
+                    sample.count()
                 yield
+            if after is None:
+                break
+        if sample is not None:
+            sample.end()
+            yield
 
     def _sweep_watermarks(self) -> Iterator[None]:
         """Advance watermarks of shared groups that lost subscribers left behind."""
         for group in list(self._shared):
-            group.expect_clock_step()
-            after: str | None = None
-            while True:
-                keys, after = watermarks.behind(Session(self._using), group.ref, after=after, limit=SLICE)
-                unfinished = set(keys)
-                while unfinished:
-                    unfinished = watermarks.sweep(self._using, group.ref, unfinished)
-                    yield
+            with self._apart(group):
+                yield from self._sweep_watermarks_of(group)
+
+    def _sweep_watermarks_of(self, group: SharedGroup) -> Iterator[None]:
+        group.expect_clock_step()
+        after: str | None = None
+        while True:
+            keys, after = watermarks.behind(Session(self._using), group.ref, after=after, limit=SLICE)
+            unfinished = set(keys)
+            while unfinished:
+                unfinished = watermarks.sweep(self._using, group.ref, unfinished)
                 yield
-                if after is None:
-                    break
+            yield
+            if after is None:
+                break
 
     def _collect_rows(self, collect: Collect) -> Iterator[None]:
         after: Any = None

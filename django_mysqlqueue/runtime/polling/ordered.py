@@ -111,6 +111,24 @@ class OrderedGroup(PolledGroup):
         self._due.clear()
         self._reload = {key for key, partition in self.partitions.items() if partition.owned}
 
+    def start_over(self, error: Exception) -> int:
+        """Begin with an empty memory. The leases stay, to be verified, and what is in flight is what the inbox has."""
+        owned = self.owned()
+        count = super().start_over(error)
+        for delivery in self.inbox.held(self.ref, unwritten=True):
+            partition = self.partitions.setdefault(delivery.key, OwnedPartition(delivery.key, owned=False))
+            partition.in_flight[delivery.offset] = delivery.token
+        for key in owned:
+            self.partitions.setdefault(key, OwnedPartition(key)).owned = True
+        self._reload = set(owned)
+        return count
+
+    def release_all(self) -> None:
+        """Write what has ended, and release the partitions of which nothing is in flight."""
+        self.release_free()  # First: writing may be what breaks.
+        super().release_all()
+        self.release_free()
+
     def is_idle(self) -> bool:
         """Return whether no work is known for this group, and no message is in backoff."""
         return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
@@ -202,7 +220,7 @@ class OrderedGroup(PolledGroup):
 
     def _acquire(self, *, steal: bool) -> None:
         """Acquire partitions that have work and no owner: up to the fair share, and overdue ones beyond it."""
-        if not self.waiting or self.stopped or not self.heart_good():
+        if not self.waiting or self.stopped or self.is_down or not self.heart_good():
             return
         ahead = [priority for priority in self.waiting.priorities() if self._is_ahead(priority)]
         self._left_out = set(ahead)

@@ -7,10 +7,11 @@ under locks in the database.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from django.db import Error, connections
 
@@ -18,7 +19,7 @@ from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.entered import Entered
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -76,6 +77,7 @@ class Poller:
             check_tail=self.check_tail,
             clock=context.clock.now,
             entered=self.entered.whole,
+            apart=self._apart,
             only_scans=only_scans,
         )
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
@@ -93,6 +95,10 @@ class Poller:
             Backoff(FIRST_FREE_PAUSE, maximum=context.settings.lease_renewal_interval, jitter=0.0)
         )
         self._failures = Failures(RETRY)
+        self._unscanned: set[GroupRef] = set()
+        """Groups that broke down, whose work is looked for after the pause."""
+        self._reported: dict[GroupRef, Exception | None] = {}
+        """By group, the error that its heartbeat row shows."""
         self._spoke_at = time.monotonic()
         self.outbox_idle = False
         """Whether the last poll found nothing due in the outbox."""
@@ -145,7 +151,8 @@ class Poller:
         self._next_poll = self._next_tick = 0.0
         self.context.stealing.suspend()
         for group in self.groups:
-            group.reset()
+            with self._apart(group):
+                group.reset()
         self.context.ticker.reset()
         self.maintenance.reset()
 
@@ -176,7 +183,8 @@ class Poller:
         self.groups[:] = [*self.groups[1:], *self.groups[:1]]
         for group in self.groups:
             if time.monotonic() >= group.rests_until:
-                self._turn(group)
+                with self._apart(group):
+                    self._turn(group)
         if now >= self._next_rollup:
             self.write_rollups()
         self.maintenance.turn()
@@ -184,12 +192,42 @@ class Poller:
     def write_rollups(self) -> None:
         """Add the counts since the last call to the rows of the charts. After an error they are kept for the next."""
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
-        rollups.add(self.context.using, {group.ref: group.counted() for group in self.groups})
+        tallies: dict[GroupRef, rollups.Tally] = {}
         for group in self.groups:
-            group.start_tally()
+            with self._apart(group):
+                tallies[group.ref] = group.counted()
+        rollups.add(self.context.using, tallies)
+        for group in self.groups:
+            if group.ref in tallies:
+                group.start_tally()
+
+    @contextlib.contextmanager
+    def _apart(self, group: PolledGroup) -> Iterator[None]:
+        """Do work for one group. An error that is not the database's is a bug: it stops this group, not the others."""
+        try:
+            yield
+        except (Error, CommitOutcomeUnknown, Retry):
+            raise
+        except Exception as error:  # noqa: BLE001
+            failures = group.start_over(error)
+            if is_worth_a_line(failures):
+                event(
+                    logging.ERROR,
+                    "group.broken",
+                    group=group.ref.group,
+                    topic=group.ref.topic,
+                    error=error_line(error),
+                    failures=failures,
+                    exc_info=True,
+                )
+            self._unscanned.add(group.ref)
+            self._next_tick = 0.0  # It reports the error, and releases what the group holds.
 
     def _turn(self, group: PolledGroup) -> None:
         """Run a group's turn. An error does not stop the other groups, unless the connection is lost or read-only."""
+        if group.ref in self._unscanned:
+            self._unscanned.discard(group.ref)
+            self.maintenance.scan_all()
         connection = connections[self.context.using]
         before = connection.connection
         try:
@@ -213,12 +251,13 @@ class Poller:
 
     def is_idle(self) -> bool:
         """Return whether no work is known. Groups that are paused or dropped do not count."""
-        inbox = self.context.inbox
-        return (
-            self.outbox_idle
-            and not self.maintenance.is_scanning()
-            and all(inbox.is_idle(group.ref) and (group.stopped or group.is_idle()) for group in self.groups)
-        )
+        if not self.outbox_idle or self.maintenance.is_scanning():
+            return False
+        idle = 0
+        for group in self.groups:
+            with self._apart(group):
+                idle += self.context.inbox.is_idle(group.ref) and (group.stopped or group.is_idle())
+        return idle == len(self.groups)
 
     def group_of_other_mode(self) -> PolledGroup | None:
         """Return a group whose mode is no longer its handler's, or None."""
@@ -227,30 +266,40 @@ class Poller:
     def flush_groups(self) -> None:
         """Write all outcomes."""
         for group in self.groups:
-            group.flush_now()
+            with self._apart(group):
+                group.flush_now()
 
     def release_leases(self) -> None:
         """Release all partitions with nothing in flight. A partition whose handler still runs keeps its lease."""
         for group in self.ordered:
-            group.release_free()
+            with self._apart(group):
+                group.release_free()
 
     def sleep(self) -> None:
         """Sleep until something is due, or until something happens in this process."""
         now = time.monotonic()
         until = min(self._next_poll, self._next_tick, self.maintenance.next_at, now + self._silence)
-        until = min(until, self.context.ticker.next_at)
-        until = min([until, *(max(group.wake_at(), group.rests_until) for group in self.groups)])
-        until = min([until, *(group.rests_until for group in self.groups if group.rests_until > now)])
-        clock = self.context.clock.now()
-        times = [group.next_at() for group in self.groups if group.rests_until <= now and group.has_room_for_due()]
-        times.append(self.next_deliver_at)
-        for moment in times:
-            if moment is not None:
-                until = min(until, now + max(0.0, (moment - clock) / 1000))
-        if any(group.wants_turn() and group.rests_until <= now for group in self.groups):
-            until = now
+        until = min(until, self.context.ticker.next_at, self._reached(self.next_deliver_at, now))
+        for group in self.groups:
+            with self._apart(group):
+                until = min(until, self._turn_at(group, now))
         if self.context.inbox.wait(max(0.0, until - now)):
             self.poll_soon()
+
+    def _turn_at(self, group: PolledGroup, now: float) -> float:
+        """Return when a group needs a turn, by the monotonic clock."""
+        if group.rests_until > now:
+            return group.rests_until
+        if group.wants_turn():
+            return now
+        due = group.next_at() if group.has_room_for_due() else None
+        return min(group.wake_at(), self._reached(due, now))
+
+    def _reached(self, moment: int | None, now: float) -> float:
+        """Return when the database's clock reaches a time in epoch milliseconds, by the monotonic clock."""
+        if moment is None:
+            return float("inf")
+        return now + max(0.0, (moment - self.context.clock.now()) / 1000)
 
     def poll_soon(self) -> None:
         """Poll with the next step."""
@@ -286,14 +335,16 @@ class Poller:
             began = time.monotonic()
             due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
             for shared in self.shared:
-                shared.found_due(due.get(shared.ref))
+                with self._apart(shared):
+                    shared.found_due(due.get(shared.ref))
             took += time.monotonic() - began
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause
         for group in self.groups:
-            group.polled()
+            with self._apart(group):
+                group.polled()
 
     def _notice_free_leases(self, *, free: bool) -> None:
         """Tick now if leases are free, instead of at the next regular tick; less and less often if they stay free."""
@@ -324,9 +375,14 @@ class Poller:
             self._tail = batch.tail
             numbers += batch.numbers
             self.context.relays.found(topic for topic, _ in batch.partitions)
+            keys: dict[str, list[str]] = {}
             for topic, key in batch.partitions:
+                keys.setdefault(topic, []).append(key)
+            for topic, changed in keys.items():
                 for group in self.by_topic.get(topic, ()):
-                    group.notify(key)
+                    with self._apart(group):
+                        for key in changed:
+                            group.notify(key)
             more = batch.more
             if not more:
                 break
@@ -352,15 +408,8 @@ class Poller:
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
         for group in self.groups:
-            group.recheck_paused()
-            found = controls.get(group.ref)
-            if found is None:
-                continue
-            group.check_mode(found.mode)
-            group.override(found.options)
-            if group.has_new_revision(found.revision):
-                group.reset()
-                self.maintenance.scan_all()
+            with self._apart(group):
+                self._control(group, controls.get(group.ref))
         pace = self._fastest()
         if pace != self._pace:
             self._pace = pace
@@ -368,12 +417,37 @@ class Poller:
         if self.ordered:
             refs = [group.ref for group in self.ordered]
             leases = leasing.read(session, refs, self.context.lease_ms)
-            live = heartbeats.live(session, refs, self.context.lease_ms)
+            live = heartbeats.live(session, refs, self.context.lease_ms, broken=False)
             for ordered in self.ordered:
-                others = [name for name, subset in live[ordered.ref].items() if subset == self.context.subset]
-                ordered.rebalance(leases[ordered.ref], others, steal=self.context.stealing.is_allowed())
+                equals = {name for name, subset in live[ordered.ref].items() if subset == self.context.subset}
+                equals.add(self.context.subscriber)
+                with self._apart(ordered):
+                    ordered.rebalance(leases[ordered.ref], sorted(equals), steal=self.context.stealing.is_allowed())
+
+    def _control(self, group: PolledGroup, found: groups.GroupControls | None) -> None:
+        """Apply the group's row, and release what the group holds while it is down."""
+        group.recheck_paused()
+        group.recover()
+        self._report(group)
+        if group.is_down:
+            group.release_all()
+        if found is None:
+            return
+        group.check_mode(found.mode)
+        group.override(found.options)
+        if group.has_new_revision(found.revision):
+            group.reset()
+            self.maintenance.scan_all()
+
+    def _report(self, group: PolledGroup) -> None:
+        """Show in the group's heartbeat whether the work for it has broken down, for people and other subscribers."""
+        if group.error is not self._reported.get(group.ref):
+            text = "" if group.error is None else error_line(group.error)
+            heartbeats.report(self.context.using, self.context.subscriber, group.ref, text)
+            self._reported[group.ref] = group.error
 
     def _verify_leases(self) -> None:
         for group in self.ordered:
-            group.verify()
+            with self._apart(group):
+                group.verify()
         self.context.heartbeat.verified()

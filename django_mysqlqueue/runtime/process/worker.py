@@ -425,6 +425,9 @@ class Worker:
             # Else ``leave`` does it at the very end: others would steal the leases of handlers that still run.
             self._insist(lambda: heartbeats.deregister(self.using, self.plan.name, list(self.handlers)))
         self.teller.close(TELL_TIMEOUT)
+        broken = [group.ref for group in self.poller.groups if group.error is not None]
+        if any(self.inbox.held(ref, unwritten=True) for ref in broken):
+            self.plan.stop.ask("outcomes of a broken group are not written", exit_code=EXIT_UNCLEAN)
         if running:
             self.plan.stop.ask("handlers are running", exit_code=EXIT_UNCLEAN)
             event(logging.ERROR, "handlers.abandoned", name=self.plan.name, handlers=running)
