@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_mysqlqueue import Delivery, subscriber
@@ -82,6 +84,17 @@ def act(payload: dict[str, Any]) -> None:
     elif what == "open":
         connection.set_autocommit(False)
         Effect.objects.create(name="left open")
+
+
+@subscriber("p.async", group="async", mode="shared", visibility_timeout=3, max_attempts=3, backoff={"initial": 0.1})
+async def asynchronous(delivery: Delivery) -> None:
+    """Does what the message says in a task."""
+
+    async def task() -> None:
+        act(delivery.payload)
+
+    await sync_to_async(record)("async", delivery)
+    await asyncio.gather(task())
 
 
 @subscriber("p.strict", group="strict", on_failure="block", max_attempts=3, backoff={"initial": 0.05, "maximum": 0.2})

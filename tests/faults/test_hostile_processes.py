@@ -47,6 +47,26 @@ def test_a_handler_that_kills_its_process_every_time_is_dead_lettered(start):
     assert {number for _, _, number in effects("shared")} == set(range(6))
 
 
+@pytest.mark.promise("Poison messages")
+def test_an_async_handler_whose_task_exits_or_ends_its_process(start):
+    """sys.exit costs an attempt. os._exit costs the process, as in any handler: the first loss is free."""
+    do = {3: "leave", 4: "exit"}
+    publish_many("p.async", (Message({"n": n, "do": do.get(n, "")}) for n in range(30)))
+    deaths = 0
+    for _ in range(12):
+        worker = start("--group", "async", "--drain")
+        if worker.wait() == 0:
+            break
+        assert worker.process.returncode == 4
+        deaths += 1
+    sequence()
+    dead = QueueMessage.objects.filter(topic="p.async_dlq")
+    assert sorted(json.loads(bytes(one.payload))["n"] for one in dead) == [3, 4]
+    assert deaths == 4
+    assert {attempt for _, attempt, number in effects("async") if number not in do} == {1}
+    assert {number for _, _, number in effects("async")} == set(range(30))
+
+
 def odd_and_others(what, topic="p.action"):
     """The odd message comes first; three follow it in its partition and three in others."""
     publish(topic, {"n": 0, "do": what}, key="k")

@@ -2,6 +2,10 @@
 
 By itself, ``async_to_sync`` creates a loop for each call. An HTTP client's connection pool would then stay behind on a
 closed loop after each message.
+
+A task or callback that raises SystemExit or KeyboardInterrupt makes asyncio leave the loop, after it has stored the
+error in the task as any other one. So the loop simply goes on: what awaits the task fails with the error, and no other
+handler notices it.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 from asgiref.sync import SyncToAsync
 
@@ -27,10 +32,10 @@ class Loop:
     def __init__(self, using: str) -> None:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._end: asyncio.Event | None = None
         self._stopped = False
         self.died = False
-        """Whether the loop has ended without ``stop``. The process then cannot run async handlers any more."""
+        """Whether the loop itself has failed. The process then cannot run async handlers any more, and those that run
+        do not end."""
         self._thread = worker_thread(self._run, "loop", using)
 
     def start(self) -> None:
@@ -44,16 +49,6 @@ class Loop:
         if self._loop is None:
             raise RuntimeError("The event loop of the async handlers cannot be created.")
 
-    def dies(self, *, within: float) -> bool:
-        """Wait for the loop to die, and return whether it did. A dying loop first cancels all tasks.
-
-        Args:
-            within: seconds to wait.
-        """
-        if not self._stopped:
-            self._thread.join(within)
-        return self.died
-
     def stop(self, timeout: float) -> None:
         """Cancel the tasks that handlers left behind, stop the loop, and wait for its end.
 
@@ -61,8 +56,8 @@ class Loop:
             timeout: maximum number of seconds to wait.
         """
         self._stopped = True
-        if self._loop is not None and self._end is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set)
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout)
 
     def tasks(self) -> set[asyncio.Task[object]]:
@@ -80,16 +75,20 @@ class Loop:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            runner = asyncio.Runner()
+            self._loop = runner.get_loop()
+            self._loop.call_soon(self._ready.set)
+            while not self._stopped:
+                self._interruptible(self._loop.run_forever)
+            self._interruptible(runner.close)
         except BaseException:  # noqa: BLE001
-            # A task that a handler has created and that raises SystemExit or KeyboardInterrupt ends the whole loop.
             event(logging.CRITICAL, "event_loop.died", exc_info=True)
+            self.died = True
         finally:
-            self.died = not self._stopped
             self._ready.set()
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
-        self._ready.set()
-        await self._end.wait()
+    def _interruptible(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except (SystemExit, KeyboardInterrupt):
+            event(logging.WARNING, "event_loop.interrupted", exc_info=True)

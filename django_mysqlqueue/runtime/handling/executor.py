@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 import time
@@ -81,10 +80,6 @@ class Executor:
         if self._loop is not None:
             self._loop.stop(timeout)
 
-    def _was_cancelled(self, errors: list[BaseException]) -> bool:
-        cancelled = any(isinstance(error, asyncio.CancelledError) for error in errors)
-        return cancelled and self._loop is not None and self._loop.dies(within=1.0)
-
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts, watch=True)
         if self._loop is not None:
@@ -104,11 +99,10 @@ class Executor:
         """Handle a batch. Even after an error every delivery gets a settlement, and the thread continues."""
         self._guarded(batch, sessions.renew)
         self._guarded(batch, partial(sessions.refresh, idle=idle))
-        errors: list[BaseException] = []
         try:
             # A language or a tenant that is set for one message must not be set for the next one.
             context = contextvars.copy_context()
-            settlements = context.run(handle, batch.items, self._using, errors, rest=self._rest)
+            settlements = context.run(handle, batch.items, self._using, rest=self._rest)
         except BaseException:  # noqa: BLE001
             event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()
@@ -116,9 +110,6 @@ class Executor:
                 Settlement(held.claimed, Action.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
                 for held in batch.items
             ]
-        if self._was_cancelled(errors):
-            # Calls that a dying event loop has cancelled did not fail: their messages are released.
-            settlements = [_unless_settled(settlement) for settlement in settlements]
         self._guarded(batch, sessions.tidy)
         return settlements
 
@@ -129,7 +120,3 @@ class Executor:
         except Exception:  # noqa: BLE001
             event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()
-
-
-def _unless_settled(settlement: Settlement) -> Settlement:
-    return Settlement(settlement.delivery, Action.RELEASE) if settlement.action is Action.NACK else settlement

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import re
+import sys
 import threading
 
 import pytest
@@ -15,7 +17,7 @@ from django.utils import translation
 
 from django_mysqlqueue import Message, publish_many, subscriber
 from django_mysqlqueue.conf import Settings
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.runtime.handling import stacks
 from django_mysqlqueue.runtime.handling.event_loop import Loop
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
@@ -23,7 +25,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 from tests.support.async_handlers import run
-from tests.support.harness import USING, in_thread, lag
+from tests.support.harness import USING, in_thread, lag, sequence
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
@@ -138,40 +140,218 @@ def test_async_batches(db):
     assert [n for batch in got for n in batch] == list(range(7))
 
 
-@pytest.mark.parametrize("options", [{}, {"timeout": 20, "reject_on": Exception, "retry_on": KeyError}])
-def test_a_task_that_ends_the_loop_ends_the_process_and_costs_no_attempt(db, options):
-    """asyncio lets SystemExit of a task through: every other async handler is cancelled with it."""
+async def fail(error):
+    raise error
+
+
+async def gathers(error):
+    await asyncio.gather(asyncio.sleep(30), fail(error))
+
+
+async def awaits_a_task(error):
+    await asyncio.create_task(fail(error))
+
+
+async def waits_for_a_task(error):
+    done, _ = await asyncio.wait([asyncio.create_task(fail(error))])
+    done.pop().result()
+
+
+async def has_a_task_group(error):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail(error))
+
+
+async def is_told_by_a_callback(error):
+    future = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(fail(error))
+    task.add_done_callback(lambda task: future.set_exception(task.exception()))
+    await future
+
+
+class Odd(BaseException):
+    """Neither an Exception nor one that asyncio knows."""
+
+
+AWAITED = [
+    *((gathers, error) for error in (KeyboardInterrupt, Odd, GeneratorExit, asyncio.CancelledError)),
+    *((awaits, SystemExit) for awaits in (gathers, awaits_a_task, waits_for_a_task, is_told_by_a_callback)),
+    *((has_a_task_group, error) for error in (SystemExit, KeyboardInterrupt)),
+]
+
+
+def healthy_and(poison, **options):
+    """Runs ``poison`` among healthy messages, which all wait for each other's loop; returns the attempts of each."""
+    got, loops = [], set()
+
+    async def handle(delivery):
+        got.append((delivery.payload, delivery.attempt))
+        loops.add(asyncio.get_running_loop())
+        if delivery.payload == "poison":
+            await poison()
+        await asyncio.sleep(0.01)
+
+    messages = [Message("poison" if n == 3 else n, key=str(n)) for n in range(12)]
+    executor = run(handle, messages, backoff={"initial": 0}, threads=4, **options)
+    assert not executor.is_broken()
+    assert len(loops) == 1
+    assert sorted(one for one in got if one[0] != "poison") == [(n, 1) for n in range(12) if n != 3]
+    return [attempt for payload, attempt in got if payload == "poison"]
+
+
+def dead_letters():
+    sequence()
+    return QueueMessage.objects.filter(topic="t_dlq").count()
+
+
+@pytest.mark.promise("Poison messages")
+@pytest.mark.parametrize(("awaits", "error"), AWAITED)
+def test_what_a_task_raises_is_an_attempt_of_the_message_that_awaits_it(db, awaits, error):
+    """asyncio leaves the loop for SystemExit and KeyboardInterrupt; others are not to notice it."""
+    assert healthy_and(lambda: awaits(error), max_attempts=3) == [1, 2, 3]
+    assert dead_letters() == 1
+
+
+@pytest.mark.parametrize("options", [{"timeout": 20}, {"reject_on": Exception, "retry_on": KeyError}])
+def test_options_of_the_handler_change_nothing_of_that(db, options):
+    assert healthy_and(lambda: gathers(SystemExit), max_attempts=2, **options) == [1, 2]
+    assert dead_letters() == 1
+
+
+async def stops_the_loop():
+    asyncio.get_running_loop().stop()
+
+
+async def has_a_callback_that_exits():
+    asyncio.get_running_loop().call_soon(sys.exit, 1)
+    asyncio.get_running_loop().call_soon(fail_now, KeyboardInterrupt)
+
+
+async def leaves_a_task_that_exits():
+    asyncio.create_task(fail(SystemExit(3)))  # noqa: RUF006
+
+
+async def has_an_error_handler_that_exits():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: sys.exit(3))
+    loop.call_soon(fail_now, ValueError)
+
+
+def fail_now(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "poison", [stops_the_loop, has_a_callback_that_exits, leaves_a_task_that_exits, has_an_error_handler_that_exits]
+)
+def test_what_nothing_awaits_is_no_failure(db, poison):
+    """As with any other error of such a task or callback."""
+    assert healthy_and(poison, max_attempts=2) == [1]
+    assert not dead_letters()
+
+
+async def closes_the_loop():
+    asyncio.get_running_loop().close()
+
+
+async def runs_the_loop():
+    asyncio.get_running_loop().run_forever()
+
+
+@pytest.mark.parametrize("poison", [closes_the_loop, runs_the_loop])
+def test_what_asyncio_refuses_is_an_attempt(db, poison):
+    assert healthy_and(poison, max_attempts=2) == [1, 2]
+    assert dead_letters() == 1
+
+
+def test_a_batch_that_gathers_a_keyboard_interrupt(db):
+    """Its neighbours have an attempt with it, as with any error in a batch, and are then handled alone."""
+    got = []
+
+    async def handle(deliveries):
+        got.append([delivery.payload for delivery in deliveries])
+        if 3 in got[-1]:
+            await gathers(KeyboardInterrupt)
+
+    run(handle, [Message(n, key="k") for n in range(7)], batch=True, max_attempts=3, backoff={"initial": 0})
+    assert [batch for batch in got if 3 in batch and len(batch) == 1] == [[3], [3]]
+    assert {n for batch in got for n in batch} == set(range(7))
+    assert dead_letters() == 1
+
+
+def test_a_task_that_exits_when_it_is_cancelled_at_the_end(db, caplog):
+    async def forever():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            sys.exit(3)
+
+    async def handle(delivery):
+        tasks.append(asyncio.create_task(forever()))
+        await asyncio.sleep(0)
+
+    tasks = []
+    executor = run(handle, range(1))
+    assert "event_loop.interrupted" in caplog.text
+    assert not executor.is_broken()
+
+
+@pytest.mark.promise("Poison messages")
+def test_a_process_whose_message_exits_goes_on(db):
+    """It did not: it ended, no attempt was counted, and the message came again, for ever."""
     got = []
 
     async def handle(delivery):
         got.append((delivery.payload, delivery.attempt))
         if delivery.payload == "exit":
-            while ("wait", 1) not in got:  # one that is only about to begin would be a coroutine that nobody awaits
-                await asyncio.sleep(0.01)
+            await gathers(SystemExit(1))
+        await asyncio.sleep(0)
 
-            async def leave():
-                raise SystemExit(3)
+    subscriber("t", group="g", max_attempts=3, backoff={"initial": 0})(handle)
+    chosen = {GroupRef("g", "t"): registry.handlers()[GroupRef("g", "t")]}
+    publish_many("t", [Message("exit" if n == 5 else n, key=str(n)) for n in range(30)])
+    process = Subscriber({USING: chosen}, SHORT, threads={USING: 2}, drain=True)
+    assert in_thread(process.run) == 0
+    assert sorted(one for one in got if one[0] != "exit") == [(n, 1) for n in range(30) if n != 5]
+    assert [attempt for payload, attempt in got if payload == "exit"] == [1, 2, 3]
+    assert dead_letters() == 1
+    assert lag() == 0
 
-            await asyncio.gather(leave())
+
+def test_a_loop_that_fails_itself_ends_the_process_and_costs_no_attempt(db, monkeypatch):
+    """What runs on it does not end, so it is left to others, as if the handler hung."""
+    got = []
+
+    async def handle(delivery):
+        got.append(delivery.attempt)
+        if len(got) == 2:
+            monkeypatch.setattr(type(asyncio.get_running_loop()), "_run_once", fails_once)
         await asyncio.sleep(30)
 
-    subscriber("t", group="g", max_attempts=1, **options)(handle)
-    handlers = registry.handlers()
-    publish_many("t", [Message("wait", key="a"), Message("exit", key="b")])
-    process = Subscriber({USING: {GroupRef("g", "t"): handlers[GroupRef("g", "t")]}}, SHORT, threads={USING: 2})
+    def fails_once(loop):
+        monkeypatch.undo()
+        raise OSError(9, "Bad file descriptor")
+
+    subscriber("t", group="g", max_attempts=1)(handle)
+    chosen = {GroupRef("g", "t"): registry.handlers()[GroupRef("g", "t")]}
+    publish_many("t", [Message(n, key=str(n)) for n in range(2)])
+    process = Subscriber({USING: chosen}, SHORT, threads={USING: 2})
     assert in_thread(process.run) == 1
-    assert ("exit", 1) in got
-    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
-    assert not OutboxMessage.objects.filter(topic="t_dlq").exists()
+    assert got == [1, 1]
+    assert not dead_letters()
     assert lag() == 2
+    with contextlib.closing(process.workers[0].executor._loop._loop) as loop:  # so that the threads end
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.1))
 
 
 def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch):
-    def fails(main):
-        main.close()
+    def fails():
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(asyncio, "run", fails)
+    monkeypatch.setattr(asyncio, "new_event_loop", fails)
+    monkeypatch.setattr(asyncio.events, "new_event_loop", fails)
     with pytest.raises(RuntimeError, match="cannot be created"):
         Loop("default").start()
 
