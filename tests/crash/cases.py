@@ -387,6 +387,11 @@ def _(world: World) -> None:
     heartbeats.deregister(ALIAS, WHO, [G])
 
 
+@case("report a breakdown", claimed)
+def _(world: World) -> None:
+    heartbeats.report(ALIAS, WHO, G, "KeyError: 'k'")
+
+
 @case("forget a heartbeat", claimed)
 def _(world: World) -> None:
     heartbeats.forget(ALIAS, WHO, [G])

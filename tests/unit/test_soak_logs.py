@@ -25,6 +25,7 @@ STRANGE = [
     "2026-01-01 10:00:00,000 CRITICAL [1] poller.died",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1146, 'no such table')\" failures=1",
     "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
+    "2026-01-01 10:00:00,000 ERROR group.broken group=g topic=t error='KeyError: 5' failures=1",
     "CommandError: There are no tables",
     "ValueError: too many values to unpack",
     "KeyError: 5",
