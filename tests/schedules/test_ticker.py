@@ -13,6 +13,7 @@ from django_mysqlqueue.runtime.polling import ticking
 from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.schedules.timetables import timetable
 from django_mysqlqueue.service import schedules
+from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler
@@ -177,6 +178,30 @@ def test_one_that_fails_does_not_stop_the_others(settings, caplog, clock, monkey
     ticker.turn()
     assert len(schedule_worlds.ids()) == 2
     assert [one["event"] for one in events(caplog)][2:] == ["recurring.recovered", "recurring.tick"]
+
+
+@pytest.mark.parametrize("where", ["tick", "next tick"])
+def test_a_bug_that_one_schedule_meets_does_not_stop_the_others(monkeypatch, caplog, where):
+    """Nor the poller. Its traceback is logged."""
+    caplog.set_level(logging.INFO)
+    registered(of_topic(), age=70)
+    registered(of_task(), age=70, name="u")
+    real = schedules.tick
+
+    def tick(using, name):
+        return real(using, name) if name == "u" else {}["k"]
+
+    if where == "tick":
+        monkeypatch.setattr(schedules, "tick", tick)
+    else:
+        following = Row.next_tick.fget
+        monkeypatch.setattr(Row, "next_tick", property(lambda row: following(row) if row.name == "u" else {}["k"]))
+    _, ticker = with_schedules(NAME, "u")
+    ticker.turn()
+    assert [one.rsplit(":", 1)[0] for one in schedule_worlds.ids()] == ["recurring:u"]
+    assert {one["event"] for one in events(caplog)} == {"recurring.failed", "recurring.tick"}
+    assert "KeyError: 'k'" in caplog.text
+    assert "Traceback" in caplog.text
 
 
 def test_a_definition_of_a_later_release(caplog):

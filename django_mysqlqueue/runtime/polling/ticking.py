@@ -18,13 +18,13 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line, moment
 from django_mysqlqueue.service import schedules
 from django_mysqlqueue.service.schedules import Row, Tick
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Retry, Session
 
 LOOK = 10.0
 """Seconds between two queries of the rows."""
 BUSY = 1.0
 """Seconds until a schedule is tried again whose row another transaction has locked: that process may be killed."""
-RETRY = Backoff(initial=1.0, maximum=60.0, jitter=0.2)
+PAUSE = Backoff(initial=1.0, maximum=60.0, jitter=0.2)
 """The pause of a schedule after an error."""
 NEVER = float("inf")
 
@@ -42,7 +42,7 @@ class Ticker:
         self._names = sorted(names)
         self._due: dict[str, float] = {}
         """By name: when it is due or is to be tried again, by the monotonic clock."""
-        self._failures = {name: Failures(RETRY) for name in self._names}
+        self._failures = {name: Failures(PAUSE) for name in self._names}
         self._look_at = self._seen_at = 0.0 if names else NEVER
         self.next_at = self._look_at
         """When ``turn`` has something to do, by the monotonic clock."""
@@ -86,7 +86,7 @@ class Ticker:
         """Note when a schedule is due."""
         try:
             tick = row.next_tick
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001  # A bug that one schedule meets does not stop the others.
             self._failed(row.name, error)
             return
         self._due[row.name] = NEVER if tick is None else time.monotonic() + max(0, tick - row.now) / 1000
@@ -96,13 +96,13 @@ class Ticker:
         before = connection.connection
         try:
             done = schedules.tick(self._using, name)
-        except CommitOutcomeUnknown:
+        except (CommitOutcomeUnknown, Retry):
             raise
         except Error as error:
             if not sessions.is_sound(connection, error, before=before):
                 raise
             self._failed(name, error)
-        except (QueueError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001
             self._failed(name, error)
         else:
             if done.row is None:
@@ -118,7 +118,10 @@ class Ticker:
         self._due[name] = time.monotonic() + failures.add()
         if is_worth_a_line(failures.count):
             text = f"{type(error).__name__}: {error}"
-            event(logging.ERROR, "recurring.failed", schedule=name, error=text, failures=failures.count)
+            is_bug = not isinstance(error, Error | QueueError | ValueError)
+            event(
+                logging.ERROR, "recurring.failed", exc_info=is_bug, schedule=name, error=text, failures=failures.count
+            )
 
 
 def _tell(name: str, done: Tick) -> None:
