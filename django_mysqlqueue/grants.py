@@ -128,6 +128,7 @@ ROLES: dict[str, Role] = {
                     models.DeliveryState: "UD",
                     models.PartitionLease: "UD",
                     models.ConsumerOffset: "UD",
+                    models.CoalesceKey: "D",
                     models.DebouncedMessage: "D",
                     models.JobResult: "IU",
                     models.JobStage: "U",

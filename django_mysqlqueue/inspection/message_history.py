@@ -20,7 +20,7 @@ from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.limits import REPLACES, public_coalesce_key
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
-from django_mysqlqueue.service.coalescing import THE_LOG, key_of, read
+from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, key_of, read
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.expiry import expires_at
@@ -140,7 +140,7 @@ class GroupState:
     """The limits that apply to the group."""
     matches: bool | None = None
     """Whether the filter matches it, even if another one applied when it was claimed; None if no filter decides:
-    there is none, it cannot be parsed, or the message is for one group only."""
+    there is none, it cannot be parsed, the message is for one group only, or earlier ones were superseded by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,10 @@ def states(
         if isinstance(policy, FilterPolicy) and not entry.target_group:
             matches = policy.matches(metadata)
         ref, unfinished = GroupRef(group, entry.topic), groups.unfinished(after_seek)
+        if matches is False and is_superseding(
+            session, ref, entry.key, entry.offset, key_of(metadata, entry.original_id)
+        ):
+            matches = None
         standing, more = _standing(session, bounds, ref, entry, start, *position)
         more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
         found.append(GroupState(ref, standing, mode, bool(paused), unfinished, start, **more))
@@ -391,7 +395,7 @@ def latest_with_key(session: Session, content: MessageContent) -> int:
     if not key:
         return 0
     row = (THE_LOG, content.entry.topic, content.entry.key, key)
-    return read(session, [row]).get(row, 0)
+    return read(session, [row]).get(row, NOTHING).offset
 
 
 def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, int]:

@@ -95,7 +95,7 @@ class Sequencer(models.Model):
 
 
 class CoalesceKey(models.Model):
-    """The latest message with a coalesce key: in the log, or of those that a shared group has claimed."""
+    """The latest message with a coalesce key in the log; and for a group, which ones it has claimed and will get."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "coalesce_key")
     consumer_group = BytewiseCharField(
@@ -105,6 +105,11 @@ class CoalesceKey(models.Model):
     partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
     coalesce_key = BytewiseCharField(_("coalesce key"), max_length=KEY_LENGTH)
     message_offset = models.BigIntegerField(_("message offset"))
+    superseding_offset = models.BigIntegerField(
+        _("superseding offset"),
+        db_default=0,
+        help_text=_("the message for which the group has given up earlier ones, so that it passes any filter; 0: none"),
+    )
 
     objects = QueueManager["CoalesceKey"]()
 

@@ -19,7 +19,7 @@ from django_mysqlqueue.operations import dropping, group_mode, pausing, redrivin
 from django_mysqlqueue.operations.arguments import alias_for, milliseconds
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import group_of
-from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
+from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, ends_keys, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
@@ -189,6 +189,8 @@ def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
     warnings = [_stays_paused()] if stays else []
     if found.skipped:
         warnings.append(_("The group will never handle the messages that it skips."))
+        if found.coalesces:
+            warnings.append(ends_keys())
     if not found.exact:
         warnings.append(_stopped())
     return tuple(warnings)

@@ -15,7 +15,8 @@ from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
-from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
+from django_mysqlqueue.operations.results import Result, ends_keys, number_said, result_of, sentence
+from django_mysqlqueue.service import coalescing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
@@ -216,4 +217,5 @@ def dead_letter(
             ),
             _("Dead letters get no further attempts until they are redriven."),
         ]
-        return result_of(Result, "dead_letter", len(found), *summary, dry_run=True)
+        warnings = (ends_keys(),) if coalescing.has_key(Session(alias), [one.offset for one in found]) else ()
+        return result_of(Result, "dead_letter", len(found), *summary, dry_run=True, warnings=warnings)

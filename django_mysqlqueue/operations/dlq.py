@@ -24,8 +24,8 @@ from django_mysqlqueue.operations.arguments import (
 )
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, named_or_meant
-from django_mysqlqueue.operations.results import EditResult, Result, number_said, result_of, sentence
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
+from django_mysqlqueue.service import coalescing, groups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -143,8 +143,11 @@ def discard(
     with alias_for(using, actor, reason, topic=topic) as alias:
         check_limit(limit)
         wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
+        warnings: tuple[str, ...] = ()
         if dry_run:
             number = _count(alias, wanted, limit)
+            first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
+            warnings = (ends_keys(),) if coalescing.has_key(Session(alias), first[:limit]) else ()
         else:
             number = redriving.discard(alias, wanted, actor=actor, reason=reason, limit=limit, progress=progress)
         said = sentence(
@@ -154,7 +157,8 @@ def discard(
             done=_("Dead letters deleted: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "discard", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
+        said %= _values(wanted, number, dry_run=dry_run)
+        return result_of(Result, "discard", number, said, dry_run=dry_run, warnings=warnings)
 
 
 def edit(

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, Slots, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    CoalesceKey,
+    ConsumerGroup,
+    ConsumerOffset,
+    PartitionLease,
+    Slots,
+    SubscriberHeartbeat,
+)
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups, job_results
@@ -85,15 +92,16 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
     if fence is None:
         return None  # another drop has finished
     steps.refuse_stopped(ref, operation, fence)
-    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key", limits.rows)
+    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key", most=limits.rows)
     if not deleted:
         states = steps.delete_states(session, ref, operation, limits)
         if states is not None:
             return states
     return (
         deleted
-        or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows)
-        or groups.delete_rows(session, ref, Slots, "limit_key", limits.rows)
+        or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", most=limits.rows)
+        or groups.delete_rows(session, ref, Slots, "limit_key", most=limits.rows)
+        or groups.delete_rows(session, ref, CoalesceKey, "partition_key", "coalesce_key", most=limits.rows)
         or None
     )
 
@@ -106,6 +114,6 @@ def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> Non
         return
     steps.refuse_stopped(ref, operation, found)
     # Subscribers may still send heartbeats, without the group's lock. GC deletes these rows when they are old.
-    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", limits.rows)
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", most=limits.rows)
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

@@ -38,7 +38,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
         refuse_live(session, ref, lease_ms)
         if found.mode == mode:
             return False
-        while groups.delete_rows(session, ref, PartitionLease, "partition_key", LIMITS.rows):
+        while groups.delete_rows(session, ref, PartitionLease, "partition_key", most=LIMITS.rows):
             pass
         groups.change(session, ref, revise=True, mode=mode)
         detail = f"from {found.mode} to {mode}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from django.utils.translation import gettext as _
+
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations.limits import COUNTED
 
@@ -142,3 +144,8 @@ def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: st
     if not number:
         return nothing
     return planned if dry_run else done
+
+
+def ends_keys() -> str:
+    """Return the warning of a preview that takes messages with coalesce keys from a group."""
+    return _("Earlier messages that one of them has superseded, because of its coalesce key, are not handled either.")

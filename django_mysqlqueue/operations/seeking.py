@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, groups, job_results, log, partitions, watermarks
+from django_mysqlqueue.service import audit, coalescing, groups, job_results, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -48,6 +48,8 @@ class Preview:
     """Unsettled messages that would never be delivered."""
     exact: bool = True
     """False if counting stopped after ``Limits.read`` messages of the log or ``Limits.seconds``: both may be more."""
+    coalesces: bool = False
+    """Whether messages of the topic have coalesce keys."""
 
 
 def position_of(
@@ -120,7 +122,7 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
     again = min(replayed.found + settled_behind, limits.counted)
     never = min(max(0, skipped.found - settled_before), limits.counted)
     exact = not (replayed.stopped and again < limits.counted) and not (skipped.stopped and never < limits.counted)
-    return Preview(position, again, never, exact)
+    return Preview(position, again, never, exact, coalescing.has_keys(session, ref.topic))
 
 
 class _Counter:

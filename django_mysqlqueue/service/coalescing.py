@@ -1,8 +1,8 @@
 """Coalesce keys: of the messages with one key, a group handles the latest that it has not started.
 
 The key is in the metadata that the queue reserves, so that any release's sequencer carries it into the log. A table
-has, for each key of a partition, the latest message of the log, which the sequencer stores with it, and for each shared
-group the latest message that it has claimed (``superseding``).
+has, for each key of a partition, the latest message of the log, which the sequencer stores with it, and for groups the
+message that a shared group has claimed last, and the one for which the group has given up others (``superseding``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from django_mysqlqueue.limits import COALESCE, KEY_LENGTH, REPLACES
 from django_mysqlqueue.models import CoalesceKey, QueueMessage
 from django_mysqlqueue.service.messages import decode_metadata
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
 KEYS = CoalesceKey._meta.db_table
@@ -92,40 +93,99 @@ def follow(session: Session, above: int) -> int | None:
     ):
         if key := key_of(metadata, original_id):
             latest[topic, Coalesced(partition, key)] = offset
-    note(session, [(THE_LOG, topic, *one, offset) for (topic, one), offset in latest.items()])
+    note(session, [(THE_LOG, topic, *one, offset, 0) for (topic, one), offset in latest.items()])
     return int(end) if number == FOLLOWED else None
 
 
-def note(session: Session, rows: Iterable[tuple[str, str, str, str, int]]) -> None:
-    """Store the latest messages of keys. Each row has one writer at a time: the sequencer, or a claim of the group."""
+class Noted(NamedTuple):
+    """What the row of a key says."""
+
+    offset: int
+    """The latest message of the log, or the one that a shared group has claimed last; 0 if it has claimed none."""
+    superseding: int
+    """The message for which the group has given up earlier ones of the key; 0 if it has given up none."""
+
+
+NOTHING = Noted(0, 0)
+
+
+def note(session: Session, rows: Iterable[tuple[str, str, str, str, int, int]]) -> None:
+    """Store messages of keys: the primary key, and what ``Noted`` has. An offset of 0 leaves the one that is stored.
+
+    Each row has one writer at a time: the sequencer, or who has locked the offsets row of the partition for the group.
+    """
     for chunk in session.chunks(sorted(rows)):
         # This locks the rows that are there: GC cannot delete them before the UPDATE.
         session.execute(
-            f"INSERT INTO {KEYS} ({', '.join(KEY)}, message_offset) VALUES "
-            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)")
+            f"INSERT INTO {KEYS} ({', '.join(KEY)}, message_offset, superseding_offset) VALUES "
+            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s, %s)")
             + session.dialect.on_conflict_keep(KEYS, KEY),
             flat(chunk),
         )
         session.execute(
             session.dialect.update_joined(
-                KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, {"message_offset": "v.o"}
+                KEYS,
+                ("g", "t", "k", "c", "o", "p"),
+                len(chunk),
+                BY_KEY,
+                {
+                    "message_offset": "CASE WHEN v.o = 0 THEN s.message_offset ELSE v.o END",
+                    "superseding_offset": "CASE WHEN v.p = 0 THEN s.superseding_offset ELSE v.p END",
+                },
             ),
             flat(chunk),
         )
 
 
-def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], int]:
-    """Return the latest messages of keys, each given as the primary key of its row."""
-    found: dict[tuple[str, str, str, str], int] = {}
+def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], Noted]:
+    """Return what is noted about keys, each given as the primary key of its row."""
+    found: dict[tuple[str, str, str, str], Noted] = {}
     for chunk in session.chunks(sorted(keys)):
-        for *key, offset in session.rows(
-            f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset "
+        for *key, offset, superseding in session.rows(
+            f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset, s.superseding_offset "
             f"FROM {session.dialect.rows(('g', 't', 'k', 'c'), len(chunk))} "
             f"{session.dialect.join_to(KEYS, 's')} ON {BY_KEY}",
             flat(chunk),
         ):
-            found[key[0], key[1], key[2], key[3]] = offset
+            found[key[0], key[1], key[2], key[3]] = Noted(offset, superseding)
     return found
+
+
+def is_superseding(session: Session, ref: GroupRef, partition: str, offset: int, key: str) -> bool:
+    """Return whether a group has given up earlier messages with a coalesce key for a message.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group.
+        partition: the message's partition.
+        offset: its offset.
+        key: its coalesce key; empty: it has none.
+    """
+    row = (ref.group, ref.topic, partition, key)
+    return bool(key) and read(session, [row]).get(row, NOTHING).superseding == offset
+
+
+def has_key(session: Session, offsets: Collection[int]) -> bool:
+    """Return whether a message of the log, or its original, has a coalesce key."""
+    return any(
+        session.rows(
+            f"SELECT 1 FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
+            f"ON m.`offset` = v.o AND {session.dialect.has_any('m.metadata', [COALESCE])} LIMIT 1",
+            chunk,
+        )
+        for chunk in session.chunks(sorted(offsets))
+    )
+
+
+def has_keys(session: Session, topic: str) -> bool:
+    """Return whether messages of a topic in the log have coalesce keys."""
+    return bool(
+        session.rows(
+            f"SELECT 1 FROM {KEYS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s "
+            "LIMIT 1",
+            (THE_LOG, topic),
+        )
+    )
 
 
 # -- GC ---------------------------------------------------------------------------
@@ -159,8 +219,9 @@ def collect(
     session = Session(using)
     names = ", ".join(f"s.{name}" for name in KEY)
     place = after or START
+    latest = f"{session.dialect.greatest}(s.message_offset, s.superseding_offset)"
     rows = session.rows(
-        f"SELECT {names}, s.message_offset, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = s.message_offset) "
+        f"SELECT {names}, {latest}, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = {latest}) "
         f"FROM {KEYS} s{session.dialect.force_index('PRIMARY')} "
         f"WHERE s.consumer_group >= %s AND ({_ABOVE}) ORDER BY {names} LIMIT %s",
         (place[0], *(value for number in range(len(place)) for value in place[: number + 1]), limit),
@@ -171,7 +232,7 @@ def collect(
         return sum(
             session.execute(
                 session.dialect.delete_joined(
-                    KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, where="s.message_offset = v.o"
+                    KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, where=f"{latest} = v.o"
                 ),
                 flat(chunk),
             )

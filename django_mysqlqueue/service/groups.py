@@ -331,23 +331,23 @@ def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: 
     ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).update(**values)
 
 
-def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str, most: int) -> int:
+def delete_rows(session: Session, ref: GroupRef, model: type[Model], *keys: str, most: int) -> int:
     """Delete the next rows of a group from a table, by primary key; return how many.
 
     Args:
         session: the current transaction.
         ref: the group.
-        model: the model of a table whose primary key is group, topic and one more column.
-        key: that column.
+        model: the model of a table whose primary key begins with group and topic.
+        keys: the other columns of the primary key.
         most: maximum number of rows to delete.
     """
     table = model._meta.db_table
     rows = session.rows(
-        f"SELECT {key} FROM {table}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s",
+        f"SELECT {', '.join(keys)} FROM {table}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s ORDER BY {', '.join(keys)} LIMIT %s",
         (*ref, most),
     )
     if rows:
-        on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"
-        session.execute(session.dialect.delete_joined(table, ("k",), len(rows), on), (*flat(rows), *ref))
+        on = " AND ".join(["s.consumer_group = %s AND s.topic = %s", *(f"s.{key} = v.{key}" for key in keys)])
+        session.execute(session.dialect.delete_joined(table, keys, len(rows), on), (*flat(rows), *ref))
     return len(rows)

@@ -137,14 +137,22 @@ class _New:
         taking, passes, mine = self._taking, self._taking.request.passes, self._taking.claimant.ref.group
         self._passed = {}
         keys: dict[tuple[str, int], str] = {}
+        unmatched: dict[tuple[str, int], _Row] = {}
         for key, row in _each(found):
             if not row.metadata or row.target not in ("", mine):
                 continue
-            if reason := _reason(taking, row):
-                self._passed[key, row.offset] = reason
-            else:
-                keys[key, row.offset] = key_of(row.metadata, row.original_id)
-        taking.coalescing.read(keys)
+            place = key, row.offset
+            if not _matches(taking, row):
+                self._passed[place] = "filtered"
+                unmatched[place] = row
+            elif _has_expired(taking, row):
+                self._passed[place] = Outcome.EXPIRED
+                continue
+            keys[place] = key_of(row.metadata, row.original_id)
+        for place in taking.coalescing.read(keys, unmatched=unmatched.keys()):
+            del self._passed[place]
+            if _has_expired(taking, unmatched[place]):
+                self._passed[place] = Outcome.EXPIRED
         if Outcome.SUPERSEDED in passes:
             for place in keys:
                 if taking.coalescing.is_superseded(*place):
@@ -202,6 +210,8 @@ class _New:
         self._taking.result.passed[reason] += 1
         if isinstance(reason, Outcome):
             self.ended.append((key, row.offset, reason))
+        if reason == Outcome.SUPERSEDED:
+            self._taking.coalescing.gave_up(key, row.offset)
 
     def _parks(self, key: str, rows: Sequence[_Row], *, more: bool) -> bool:
         """Return whether to look past a message without a slot, because messages behind it may have other keys."""
@@ -276,17 +286,18 @@ def _each(found: Mapping[str, Sequence[_Row]]) -> Iterator[tuple[str, _Row]]:
     return ((key, row) for key, rows in found.items() for row in rows)
 
 
-def _reason(taking: Taking, row: _Row) -> str:
-    """Return why a message is passed by itself, or an empty string."""
+def _matches(taking: Taking, row: _Row) -> bool:
+    """Return whether the group's filter matches a message. Those that are only for this group were redriven."""
     policy = taking.claimant.filter
-    # Messages that are only for this group were redriven.
-    if policy is not None and not row.target and not policy.matches(decode_metadata(row.metadata)):
-        return "filtered"
-    if Outcome.EXPIRED in taking.request.passes:
-        at = expires_at(row.metadata, row.created_at, row.original_id)
-        if at is not None and at <= taking.now:
-            return Outcome.EXPIRED
-    return ""
+    return policy is None or bool(row.target) or policy.matches(decode_metadata(row.metadata))
+
+
+def _has_expired(taking: Taking, row: _Row) -> bool:
+    """Return whether the claim passes a message because it has expired."""
+    if Outcome.EXPIRED not in taking.request.passes:
+        return False
+    at = expires_at(row.metadata, row.created_at, row.original_id)
+    return at is not None and at <= taking.now
 
 
 def _insert_rows(taking: Taking, taken: Sequence[Claimed]) -> None:

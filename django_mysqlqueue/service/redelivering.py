@@ -146,6 +146,7 @@ class _Judgement:
         if row.token:
             self.lost.append(Event(ref, key, offset, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by))
         self.passed.append((key, offset))
+        self.taking.coalescing.gave_up(key, offset)
         result.settled.add((key, offset))
         result.passed[Outcome.SUPERSEDED] += 1
         result.flushed.unfinished.add(key)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import leasing
+from django_mysqlqueue.service import groups, leasing, watermarks
 from django_mysqlqueue.service.coalescing import THE_LOG, Coalesced, note, read
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session, flat, run
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -25,8 +26,8 @@ it is a quarter of the time that has passed since that one was claimed."""
 class Coalescing:
     """The coalesce keys of messages, for one group, as the tables have them now.
 
-    In shared mode, a claim must have locked the offsets rows of the partitions: under this lock it is decided which
-    message of a key may start.
+    The transaction must have locked the offsets rows of the partitions: under this lock it is decided which message of
+    a key may start (shared mode), and noted for which one the group gives up others.
     """
 
     def __init__(self, session: Session, ref: GroupRef, policy: FilterPolicy | None, *, shared: bool, now: int) -> None:
@@ -44,37 +45,67 @@ class Coalescing:
         self._until: dict[Coalesced, int] = {}
         """By key, until when another message waits because that one is in flight."""
         self._took: dict[Coalesced, int] = {}
-        """By key, the message that this claim has taken last (shared mode)."""
+        """By key, the message that this claim has taken last."""
+        self._superseding: dict[Coalesced, int] = {}
+        """By key, the message for which the group has given up others before this claim."""
+        self._rows: set[tuple[str, int]] = set()
+        """Partition and offset of messages that have delivery state: no filter is asked about them again."""
+        self._given_up: set[Coalesced] = set()
+        """Keys of which this claim gives up messages."""
 
-    def read(self, messages: Mapping[tuple[str, int], str], *, were_claimed: bool = False) -> None:
+    def read(
+        self,
+        messages: Mapping[tuple[str, int], str],
+        *,
+        unmatched: Collection[tuple[str, int]] = (),
+        were_claimed: bool = False,
+    ) -> set[tuple[str, int]]:
         """Read what is known about the coalesce keys of messages, given by partition and offset.
 
         Args:
             messages: the key of each.
+            unmatched: those that the group's filter does not match.
             were_claimed: whether they are below the position. Then later ones may be, too: the group has got or passed
                 them under its filter of that time, whether or not that of now matches them.
+
+        Returns:
+            Those of ``unmatched`` that the group gets nevertheless, because it has given up others for them.
         """
         new = {place: Coalesced(place[0], key) for place, key in messages.items() if key}
         if not new:
-            return
-        self._keys |= new
-        groups = (THE_LOG, self._ref.group) if self._shared else (THE_LOG,)
+            return set()
         ones = set(new.values())
-        rows = read(self._session, [(group, self._ref.topic, *one) for one in ones for group in groups])
-        others = {(partition, offset) for (_, _, partition, _), offset in rows.items()} - self._keys.keys()
+        of_groups = (THE_LOG, self._ref.group)
+        rows = read(self._session, [(group, self._ref.topic, *one) for one in ones for group in of_groups])
+        others: set[tuple[str, int]] = set()
+        for (group, _, partition, key), noted in rows.items():
+            one = Coalesced(partition, key)
+            others |= {(partition, offset) for offset in noted if offset}
+            if group:
+                self._superseding[one] = noted.superseding
+                if self._shared and noted.offset and one not in self._took:
+                    self._claimed[one] = noted.offset
+        passed = {place for place in unmatched if place in new and not self._is_superseding(new[place], place[1])}
+        new = {place: one for place, one in new.items() if place not in passed}
+        self._keys |= new
+        if were_claimed:
+            self._rows |= new.keys()
+        others -= self._keys.keys()
         claimed = _claimed(self._session, self._ref, others) if were_claimed else {}
+        self._rows |= {place for place, has_state in claimed.items() if has_state}
         ahead = {offset for _, offset in others - claimed.keys()}
         gets = ahead if self._policy is None else _matching(self._session, self._policy, ahead)
-        for (group, _, partition, key), offset in rows.items():
+        for (_, _, partition, key), noted in rows.items():
             one = Coalesced(partition, key)
-            if claimed.get((partition, offset), offset in gets):
-                self._latest[one] = max(self._latest.get(one, 0), offset)
-            if group and one not in self._took:
-                self._claimed[one] = offset
+            for offset in noted:
+                is_got = offset in ahead and (offset in gets or self._is_superseding(one, offset))
+                if is_got or (partition, offset) in self._rows:
+                    self._latest[one] = max(self._latest.get(one, 0), offset)
         # Those that were looked at, too: an earlier release may have appended them, and they are not noted yet.
         for (_, offset), one in new.items():
             self._latest[one] = max(self._latest.get(one, 0), offset)
         self._read_in_flight({one: self._claimed[one] for one in ones if one in self._claimed})
+        return new.keys() & set(unmatched)
 
     def _read_in_flight(self, claimed: Mapping[Coalesced, int]) -> None:
         """Read which of the messages that the group has claimed last are in flight."""
@@ -102,6 +133,9 @@ class Coalescing:
             )
             self._until |= {keys[place]: due[place] for place in set(chunk) - set(lost)}
 
+    def _is_superseding(self, one: Coalesced, offset: int) -> bool:
+        return self._superseding.get(one) == offset
+
     def is_superseded(self, partition: str, offset: int) -> bool:
         """Return whether a later message has the coalesce key of a message."""
         one = self._keys.get((partition, offset))
@@ -120,14 +154,39 @@ class Coalescing:
     def took(self, partition: str, offset: int) -> None:
         """Note that the claim has taken a message."""
         one = self._keys.get((partition, offset))
-        if one is not None and self._shared:
-            self._took[one] = self._claimed[one] = offset
+        if one is None:
+            return
+        self._took[one] = offset
+        if self._shared:
+            self._claimed[one] = offset
             self._until[one] = self._now + RECHECK_MS
 
+    def gave_up(self, partition: str, offset: int) -> None:
+        """Note that a message is settled because it is superseded."""
+        self._given_up.add(self._keys[partition, offset])
+
+    def unnoted(self) -> dict[Coalesced, int]:
+        """Return for which messages, by key, the group gives up others, if that is to be noted.
+
+        A message that has been claimed needs no note: it passes any filter anyway.
+        """
+        return {
+            one: offset
+            for one in self._given_up
+            if (offset := self._latest[one]) != self._took.get(one)
+            and (one.partition, offset) not in self._rows
+            and not self._is_superseding(one, offset)
+        }
+
     def store(self) -> None:
-        """Store which messages the claim has taken."""
-        if self._took:
-            note(self._session, [(self._ref.group, self._ref.topic, *one, at) for one, at in self._took.items()])
+        """Store which messages the claim has taken (shared mode), and for which ones it has given up others."""
+        claimed = self._took if self._shared else {}
+        superseding = self.unnoted()
+        ones = claimed.keys() | superseding.keys()
+        if ones:
+            ref = self._ref
+            rows = [(ref.group, ref.topic, *one, claimed.get(one, 0), superseding.get(one, 0)) for one in ones]
+            note(self._session, rows)
 
 
 def _matching(session: Session, policy: FilterPolicy, offsets: Collection[int]) -> set[int]:
@@ -169,17 +228,43 @@ def _claimed(session: Session, ref: GroupRef, places: Collection[tuple[str, int]
     return found
 
 
-def superseded(
-    using: str, ref: GroupRef, policy: FilterPolicy | None, messages: Mapping[tuple[str, int], str]
+def give_up(
+    using: str,
+    ref: GroupRef,
+    filter_of: Callable[[OptionColumns], FilterPolicy | None],
+    messages: Mapping[tuple[str, int], str],
 ) -> set[tuple[str, int]]:
-    """Return which messages are superseded now, before they start.
+    """Return which messages are superseded now, before they start. Their process settles them without a call.
+
+    This is decided, and noted, as in a claim. If there is nothing to note, it is only read.
 
     Args:
         using: alias of the queue's database.
         ref: the group.
-        policy: its filter.
+        filter_of: returns the filter from the columns of the group row.
         messages: the coalesce key of each message, by partition and offset.
+
+    Raises:
+        CommitOutcomeUnknown: it is unknown whether this is noted.
+        django.db.Error: the database refuses or does not answer.
     """
-    coalescing = Coalescing(Session(using), ref, policy, shared=False, now=0)
-    coalescing.read(messages, were_claimed=True)
-    return {place for place in messages if coalescing.is_superseded(*place)}
+
+    def read(session: Session, policy: FilterPolicy | None) -> tuple[Coalescing, set[tuple[str, int]]]:
+        coalescing = Coalescing(session, ref, policy, shared=False, now=0)
+        coalescing.read(messages, were_claimed=True)
+        found = {place for place in messages if coalescing.is_superseded(*place)}
+        for place in found:
+            coalescing.gave_up(*place)
+        return coalescing, found
+
+    def decide(session: Session) -> set[tuple[str, int]]:
+        fence = groups.fence(session, ref)
+        if fence is None or fence.operation:
+            return set()  # A seek or drop revokes the deliveries.
+        watermarks.lock(session, ref, {partition for partition, _ in messages})
+        coalescing, found = read(session, filter_of(fence.options))
+        coalescing.store()
+        return found
+
+    coalescing, found = read(Session(using), None)
+    return run(using, decide) if coalescing.unnoted() else found

@@ -196,7 +196,7 @@ def coalesced(mode: str = "ordered") -> Start:
     start = busy(mode)
     with_keys(QueueMessage, {"a1": "x", "a3": "w", "b1": "z"})
     claimed = {name: QueueMessage.objects.get(message_id=name) for name in ("a1", "a3")}
-    keys = [(G.group, TOPIC, row.partition_key, row.metadata[COALESCE], row.offset) for row in claimed.values()]
+    keys = [(G.group, TOPIC, row.partition_key, row.metadata[COALESCE], row.offset, 0) for row in claimed.values()]
     run(USING, lambda session: coalescing.note(session, keys))
     publish_many(TOPIC, messages("a7", "a8", "b7"))
     OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=10**15)

@@ -467,7 +467,7 @@ def test_a_start_that_cannot_be_checked_is_released(db, monkeypatch):
         raise OperationalError(2013, "gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(superseding, "superseded", fails)
+        patch.setattr(superseding, "give_up", fails)
         sub.work()
     assert got == []
     sub.settle()
@@ -521,6 +521,261 @@ def test_keys_are_compared_byte_by_byte(db):
         publish("t", key, key="k", coalesce=key)
     sub.settle()
     assert got == ["é", "e", "E", "e ", "😀"]
+
+
+# -- a filter that changes -----------------------------------------------------
+
+
+BOTH, ONLY_EU = parse({"region": ["eu", "us"]}), parse({"region": ["eu"]})
+
+
+def change_filter(*policies):
+    for policy in policies:
+        groups.register_options(USING, REF, "filter", policy.as_json() if policy else {}, actor="migrate")
+
+
+def superseded_behind_one_in_flight(mode, got, policy=BOTH, **options):
+    """A message is in flight, so that no other may start: that of eu is superseded by that of us, which waits."""
+    sub = Sub(getting(got, mode=mode, filter=policy, max_in_flight=1, **options), threads=9)
+    publish("t", "before", key="k", metadata={"region": "eu"})
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"})
+    sub.step(times=3)
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
+    assert sub.inbox.waiting(REF)[0] == 1
+    return sub
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (BOTH, [ONLY_EU]),
+        (None, [ONLY_EU]),
+        (BOTH, [parse({"region": ["asia"]}), ONLY_EU]),
+        (BOTH, [None, ONLY_EU]),
+        (BOTH, [None]),
+    ],
+)
+def test_a_message_that_superseded_others_passes_later_filters(db, mode, first, then):
+    """The earlier message was given up because the group gets this one."""
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got, first)
+    change_filter(*then)
+    sub.settle()
+    assert got == ["before", "us"]
+    assert lag() == 0
+    assert not DeliveryState.objects.exists()
+
+
+@MODES
+def test_a_message_that_superseded_others_passes_an_overridden_filter(db, mode):
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got)
+    operations.settings("g", "t", {"filter": {"region": ["eu"]}}, actor="ops")
+    sub.settle()
+    assert got == ["before", "us"]
+
+
+@MODES
+@pytest.mark.parametrize("region", ["eu", "us"])
+def test_a_later_message_takes_the_place_of_one_that_superseded_others(db, mode, region):
+    """Only if the group gets it. Otherwise the one before it is handled."""
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got)
+    change_filter(ONLY_EU)
+    publish("t", "last", key="k", coalesce="c", metadata={"region": region})
+    sub.settle()
+    assert got == ["before", "last" if region == "eu" else "us"]
+    assert lag() == 0
+
+
+@MODES
+def test_a_message_for_which_a_retry_was_given_up_passes_later_filters(db, mode, clock):
+    got = []
+
+    def fails_first(delivery):
+        got.append(delivery.payload)
+        if got == ["eu"]:
+            raise ValueError
+
+    sub = Sub(handler(function=fails_first, mode=mode, filter=BOTH, max_in_flight=1, backoff=WAIT), threads=9)
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    sub.settle()
+    publish("t", "other", key="k", metadata={"region": "eu"})
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"})
+    sub.step(times=3)
+    assert sub.inbox.waiting(REF)[0] == 1
+    clock.advance(61)
+    sub.step(times=3)
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
+    change_filter(ONLY_EU)
+    sub.settle()
+    assert got == ["eu", "other", "us"]
+    assert lag() == 0
+
+
+@MODES
+def test_a_message_for_which_a_lost_start_was_given_up_passes_later_filters(db, mode, clock):
+    got = []
+    lost = Sub(getting([], mode=mode, filter=BOTH, max_in_flight=1), name="lost")
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    lost.step()
+    assert lost.take() is not None
+    lost.heart.is_good = False
+    clock.advance(61)
+    publish("t", "other", key="k", metadata={"region": "eu"})
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"})
+    sub = Sub(getting(got, mode=mode, filter=BOTH, max_in_flight=1), threads=9)
+    sub.step(times=4)
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
+    assert sub.inbox.waiting(REF)[0] == 1
+    change_filter(ONLY_EU)
+    sub.settle()
+    clock.advance(61)
+    sub.settle()
+    assert got == ["other", "us"]
+    assert lag() == 0
+
+
+@MODES
+@pytest.mark.parametrize("when", ["before the flush", "after the flush"])
+def test_a_message_for_which_one_was_given_up_at_its_start_passes_later_filters(db, mode, clock, when):
+    got = []
+    sub = Sub(getting(got, mode=mode, filter=BOTH))
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    sub.step()
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"})
+    sequence()
+    sub.work()
+    if when == "after the flush":
+        sub.flush()
+    change_filter(ONLY_EU)
+    sub.settle()
+    clock.advance(0.2)
+    sub.settle()
+    assert got == ["us"]
+    assert lag() == 0
+
+
+@MODES
+def test_a_note_counts_for_its_partition_and_its_group(db, mode):
+    got, others = [], []
+    sub = superseded_behind_one_in_flight(mode, got)
+    publish("t", "us, first", key="k", coalesce="c", priority=5, metadata={"region": "us"})
+    publish("t", "us, another key", key="k", coalesce="d", metadata={"region": "us"})
+    change_filter(ONLY_EU)
+    sub.settle()
+    Sub(getting(others, group="other", mode=mode, filter=ONLY_EU)).settle()
+    assert got == ["before", "us"]
+    assert others == ["before", "eu"]
+
+
+@MODES
+def test_the_expiry_of_a_message_that_superseded_others_ends_its_key(db, mode, clock):
+    got = []
+    sub = Sub(getting(got, mode=mode, filter=BOTH, max_in_flight=1), threads=9)
+    publish("t", "before", key="k", metadata={"region": "eu"})
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"}, expires_in=60)
+    sub.step(times=3)
+    change_filter(ONLY_EU)
+    clock.advance(61)
+    sub.settle()
+    assert got == ["before"]
+    assert sub.inbox.passed_counts("expired") == {REF: 1}
+    assert lag() == 0
+
+
+@MODES
+def test_a_seek_to_a_message_that_superseded_others_does_not_lose_it(db, mode):
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got)
+    change_filter(ONLY_EU)
+    operations.seek("g", "t", QueueMessage.objects.get(payload=b'"us"').offset, actor="ops")
+    sub.settle()
+    assert got[-1] == "us"
+    operations.seek("g", "t", "earliest", actor="ops")
+    sub.settle()
+    assert got[-2:] == ["before", "us"]
+
+
+@MODES
+def test_a_seek_past_a_message_that_superseded_others_ends_its_key(db, mode):
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got)
+    found = operations.seek("g", "t", "latest", actor="ops", dry_run=True)
+    assert any("coalesce key" in warning for warning in found.warnings)
+    operations.seek("g", "t", "latest", actor="ops")
+    sub.settle()
+    assert "us" not in got
+    assert lag() == 0
+
+
+def test_previews_say_that_a_key_ends(db):
+    """Only if one of the messages has a coalesce key."""
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+    publish("t", 1, key="k", id="keyed", coalesce="c")
+    publish("t", 2, key="k", id="other")
+    sub.settle()
+    preview = operations.dead_letter("g", "t", ids=["other"], actor="ops", dry_run=True)
+    assert not preview.warnings
+    preview = operations.dead_letter("g", "t", ids=["keyed", "other"], actor="ops", dry_run=True)
+    assert any("superseded" in warning for warning in preview.warnings)
+    operations.dead_letter("g", "t", ids=["keyed", "other"], actor="ops")
+    sequence()
+    assert not operations.discard("t", ids=["other"], actor="ops", reason="", dry_run=True).warnings
+    assert any(
+        "superseded" in warning for warning in operations.discard("t", actor="ops", reason="", dry_run=True).warnings
+    )
+
+
+@MODES
+def test_a_group_that_is_registered_again_gets_what_its_filter_matches(db, mode):
+    got = []
+    superseded_behind_one_in_flight(mode, []).leave()
+    operations.drop_group("g", "t", actor="ops")
+    assert set(CoalesceKey.objects.values_list("consumer_group", flat=True)) == {""}
+    Sub(getting(got, mode=mode, filter=ONLY_EU)).settle()
+    assert got == ["before", "eu"]
+
+
+@MODES
+def test_messages_that_are_claimed_together_are_not_noted(db, mode):
+    """A message that has been claimed passes any filter anyway."""
+    sub = Sub(handler(mode=mode))
+    publish_many("t", [Message(n, key="k", coalesce="c") for n in range(3)])
+    sub.settle()
+    assert set(CoalesceKey.objects.values_list("superseding_offset", flat=True)) == {0}
+
+
+@MODES
+def test_a_message_is_noted_once(db, mode):
+    sub = superseded_behind_one_in_flight(mode, [])
+    noted = CoalesceKey.objects.get(consumer_group="g", coalesce_key="c")
+    assert noted.superseding_offset == QueueMessage.objects.get(payload=b'"us"').offset
+    assert noted.message_offset == 0
+    sub.settle()
+    claimed = CoalesceKey.objects.get(consumer_group="g", coalesce_key="c")
+    assert claimed.superseding_offset == noted.superseding_offset
+    assert claimed.message_offset == (noted.superseding_offset if mode == "shared" else 0)
+
+
+@MODES
+def test_gc_keeps_what_is_noted_about_messages_of_the_log(db, settings, mode):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RETENTION": 0}
+    got = []
+    sub = superseded_behind_one_in_flight(mode, got)
+    sub.work()
+    sub.flush()
+    retention.collect(USING)
+    coalescing.collect(USING)
+    change_filter(ONLY_EU)
+    sub.settle()
+    assert got == ["before", "us"]
+    retention.collect(USING)
+    coalescing.collect(USING)
+    assert not CoalesceKey.objects.exists()
 
 
 # -- the sequencer --------------------------------------------------------------

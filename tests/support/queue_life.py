@@ -14,6 +14,7 @@ from django.test import override_settings
 from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import DeliveryLimits, Rate
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -396,6 +397,23 @@ def _debounce() -> None:
     assert not DebouncedMessage.objects.exists()
 
 
+def _give_up(sub: Sub, mode: str) -> None:
+    """A message that the filter no longer matches, but for which one was given up at its start."""
+    publish("coalesced", "eu", key="k", coalesce="given up", metadata={"region": "eu"})
+    sub.step()
+    publish("coalesced", "both", key="k", coalesce="given up", metadata={"region": ["eu", "us"]})
+    sequence()
+    sub.work()
+    superseding = QueueMessage.objects.filter(topic="coalesced").latest("offset")
+    ref = GroupRef(mode, "coalesced")
+    assert coalescing.is_superseding(Session(USING), ref, "k", superseding.offset, "given up")
+    groups.register_options(USING, ref, "filter", parse({"region": ["asia"]}).as_json(), actor="migrate")
+    sub.settle()
+    time.sleep(0.11)
+    sub.settle()
+    assert lag(mode, "coalesced") == 0
+
+
 def _coalesce() -> None:
     """Messages with coalesce keys: superseded in claims, at the start and as retries, and those of another claim."""
     for mode in ("ordered", "shared"):
@@ -434,6 +452,7 @@ def _coalesce() -> None:
         time.sleep(0.25)
         sub.settle()
         assert lag(mode, "coalesced") == 0
+        _give_up(sub, mode)
         sub.leave()
     coalescing.collect(USING, limit=1)
     coalescing.collect(USING, after=("", "", "", ""))
@@ -445,7 +464,10 @@ def _coalesce() -> None:
         Session(USING), QueueMessage.objects.filter(topic="coalesced").latest("offset").offset, most=100, bounds=PAGES
     ).content
     assert content is not None
-    message_history.latest_with_key(Session(USING), content)
+    session, entry = Session(USING), content.entry
+    message_history.latest_with_key(session, content)
+    assert coalescing.has_keys(session, "coalesced")
+    assert coalescing.has_key(session, [entry.offset])
 
 
 def _operate(ref: GroupRef) -> None:
@@ -624,7 +646,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
         delivered_by="s",
         invisible_until=2**50,
     )
-    coalescing.note(session, [(*due.ref, entry.key, "c", 0)])
+    coalescing.note(session, [(*due.ref, entry.key, "c", 0, 0)])
     found_reason = reasons.why(session, keyed, due, live, session.now())
     assert found_reason is not None
     assert found_reason.kind == "coalesced"

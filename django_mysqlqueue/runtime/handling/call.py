@@ -24,11 +24,11 @@ from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.handling import observers, rejections
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
-from django_mysqlqueue.service import groups, settling, superseding
+from django_mysqlqueue.service import settling, superseding
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import filter_of
@@ -99,7 +99,7 @@ def handle(
     try:
         if any(held.coalesce_key for held in items) and (superseded := _superseded(items, using)):
             return _without(superseded, items, using, errors, rest)
-    except Error as error:
+    except (Error, QueueError) as error:
         return _release(items, error, rest)
     first = items[0]
     if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
@@ -141,30 +141,20 @@ def _superseded(items: Sequence[Held], using: str) -> dict[int, Settlement]:
     """Return the settlements of the deliveries whose messages are superseded, by the id() of the object."""
     keys = {(held.claimed.key, held.claimed.offset): held.coalesce_key for held in items if held.coalesce_key}
     handler = items[0].handler
-    found = superseding.superseded(using, handler.ref, None, keys)
-    if found and (policy := _filter_now(handler, using)) is not None:
-        found = superseding.superseded(using, handler.ref, policy, keys)
+
+    def filter_now(columns: OptionColumns) -> FilterPolicy | None:
+        try:
+            return filter_of(columns)
+        except ValueError:  # Of a later release. Claims refuse it; what they have taken was taken under the one before.
+            return handler.filter
+
+    found = superseding.give_up(using, handler.ref, filter_now, keys)
     ended: dict[int, Settlement] = {}
     for held in items:
         if (held.claimed.key, held.claimed.offset) in found:
             event(logging.DEBUG, "delivery.superseded", **delivery_fields(held.claimed))
             ended[id(held)] = Settlement(held.claimed, Action.SUPERSEDED)
     return ended
-
-
-def _filter_now(handler: Handler, using: str) -> FilterPolicy | None:
-    """Return the group's filter as the tables have it.
-
-    The handler's may be older. With that one, a message could be superseded by one that the group does not get.
-
-    Raises:
-        django.db.Error: the database refuses or does not answer.
-    """
-    found = groups.group_controls(Session(using), [handler.ref]).get(handler.ref)
-    try:
-        return handler.filter if found is None else filter_of(found.options)
-    except ValueError:  # Of a later release. Claims refuse it; what they have taken was taken under the one before.
-        return handler.filter
 
 
 def _utc(milliseconds: int | None) -> str:
