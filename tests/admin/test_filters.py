@@ -134,6 +134,19 @@ def test_the_override_counts(client, no_handlers):
     assert shown(client, offset)[1].startswith("Nothing holds it up")
 
 
+def test_a_message_that_supersedes_others_bypasses_the_filter(client):
+    """It is not claimed yet, because another one is in flight."""
+    sub = Sub(handler(max_in_flight=1), threads=9)
+    for coalesce, region in ((None, "eu"), ("c", "eu"), ("c", "us")):
+        publish("t", 1, key="k", coalesce=coalesce, metadata={"region": region})
+    sub.step(times=3)
+    register(EU.as_json())
+    tag, text, why, note = shown(client, QueueMessage.objects.latest("offset").offset)
+    assert text == "It supersedes earlier messages of its coalesce key: the group's filter does not apply to it."
+    assert why == 'Filter: region is "eu".'
+    assert (tag, note) == ("not claimed yet", "")
+
+
 def test_a_message_for_one_group_bypasses_the_filter(client):
     Sub(handler(filter=EU), handler(group="h", filter=EU))
     (offset,) = publish_from("us")

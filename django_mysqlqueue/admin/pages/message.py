@@ -417,12 +417,9 @@ class MessagePage(Page):
             return Step(text, css="mq-life-bad", error=state.filter)
         assert state.filter is not None  # noqa: S101  # the caller has asked
         if state.matches is None:
-            text = _("The message is for this group only: the group's filter does not apply to it.")
-            if not found.entry.target_group:
-                text = _(
-                    "It superseded earlier messages with its coalesce key: the group's filter does not apply to it."
-                )
-            return Step(text, error=_filter_text(state.filter))
+            only = _("The message is for this group only: the group's filter does not apply to it.")
+            others = _("It supersedes earlier messages of its coalesce key: the group's filter does not apply to it.")
+            return Step(only if found.entry.target_group else others, error=_filter_text(state.filter))
         why = self._why(found, state.filter)
         if state.matches:
             text = _("The group's filter matches the message.")
