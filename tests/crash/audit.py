@@ -90,6 +90,9 @@ class Observer:
                 for (ref, key, offset), row in rows.state.items()
             },
             "leases": {(ref.group, key): _who(owner) for (ref, key), owner in rows.leases.items()},
+            "superseding": {
+                (ref.group, *key): self._at(offset) for (ref, *key), offset in rows.superseding.items() if offset
+            },
             "heartbeats": {
                 (ref.group, _who(name), ref.topic): (beat.heartbeat_at > now - OLD_MS, bool(beat.deregistered_at))
                 for (ref, name), beat in rows.heartbeats.items()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import CoalesceKey, DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import claiming, coalescing, heartbeats, leasing, sequencing, watermarks
+from django_mysqlqueue.service import superseding as superseding_messages
 from django_mysqlqueue.service.claims import Want
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.sql.session import run
 from tests.crash.audit import Picture
 from tests.crash.cases import FIVE, carry_on_and_forget_nothing, case, is_undone, take, turn, undo
-from tests.crash.crashes import ALIAS
+from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import LEASE_MS, WHO, G, World, flush, registered, sequenced, subscribed
 from tests.support.harness import USING
 
@@ -73,6 +75,17 @@ def superseding(mode: str) -> World:
     return world
 
 
+def noted(*names: str) -> Callable[[World, Picture], None]:
+    """Once something is given up, the message for which that was done is noted. (All of it or nothing has happened.)"""
+
+    def check(world: World, picture: Picture) -> None:
+        found = CoalesceKey.objects.filter(consumer_group="g", superseding_offset__gt=0)
+        places = {row.offset: row.id for row in picture.rows.log.values()}
+        assert {places[one.superseding_offset] for one in found} in (set(), set(names))
+
+    return check
+
+
 for _mode in ("ordered", "shared"):
 
     @case(
@@ -85,6 +98,27 @@ for _mode in ("ordered", "shared"):
     def _(world: World) -> None:
         due = () if world.mode == "shared" else (world.places["b1"],)
         take(world, Want("a", look_at=2), Want("b", due=due, look_at=10), max_due=10, passes=PASSES)
+
+    @case(
+        f"claim that gives up a retry for a message that it does not claim, {_mode}",
+        lambda mode=_mode: coalesced(mode),
+        again=undo,
+        check=noted("b2"),
+        fails=("b1",),
+    )
+    def _(world: World) -> None:
+        due = () if world.mode == "shared" else (world.places["b1"],)
+        take(world, Want("b", due=due, look_at=0), max_due=10, passes=PASSES)
+
+    @case(
+        f"give up what is superseded at its start, {_mode}",
+        lambda mode=_mode: coalesced(mode),
+        check=noted("a4"),
+        fails=("b1",),
+    )
+    def _(world: World) -> None:
+        held = world.held["a1"]
+        superseding_messages.give_up(ALIAS, G, lambda columns: None, {(held.key, held.offset): "x"})
 
     case(
         f"a turn that ends what is superseded, {_mode}",
@@ -115,9 +149,20 @@ def forgotten() -> World:
     with_keys(QueueMessage)
     run(USING, lambda session: coalescing.follow(session, 0))
     CoalesceKey.objects.create(
-        consumer_group="g", topic="old", partition_key="a", coalesce_key="c", message_offset=10**9
+        consumer_group="g", topic=TOPIC, partition_key="old", coalesce_key="c", message_offset=10**9
     )
     return world
+
+
+def with_a_note() -> World:
+    world = coalesced()
+    run(USING, lambda session: coalescing.note(session, [(*G, "b", "z", 0, world.places["b1"])]))
+    return world
+
+
+@case("drop a group with coalesce keys", with_a_note, commits=None, rerun=True, forgets=(G,), fails=("b1",))
+def _(world: World) -> None:
+    dropping.drop(ALIAS, G)
 
 
 @case("collect coalesce keys", forgotten)

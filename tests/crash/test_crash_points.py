@@ -34,7 +34,7 @@ from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
 from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants, job_worlds, schedule_worlds
-from tests.support.filtering import filter_of, has_expired, is_superseded, matches
+from tests.support.filtering import filter_of, has_expired, is_superseded, is_superseding, matches
 from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
@@ -385,9 +385,12 @@ def is_for_handlers(there: Picture, ref: GroupRef, name: str) -> bool:
     mine = [
         one
         for one in found
-        if invariants.is_for(one, ref) and not has_expired(one) and not is_superseded(one, there.rows)
+        if invariants.is_for(one, ref) and not has_expired(one) and not is_superseded(one, there.rows, ref)
     ]
-    return any(getattr(one, "offset", 0) in claimed or matches(one, policy) for one in mine)
+    return any(
+        getattr(one, "offset", 0) in claimed or matches(one, policy) or is_superseding(one, there.rows, ref)
+        for one in mine
+    )
 
 
 def check_drained(one: Case, world: World, there: Picture, end: Picture, done: list[tuple[str, str, int]]) -> None:

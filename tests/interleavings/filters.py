@@ -14,7 +14,7 @@ from tests.interleavings.pictures import Names
 from tests.interleavings.steps import WRITE
 from tests.interleavings.worlds import Start
 from tests.support import invariants
-from tests.support.filtering import coalesced, filter_of, has_expired, is_superseded, matches
+from tests.support.filtering import coalesced, filter_of, has_expired, is_got, is_superseded, is_superseding, matches
 from tests.support.invariants import Message
 from tests.support.tables import Logged, Tables
 
@@ -79,10 +79,45 @@ def passed_by_mistake(
         policies = new if name in late else [start.filters[0], *new]
         is_taken = name in handled or (G, message.key, message.offset) in after.state
         found = [matches(message, policy) for policy in policies]
+        if is_superseding(message, before, G) or is_superseding(message, after, G):
+            continue  # It passes any filter, unless a later one supersedes it.
+        if has_expired(message) or (not is_taken and _has_ended(message, after, names, handled)):
+            continue
         if is_taken and not any(found):
             yield f"{name} was claimed, and the filter does not match it"
         if not is_taken and all(found):
             yield f"{name} was passed, and the filter matches it"
+
+
+def given_up_for_nothing(
+    start: Start, before: Tables, after: Tables, names: Names, handled: Collection[str]
+) -> Iterator[str]:
+    """A message that every filter matches is passed only if the group gets, or has got, a later one of its key.
+
+    Args:
+        start: where it began.
+        before: the tables then.
+        after: the tables now.
+        names: the names of messages.
+        handled: names of messages that handlers were called with.
+    """
+    if not start.filters or G not in after.groups:
+        return
+    for ref, offset in invariants.settled(after) - invariants.settled(before):
+        message = after.log.get(offset)
+        if ref != G or message is None or coalesced(message) is None or names.at(offset) in handled:
+            continue
+        if not all(matches(message, policy) for policy in start.filters):
+            continue
+        if not _has_ended(message, after, names, handled):
+            yield f"{names.at(offset)} was given up, and the group gets no later message of its key"
+
+
+def _has_ended(message: Logged, after: Tables, names: Names, handled: Collection[str]) -> bool:
+    """Whether the group gets, or has got, a later message of a coalesce key, or such a one has expired."""
+    key = coalesced(message)
+    later = [one for one in after.log.values() if one.offset > message.offset and key and coalesced(one) == key]
+    return any(has_expired(one) or is_got(one, after, G) or names.at(one.offset) in handled for one in later)
 
 
 def debounced_by_mistake(operations: Sequence[Operation], start: Start, after: Tables) -> Iterator[str]:
@@ -126,11 +161,11 @@ def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
 
 def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:
     """Whether handlers of a group will be called with a message that it has not settled."""
-    if has_expired(message) or is_superseded(message, tables):
+    if has_expired(message) or is_superseded(message, tables, ref):
         return False
     policy = filter_of(tables.groups[ref])
     if policy is None or not invariants.is_for(message, ref):
         return invariants.is_for(message, ref)
     if isinstance(message, Logged) and message.offset <= invariants.offsets_of(tables, ref, message.key).claimed:
         return (ref, message.key, message.offset) in tables.state
-    return matches(message, policy)
+    return matches(message, policy) or is_superseding(message, tables, ref)

@@ -412,6 +412,13 @@ MUTATIONS = (
         by=BROKEN,
     ),
     Mutation(
+        "a claim that gives up a message and does not note for which one",
+        "A message for which others were given up passes every later filter.",
+        "superseding: claim that supersedes, with a filter x register another filter",
+        instead_of("service.superseding.note", lambda session, rows: None),
+        by=BROKEN,
+    ),
+    Mutation(
         "a sequencer without its mutex",
         "One transaction at a time appends to the log.",
         "busy: sequence x sequence",

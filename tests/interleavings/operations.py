@@ -60,6 +60,7 @@ from django_mysqlqueue.service import (
     sequencing,
     settling,
     slots,
+    superseding,
     watermarks,
 )
 from django_mysqlqueue.service.claims import Claimant, Want
@@ -803,6 +804,43 @@ def _(a: Actor) -> object:
 @operation("claim with a filter and flush", filters=EU, settles="a1")
 def _(a: Actor) -> object:
     return _claim_under(a, EU, a.outcomes(("a1", Action.ACK), ("a3", Action.NACK, LEASE_MS, "no")))
+
+
+def _claim_to_supersede(a: Actor, policy: FilterPolicy) -> object:
+    """It gives up a4 and b1, and leaves those above the position that supersede them."""
+    is_shared = a.start.mode == "shared"
+    options = a.start.options if policy == EU else OptionColumns(filter=json.dumps(policy.as_json()))
+    claimant = replace(a.claimant(f"sub{a.name}" if is_shared else WHO), filter=policy, options=options)
+    wants = [Want("a", look_at=1), Want("b", due=() if is_shared else a.start.failed, look_at=1)]
+    request = claiming.ClaimRequest(
+        claimant, wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=(Outcome.SUPERSEDED,)
+    )
+    return claiming.claim(ALIAS, request)
+
+
+@operation("claim that supersedes, with a filter", filters=EU)
+def _(a: Actor) -> object:
+    return _claim_to_supersede(a, EU)
+
+
+@operation("claim that supersedes, with another filter", filters=US)
+def _(a: Actor) -> object:
+    return _claim_to_supersede(a, US)
+
+
+@operation("give up what is superseded at its start", steps=True)
+def _(a: Actor) -> object:
+    """a1, by a7: its process asks before it calls the handler, and settles it with its next flush."""
+    held = a.start.held["a1"]
+
+    def filter_of(columns: OptionColumns) -> FilterPolicy:
+        return EU if columns == a.start.options else US
+
+    if not superseding.give_up(ALIAS, G, filter_of, {(held.key, held.offset): "x"}):
+        return False
+    is_shared = a.start.mode == "shared"
+    settling.flush(ALIAS, G, [Settlement(held, Action.SUPERSEDED)], max_attempts=5, shared=is_shared)
+    return True
 
 
 def register_filter(a: Actor) -> object:

@@ -184,6 +184,38 @@ def coalescing() -> Iterable[Pair]:
         yield from each(world, ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
 
 
+def superseding() -> Iterable[Pair]:
+    """What gives up messages because of later ones, while something takes these away, or the others."""
+    claims = ("claim that supersedes, with a filter", "claim that supersedes, with another filter")
+    start = "give up what is superseded at its start"
+    changes = ("register another filter", "override the filter")
+    others = (
+        "dead-letter now",
+        "retry",
+        "seek to the beginning",
+        "seek to the end",
+        "drop",
+        "redrive",
+        "discard",
+        "replay a range",
+        "flush acks",
+        "collect",
+        "collect coalesce keys",
+        "pause",
+        "sweep",
+    )
+    for world, mode in (("superseding", "set_mode shared"), ("superseding_shared", "set_mode ordered")):
+        yield from each(world, claims[:1], (*claims, *changes, *others, mode))
+        yield from each(world, (start,), (start, *claims, *changes, *others, mode))
+        for first in (claims[0], start):
+            for change in changes:
+                yield Pair(world, (OPERATIONS[first], both(change, claims[1])))
+            yield Pair(world, (OPERATIONS[first], both("register another filter", "seek to the beginning", claims[1])))
+        yield Pair(world, (OPERATIONS[claims[0]], UNDO_OTHERS), gates=(("B", "A", "commit"),), undone="A")
+    for world in ("superseding_expired", "superseding_expired_shared"):
+        yield from each(world, claims[:1], ("claim that passes what has expired", *changes))
+
+
 def relaying() -> Iterable[Pair]:
     """Relays beside each other, and beside what writes and deletes what they read."""
     yield from each("relayed", ("relay",), ("relay", "sequence", "collect", "claim", "publish"))
@@ -544,6 +576,7 @@ def pairs() -> dict[str, Pair]:
         *filters(),
         *expiry(),
         *coalescing(),
+        *superseding(),
         *debouncing(),
         *relaying(),
         *jobs(),

@@ -65,4 +65,14 @@ REGRESSIONS = (
         "A..share:consumer_groups#1 B A",
         "the record of a seek that another one stopped never ended",
     ),
+    *(
+        Regression(
+            f"{world}: {first} x {change}, claim that supersedes, with another filter",
+            "A B",
+            f"{world}: a message superseded by one that a changed filter passed was lost ({first} x {change})",
+        )
+        for world in ("superseding", "superseding_shared")
+        for first in ("claim that supersedes, with a filter", "give up what is superseded at its start")
+        for change in ("register another filter", "override the filter")
+    ),
 )

@@ -251,6 +251,10 @@ class Trial:
             broken += filters.passed_by_mistake(
                 operations, self._start, self.before, after, verdict.names, verdict.handled
             )
+            if not any("*" in one.settles for one in operations):
+                broken += filters.given_up_for_nothing(
+                    self._start, self.before, after, verdict.names, {*verdict.handled, *self._settled_by(operations)}
+                )
         broken += _counts(self.before, after)
         for thread, raised in run.errors.items():
             if raised is not None and not isinstance(raised, REFUSALS):
@@ -267,9 +271,14 @@ class Trial:
             broken.append("they went on and on")
         return [pictures.named(one, verdict.names) for one in broken]
 
+    @staticmethod
+    def _settled_by(operations: Collection[Operation]) -> frozenset[str]:
+        """Messages that operations settle without calling a handler."""
+        return frozenset().union(*(one.settles for one in operations))
+
     def _settled_by_nobody(self, verdict: Verdict) -> list[str]:
         operations = self.pair.operations
-        may = frozenset().union(*(one.settles for one in operations))
+        may = self._settled_by(operations)
         if "*" in may or any(one.skips for one in operations):
             return []
         if G in self.before.groups and invariants.is_being_dropped(self.before, G):
@@ -293,6 +302,7 @@ class Trial:
         """Healthy subscribers of all groups handle the rest: what is wrong with that."""
         tables = pictures.text({name: rows for name, rows in verdict.outcome.items() if name != "results"})
         tables += str([ref for ref, group in verdict.after.groups.items() if self._has_died(ref, group)])
+        tables += str(verdict.after.superseding)
         if tables not in self._drained:  # the same rows come to the same end
             began = time.perf_counter()
             self._changed = None

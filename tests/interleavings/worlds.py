@@ -219,6 +219,37 @@ def coalesced_shared() -> Start:
     return coalesced("shared")
 
 
+def superseding(mode: str = "ordered") -> Start:
+    """As ``coalesced``, with a filter that matches all; the one to which it may be changed matches no later message.
+
+    So what is given up because of one of these would be lost with it.
+    """
+    start = coalesced(mode)
+    OutboxMessage.objects.filter(message_id="a5").update(metadata={"region": _BOTH})
+    later = ("a7", "a8", "b7")
+    for one in QueueMessage.objects.all():
+        one.metadata = {**one.metadata, "region": _EU if one.message_id in later else _BOTH}
+        one.save(update_fields=["metadata"])
+    return _filter(start)
+
+
+def superseding_shared() -> Start:
+    return superseding("shared")
+
+
+def superseding_expired(mode: str = "ordered") -> Start:
+    """As ``superseding``, but what supersedes other messages has expired."""
+    start = superseding(mode)
+    for one in QueueMessage.objects.filter(message_id__in=("a8", "b7")):
+        one.metadata = {**one.metadata, **EXPIRED}
+        one.save(update_fields=["metadata"])
+    return start
+
+
+def superseding_expired_shared() -> Start:
+    return superseding_expired("shared")
+
+
 def coalesced_before() -> Start:
     """As ``coalesced_shared``, but an earlier release has appended b7: nothing says yet that it supersedes b1."""
     start = coalesced("shared")
@@ -445,6 +476,10 @@ _ALL = (
     coalesced,
     coalesced_shared,
     coalesced_before,
+    superseding,
+    superseding_shared,
+    superseding_expired,
+    superseding_expired_shared,
     debounced,
     relayed,
     with_chain,

@@ -123,6 +123,8 @@ class Life:
     """Offsets that have, or have had, a state row."""
     passed: set[int] = field(default_factory=set)
     """Offsets that the position has passed under a filter that did not match them, or after they had expired."""
+    noted: set[int] = field(default_factory=set)
+    """Offsets for which the group has given up earlier messages of their coalesce keys: they pass any filter."""
 
     @property
     def filter(self) -> FilterPolicy | None:
@@ -278,7 +280,17 @@ class Model:
         if offset in life.claimed:
             return True
         may_get = offset not in life.passed or self._has_expired(offset)
-        return may_get and matches(self.logged[offset], life.filter)
+        return may_get and self._matches(life, offset)
+
+    def _matches(self, life: Life, offset: int) -> bool:
+        """Whether the group's filter lets a message through now."""
+        return matches(self.logged[offset], life.filter) or offset in life.noted
+
+    def _gave_up(self, life: Life, offset: int) -> None:
+        """A message was superseded: a later one is the group's, whatever becomes of the filter."""
+        later = self._coalesced_after(offset)
+        is_sure = any(one in life.claimed or one in life.noted for one in later)
+        assert is_sure, f"coalescing: {life.spec.ref}[{offset}] was given up for none of {later}"
 
     def _need_not(self, life: Life, offset: int) -> bool:
         """Whether a group need not handle a message any more."""
@@ -288,9 +300,7 @@ class Model:
         """There is a state row, for the first time perhaps: then the filter of this step matches the message."""
         if offset not in life.claimed:
             assert offset not in life.passed, f"filter: claimed after it was passed: {about}"
-            assert matches(self.logged[offset], life.filter), (
-                f"filter: claimed, and the filter does not match it: {about}"
-            )
+            assert self._matches(life, offset), f"filter: claimed, and the filter does not match it: {about}"
             life.claimed.add(offset)
 
     def _check_attempt(self, life: Life, claimed: Claimed, about: str) -> None:
@@ -450,12 +460,18 @@ class Model:
         for other, _, offset in now.state:
             if other == ref and offset in life.expected:
                 self._claim(life, offset, f"{ref}[{offset}]")
+        noted = {offset for (other, *_), offset in now.superseding.items() if other == ref and offset in self.logged}
+        for offset in noted - life.noted:
+            assert self._gets(life, offset), f"coalescing: {ref}[{offset}] was noted, and the group does not get it"
+        life.noted = noted
         for offset, key in life.expected.items():
             if offset in life.claimed or offset in life.passed:
                 continue
             if offset <= invariants.offsets_of(now, ref, key).claimed:
-                may_pass = self._need_not(life, offset) or not matches(self.logged[offset], life.filter)
-                assert may_pass, f"filter: {ref}[{offset}] was passed by mistake"
+                is_let = self._matches(life, offset)
+                assert self._need_not(life, offset) or not is_let, f"filter: {ref}[{offset}] was passed by mistake"
+                if is_let and not self._has_expired(offset):
+                    self._gave_up(life, offset)
                 life.passed.add(offset)
 
     def _check_rows(self, life: Life, now: Tables) -> None:
@@ -485,6 +501,7 @@ class Model:
         if offset in life.passed or self._has_expired(offset):
             return True
         if self._was_superseded(life, offset) and not any(one.kind == "ack" for one in life.verdicts.get(offset, ())):
+            self._gave_up(life, offset)
             life.passed.add(offset)
             return True
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError
 
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, subscriber
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.limits import COALESCE, KEY_LENGTH
@@ -566,6 +568,27 @@ def test_a_message_that_superseded_others_passes_later_filters(db, mode, first, 
     assert got == ["before", "us"]
     assert lag() == 0
     assert not DeliveryState.objects.exists()
+
+
+@MODES
+def test_an_operator_who_changes_the_filter_while_a_rate_holds_messages_back_loses_none(db, mode, clock, no_handlers):
+    """The first messages use up the rate, and what superseded another one waits."""
+    got = []
+    options = {"rate": Rate(2, "m"), "burst": 1, "filter": BOTH}
+    sub = Sub(getting(got, mode=mode, **options), threads=9)
+    fillers = [Message(n, key=f"filler {n}", metadata={"region": "eu"}) for n in range(2)]
+    pair = [Message(n, key="k", coalesce="c", metadata={"region": region}) for n, region in ((8, "eu"), (9, "us"))]
+    publish_many("t", [*fillers, *pair])
+    sub.settle()
+    clock.advance(12)
+    sub.settle()
+    assert got == [0]
+    call_command("queueset", "g", "t", 'filter={"region": ["eu"]}', interactive=False, verbosity=0)
+    for _ in range(8):
+        clock.advance(15)
+        sub.settle()
+    assert sorted(got) == [0, 1, 9]
+    assert lag() == 0
 
 
 @MODES

@@ -14,7 +14,14 @@ from django.db.utils import OperationalError
 
 from django_mysqlqueue import Message, cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.grants import MIGRATIONS, READ, ROLES, Grant
-from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import (
+    CoalesceKey,
+    ConsumerGroup,
+    DebouncedMessage,
+    Operation,
+    OutboxMessage,
+    QueueMessage,
+)
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.procedures import installing
@@ -46,6 +53,9 @@ def recorded(db, alias):
         operations.reschedule("t", ["d0"], None, actor="test")
         operations.cancel("t", ["d1"], actor="test")
         for ref in ConsumerGroup.objects.values_list("consumer_group", "topic"):
+            CoalesceKey.objects.create(
+                consumer_group=ref[0], topic=ref[1], partition_key="drop", coalesce_key="drop", message_offset=0
+            )
             operations.drop_group(*ref, actor="test")
     return found.of
 

@@ -43,13 +43,48 @@ def _metadata(text: str) -> Mapping[str, Any]:
     return dict(json.loads(text))
 
 
-def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
-    """Whether a later message of the log, or one that will enter it, has the coalesce key of a message."""
-    return superseded_in(tables)(message)
+def is_superseded(message: Logged | Waiting, tables: Tables, ref: GroupRef) -> bool:
+    """Whether a group does not handle a message because it gets, or has got, a later one with its coalesce key.
+
+    That one is the latest of the log, or the one for which the group has given up others, or will enter the log.
+    """
+    key = coalesced(message)
+    if key is None:
+        return False
+    offset = getattr(message, "offset", 2**62)
+    later = [
+        one for one in tables.log.values() if one.offset > offset and not one.target_group and coalesced(one) == key
+    ]
+    waiting = [
+        one
+        for one in tables.outbox
+        if one.id != message.id and not one.target_group and coalesced(one) == key and _follows(one, message)
+    ]
+    noted = [one for one in later if is_superseding(one, tables, ref)]
+    found: list[Logged | Waiting] = [*later[-1:], *noted, *waiting]
+    return any(is_got(one, tables, ref) for one in found)
+
+
+def is_superseding(message: Logged | Waiting, tables: Tables, ref: GroupRef) -> bool:
+    """Whether a group has given up earlier messages of its coalesce key for a message."""
+    key = coalesced(message)
+    return key is not None and tables.superseding.get((ref, *key[1:])) == getattr(message, "offset", None)
+
+
+def is_got(message: Logged | Waiting, tables: Tables, ref: GroupRef) -> bool:
+    """Whether a group gets a message, or has got it, if it does not expire."""
+    place = tables.offsets.get((ref, message.key))
+    if isinstance(message, Logged) and place is not None and message.offset <= place.claimed:
+        return (ref, message.key, message.offset) in tables.state
+    policy = filter_of(tables.groups[ref]) if ref in tables.groups else None
+    return policy is None or policy.matches(_metadata(message.metadata)) or is_superseding(message, tables, ref)
 
 
 def superseded_in(tables: Tables) -> Callable[[Logged | Waiting], bool]:
-    """``is_superseded`` for many messages. A message for one group supersedes nothing."""
+    """Whether a later message of the log, or one that will enter it, has the coalesce key of a message.
+
+    A message for one group supersedes nothing.
+    """
     last: dict[tuple[str, str, str], int] = {}
     waiting: dict[tuple[str, str, str], list[Waiting]] = defaultdict(list)
     for logged in tables.log.values():

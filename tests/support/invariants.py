@@ -129,6 +129,7 @@ def _registered(tables: Tables) -> Iterator[str]:
         ("offsets", {place[0] for place in tables.offsets}),
         ("state", {place[0] for place in tables.state}),
         ("leases", {place[0] for place in tables.leases}),
+        ("coalesce key", {place[0] for place in tables.superseding}),
     ):
         for ref in refs - tables.groups.keys():
             yield f"there are {table} rows of {ref}, which is not registered"

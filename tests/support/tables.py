@@ -180,6 +180,8 @@ class Tables:
     state: dict[Delivery, State] = field(default_factory=dict)
     leases: dict[Place, str] = field(default_factory=dict)
     """The owner of each; ``''``: nobody."""
+    superseding: dict[tuple[GroupRef, str, str], int] = field(default_factory=dict)
+    """By group, partition and coalesce key: the message for which the group has given up others; 0: none."""
     heartbeats: dict[tuple[GroupRef, str], Heartbeat] = field(default_factory=dict)
     """By group and subscriber."""
     sequencer: int | None = None
@@ -261,6 +263,10 @@ def _leases(rows: list[tuple[Any, ...]]) -> dict[Place, str]:
     return {(GroupRef(group, topic), key): owner for group, topic, key, owner in rows}
 
 
+def _superseding(rows: list[tuple[Any, ...]]) -> dict[tuple[GroupRef, str, str], int]:
+    return {(GroupRef(group, topic), *key): offset for group, topic, *key, offset in rows if group}
+
+
 def _heartbeats(rows: list[tuple[Any, ...]]) -> dict[tuple[GroupRef, str], Heartbeat]:
     return {(GroupRef(group, topic), name): Heartbeat(at, gone) for group, topic, name, at, gone in rows}
 
@@ -336,6 +342,13 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
             "consumer_group, topic, partition_key, leased_by",
             "consumer_group, topic, partition_key",
             _leases,
+        ),
+        (
+            "superseding",
+            "queue_coalesce_keys",
+            "consumer_group, topic, partition_key, coalesce_key, superseding_offset",
+            "consumer_group, topic, partition_key, coalesce_key",
+            _superseding,
         ),
         (
             "heartbeats",
