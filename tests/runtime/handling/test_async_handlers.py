@@ -169,6 +169,13 @@ async def is_told_by_a_callback(error):
     await future
 
 
+async def runs_sync_code(error):
+    def code():
+        raise error
+
+    await asyncio.gather(sync_to_async(code)())
+
+
 class Odd(BaseException):
     """Neither an Exception nor one that asyncio knows."""
 
@@ -176,6 +183,7 @@ class Odd(BaseException):
 AWAITED = [
     *((gathers, error) for error in (KeyboardInterrupt, Odd, GeneratorExit, asyncio.CancelledError)),
     *((awaits, SystemExit) for awaits in (gathers, awaits_a_task, waits_for_a_task, is_told_by_a_callback)),
+    *((runs_sync_code, error) for error in (SystemExit, KeyboardInterrupt)),
     *((has_a_task_group, error) for error in (SystemExit, KeyboardInterrupt)),
 ]
 
