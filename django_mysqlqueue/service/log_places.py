@@ -14,7 +14,7 @@ from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, last_row
 
 LOG = QueueMessage._meta.db_table
-COLUMNS = "`offset`, topic, partition_key, size"
+COLUMNS = "`offset`, topic, partition_key, size, id"
 
 
 class Place(NamedTuple):
@@ -26,6 +26,8 @@ class Place(NamedTuple):
     """The partition key."""
     size: int
     """Size of its payload in bytes."""
+    id: str
+    """Its id. In a log that was restored, another message may have the same offset."""
 
 
 def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Place]:
@@ -39,7 +41,7 @@ def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Plac
     """
     rows = session.whole(
         f"SELECT * FROM (SELECT {COLUMNS} FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {_next(newer)}) w"
-        f"{last_row(4)}",
+        f"{last_row(5)}",
         (start, length),
     )
     return sorted((Place(*row) for row in rows), reverse=not newer)
@@ -77,8 +79,8 @@ def at(session: Session, offsets: Sequence[int]) -> list[Place]:
     found: list[Place] = []
     for chunk in session.chunks(sorted(offsets)):
         rows = session.rows(
-            f"SELECT m.`offset`, m.topic, m.partition_key, m.size FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+            "SELECT m.`offset`, m.topic, m.partition_key, m.size, m.id "
+            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         )
         found += [Place(*row) for row in rows]

@@ -6,6 +6,11 @@ right place. The log of the source is final up to its end and keeps its order, t
 
 The source stores, after the target's COMMIT, up to where it has been read. That may be behind the target's position.
 GC keeps later messages, and a relay begins its search there, or at the position.
+
+Either database can go back to an earlier state at any moment: it was restored, or has failed over to a replica that
+lacked transactions. Its offsets are assigned again then, so an offset identifies a message only together with its id.
+What a pass has read of the source is checked after that, and what it stores there depends on the log's still having the
+message that was read last.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import Error
+from django.db.models.functions import Least
 
 from django_mysqlqueue import limits, naming
 from django_mysqlqueue.columns import COPIED_COLUMNS
@@ -47,6 +53,11 @@ BATCH_BYTES = 4 * 1_048_576
 """Limits of the messages that a pass inserts. The first one is always taken."""
 READ = (*COPIED_COLUMNS, "created_at")
 ID = READ.index("id")
+FROM_SAME_LOG = f"FROM {LOG} m WHERE m.`offset` = %s AND m.id = %s"
+"""The end of INSERT … SELECT: nothing is inserted if the log does not have a message at an offset."""
+TARGET_WENT_BACK = "the target was restored to an earlier state"
+SOURCE_WENT_BACK = "the source was restored to an earlier state"
+BOTH_WENT_BACK = "the source and the target were restored to earlier states"
 
 
 class NotInserted(Exception):
@@ -59,21 +70,19 @@ class NotInserted(Exception):
         error: the target's error.
         target: alias of the target.
         place: the first message of the failed statement, in the source's log.
-        message_id: its id.
         before: number of messages of the pass before it.
         messages: number of messages in the failed statement.
     """
 
-    def __init__(self, error: Error, target: str, place: Place, message_id: str, *, before: int, messages: int) -> None:
+    def __init__(self, error: Error, target: str, place: Place, *, before: int, messages: int) -> None:
         self.text = f"{type(error).__name__}: {error}"
         self.topic = naming.relayed_from(place.topic)
         super().__init__(
-            f"database {target!r} did not accept message {message_id!r} of topic {self.topic!r}, at offset "
+            f"database {target!r} did not accept message {place.id!r} of topic {self.topic!r}, at offset "
             f"{place.offset}, or one of the {messages - 1} after it: {self.text}"
         )
         self.is_lost_connection = failures.kind_of(target, error) == "no_answer"
         self.place = place
-        self.message_id = message_id
         self.before = before
         self.messages = messages
 
@@ -88,7 +97,7 @@ class Refusal(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Messages of a topic that a restored target lacks, and that GC has deleted at the source."""
+    """Messages of a topic that a restored target may lack, and that GC has deleted at the source."""
 
     topic: str
     """The topic at the target."""
@@ -112,7 +121,7 @@ class Relayed:
     """Why messages are relayed again that had arrived; empty if they are not. Those that the target's log still has
     are dropped there as duplicates."""
     lost: tuple[Lost, ...] = ()
-    """What a target that was restored lacks and cannot receive again."""
+    """What a target that was restored may lack and cannot receive again."""
 
 
 class Watermark(NamedTuple):
@@ -129,6 +138,31 @@ class _Position(NamedTuple):
 
     offset: int = 0
     message_id: str = ""
+
+
+class _Source(NamedTuple):
+    """What one statement reads at the source, so that all of it is of the same log."""
+
+    log_id: str
+    """The id of the log; empty if it has none."""
+    end: int
+    """The end of the log."""
+    known: Watermark
+    message_id: str | None
+    """The id of the message at the target's position; None if the log has none there."""
+
+
+class _Start(NamedTuple):
+    """Where a pass begins."""
+
+    offset: int
+    """The offset above which to read the log."""
+    position: int
+    """The position before it."""
+    repeats: str = ""
+    """As in ``Relayed``."""
+    lowers: bool = False
+    """Whether the source's watermark has to go back to this offset first."""
 
 
 def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Relayed:
@@ -148,76 +182,70 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         CommitOutcomeUnknown: the connection broke during COMMIT. The next pass continues in the right place.
         django.db.Error: any other error of either database.
     """
-    log_id = identify(source)
     origin = Session(source)
-    reached = Watermark()
+    before = _look(origin, target)
+    log_id = before.log_id or identify(source)
     failing: Callable[[Error], NotInserted] | None = None
 
-    def receive(session: Session) -> Relayed:
-        nonlocal reached, failing
+    def receive(session: Session) -> tuple[Relayed, Callable[[Session], tuple[Lost, ...]] | None]:
+        """Return the result, and what is to be stored at the source."""
+        nonlocal failing
         failing = None
         position = _lock(session, log_id, source, target)
         if position is None:
-            return Relayed(busy=True)
-        known, is_missing = _compare(origin, target, position)
-        if is_missing:
-            _move(session, log_id, target, known.relayed_offset, _id_at(origin, known.relayed_offset) or "")
-        elif position.offset < known.relayed_offset:
-            reached = Watermark(position.offset, position.offset)
-            return Relayed(more=True, repeats="the target was restored to an earlier state")
-        start = known.read_offset if is_missing else max(position.offset, known.read_offset)
-        places = log_places.walk(origin, start, PAGE, newer=True)
+            return Relayed(busy=True), None
+        start, places = _read(origin, target, position, before.known)
+        if start.position < position.offset:
+            _move(session, log_id, target, start.position, "")
+        if start.lowers:
+            return Relayed(more=True, repeats=start.repeats), partial(_go_back, target=target, offset=start.offset)
         wanted = [place for place in places if naming.relay_target(place.topic) == target]
         taken = _within(wanted, max_rows, max_bytes)
         is_cut = len(taken) < len(wanted)
-        end = places[-1].offset if places else start
-        reached = Watermark(taken[-1].offset if taken else 0, taken[-1].offset if is_cut else end)
         if taken:
             rows = _contents(origin, taken)
-            for before, number in _insert(session, rows):
-                failing = partial(
-                    NotInserted,
-                    target=target,
-                    place=taken[before],
-                    message_id=rows[before][ID],
-                    before=before,
-                    messages=number,
-                )
+            for done, number in _insert(session, rows):
+                failing = partial(NotInserted, target=target, place=taken[done], before=done, messages=number)
             failing = None
-            _move(session, log_id, target, taken[-1].offset, rows[-1][ID])
-        repeats = "the source was restored to an earlier state" if is_missing else ""
-        return Relayed(len(taken), is_cut or len(places) == PAGE, repeats=repeats)
+            _move(session, log_id, target, taken[-1].offset, taken[-1].id)
+        more = is_cut or len(places) == PAGE
+        if not taken and not more:
+            return Relayed(repeats=start.repeats), None
+        last = taken[-1] if is_cut else places[-1]
+        reached = Watermark(taken[-1].offset if taken else 0, last.offset)
+        return Relayed(len(taken), more, repeats=start.repeats), partial(
+            _note, target=target, reached=reached, last=last
+        )
 
     try:
-        done = run(target, receive)
+        done, store = run(target, receive)
     except Error as error:
         # Other kinds, such as missing tables, affect all messages.
         if failing is None or failures.kind_of(target, error) not in (None, "no_answer"):
             raise
         raise failing(error) from error
-    if done.repeats and not done.messages:
-        return replace(done, lost=run(source, lambda session: _go_back(session, target, reached)))
-    if done.messages or done.more:
-        run(source, lambda session: _note(session, target, reached))
-    return done
+    return done if store is None else replace(done, lost=run(source, store))
 
 
 def watermark(session: Session, target: str) -> Watermark:
-    """Return what this log's database knows of a target."""
-    row = session.row(f"SELECT relayed_offset, read_offset FROM {WATERMARKS} WHERE target = %s", (target,))
-    return Watermark() if row is None else Watermark(*row)
+    """Return what this log's database knows of a target: nothing if its watermark is of another log."""
+    found = _look(session, target)
+    return found.known if found.known.read_offset <= found.end else Watermark()
 
 
-def note_refusal(source: str, target: str, refusal: Refusal) -> None:
-    """Store at the source which message a target refuses. It is refused until the watermark has passed it."""
-    values = (refusal.offset, refusal.error[: limits.REFUSAL_LENGTH])
+def note_refusal(source: str, target: str, place: Place, error: str) -> None:
+    """Store at the source which message a target refuses. It is refused until the watermark has passed it.
+
+    If the log has another message there now, because it went back to an earlier state, nothing is stored.
+    """
+    values = (place.offset, error[: limits.REFUSAL_LENGTH])
     assign = {"refused_offset": "%s", "refusal": "%s"}
 
     def store(session: Session) -> None:
         session.execute(
-            f"INSERT INTO {WATERMARKS} (target, refused_offset, refusal) VALUES (%s, %s, %s)"
+            f"INSERT INTO {WATERMARKS} (target, refused_offset, refusal) SELECT %s, %s, %s {FROM_SAME_LOG}"
             + session.dialect.on_conflict(("target",), assign),
-            (target, *values, *values),
+            (target, *values, place.offset, place.id, *values),
         )
 
     run(source, store)
@@ -278,24 +306,58 @@ def _lock(session: Session, log_id: str, source: str, target: str) -> _Position 
     return _Position(*found.values_list("relayed_offset", "relayed_id").get())
 
 
-def _compare(origin: Session, target: str, position: _Position) -> tuple[Watermark, bool]:
-    """Return what the source knows of a target, and whether it lacks the last message that the target has received.
+def _read(origin: Session, target: str, position: _Position, known: Watermark) -> tuple[_Start, list[Place]]:
+    """Return where the pass begins, and the next messages of the log.
 
-    What the source knows may be behind the position, but not ahead of it, because it is stored later: if it is ahead,
-    the target was restored to an earlier state. While it is behind, GC keeps that message in the source's log. So if
-    the message is missing, the source was restored, or has failed over to a replica that lacked transactions.
+    Args:
+        origin: session on the source.
+        target: alias of the target.
+        position: the locked position.
+        known: what the source knew of the target a moment ago.
     """
-    known = watermark(origin, target)
-    if position.offset <= known.relayed_offset or _id_at(origin, position.offset) == position.message_id:
-        return known, False
-    # The process that moved the position may have stored the watermark since, so that GC could delete the message.
-    known = watermark(origin, target)
-    return known, position.offset > known.relayed_offset
+    offset = max(position.offset, known.read_offset)
+    while True:
+        places = log_places.walk(origin, offset, PAGE, newer=True)
+        # Read after the walk: if the log has gone back in the meantime, the walk may have begun too late.
+        start = _start(_look(origin, target, position.offset), position)
+        if offset <= start.offset:
+            return start, places
+        offset = start.offset
 
 
-def _id_at(origin: Session, offset: int) -> str | None:
-    row = origin.row(f"SELECT id FROM {LOG} WHERE `offset` = %s", (offset,))
-    return None if row is None else str(row[0])
+def _look(origin: Session, target: str, offset: int = 0) -> _Source:
+    """Read what the source knows of a target, and its log's end and message at an offset, in one statement."""
+    mutex = f"FROM {MUTEX} s WHERE s.id = %s"
+    known = f"FROM {WATERMARKS} w WHERE w.target = %s"
+    ((log_id, sequenced, appended, relayed_offset, read_offset, message_id),) = origin.rows(
+        f"SELECT (SELECT s.log_id {mutex}), (SELECT s.last_offset {mutex}), (SELECT MAX(m.`offset`) FROM {LOG} m), "
+        f"(SELECT w.relayed_offset {known}), (SELECT w.read_offset {known}), "
+        f"(SELECT m.id FROM {LOG} m WHERE m.`offset` = %s)",
+        (MUTEX_ID, MUTEX_ID, target, target, offset),
+    )
+    return _Source(
+        log_id or "", max(sequenced or 0, appended or 0), Watermark(relayed_offset or 0, read_offset or 0), message_id
+    )
+
+
+def _start(found: _Source, position: _Position) -> _Start:
+    """Return where the log and the position say that a pass begins.
+
+    What the source knows is stored after the position, so it may be behind it, but not ahead of it. While it is behind,
+    GC keeps the message at the position.
+    """
+    known = found.known
+    if known.read_offset > found.end:
+        # It was stored in a log that had more messages. What has arrived of this one is not known.
+        return _Start(0, 0, SOURCE_WENT_BACK, lowers=True)
+    if position.offset > known.relayed_offset and found.message_id != position.message_id:
+        return _Start(known.read_offset, known.relayed_offset, SOURCE_WENT_BACK)
+    if found.message_id not in (None, position.message_id) and position.message_id:
+        # The position is of another log, and the source's watermark of a later state of the target.
+        return _Start(0, 0, BOTH_WENT_BACK, lowers=True)
+    if position.offset < known.relayed_offset:
+        return _Start(position.offset, position.offset, TARGET_WENT_BACK, lowers=True)
+    return _Start(max(position.offset, known.read_offset), position.offset)
 
 
 def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[Place]:
@@ -309,7 +371,11 @@ def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[
 
 
 def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]:
-    """Return the columns ``READ`` of messages, in the order of the log."""
+    """Return the columns ``READ`` of messages, in the order of the log.
+
+    Raises:
+        Retry: the log no longer has one of them.
+    """
     columns = ", ".join(f"m.{name}" for name in READ)
     rows: list[tuple[Any, ...]] = []
     for chunk in origin.chunks([place.offset for place in places]):
@@ -319,8 +385,8 @@ def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]
             chunk,
         )
         rows += [row[1:] for row in sorted(found, key=lambda row: row[0])]
-    if len(rows) != len(places):
-        raise Retry(f"{len(places) - len(rows)} of {len(places)} messages have gone from the log of {origin.using!r}")
+    if [row[ID] for row in rows] != [place.id for place in places]:
+        raise Retry(f"The log of {origin.using!r} has changed: {len(places)} messages were read, {len(rows)} are there")
     return rows
 
 
@@ -354,31 +420,37 @@ def _move(session: Session, log_id: str, target: str, offset: int, message_id: s
     )
 
 
-def _note(session: Session, target: str, reached: Watermark, *, goes_back: bool = False) -> None:
+def _note(session: Session, target: str, reached: Watermark, last: Place) -> tuple[Lost, ...]:
     """Store what has arrived at a target. A process that was slower than another one changes nothing.
+
+    Nor does one that has read another log: without the message that was read last, the log went back to an earlier
+    state, and these messages will have other contents. (Or GC has deleted it, after another process stored as much.)
 
     Args:
         session: the current transaction, at the source.
         target: alias of the target.
         reached: what has arrived.
-        goes_back: whether the target was restored, so that lower offsets count.
+        last: the last message that was read.
     """
     now, greatest = session.dialect.now_ms, session.dialect.greatest
-    value = "%s" if goes_back else f"{greatest}({WATERMARKS}.{{name}}, %s)"
-    assign = {name: value.replace("{name}", name) for name in Watermark._fields} | {"read_at": now}
+    assign = {name: f"{greatest}({WATERMARKS}.{name}, %s)" for name in Watermark._fields} | {"read_at": now}
     session.execute(
-        f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) VALUES (%s, %s, %s, {now})"
+        f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) SELECT %s, %s, %s, {now} "
+        + FROM_SAME_LOG
         + session.dialect.on_conflict(("target",), assign),
-        (target, *reached, *reached),
+        (target, *reached, last.offset, last.id, *reached),
     )
+    return ()
 
 
-def _go_back(session: Session, target: str, reached: Watermark) -> tuple[Lost, ...]:
-    """Store that a target was restored to an earlier state, and return which messages GC has deleted since."""
-    _note(session, target, reached, goes_back=True)
-    collected = CollectedTopic.objects.using(session.using).filter(collected_offset__gt=reached.relayed_offset)
+def _go_back(session: Session, target: str, offset: int) -> tuple[Lost, ...]:
+    """Lower a target's watermark, which is never wrong, and return which messages GC has deleted above it."""
+    RelayWatermark.objects.using(session.using).filter(target=target).update(
+        relayed_offset=Least("relayed_offset", offset), read_offset=Least("read_offset", offset)
+    )
+    collected = CollectedTopic.objects.using(session.using).filter(collected_offset__gt=offset)
     return tuple(
-        Lost(naming.relayed_from(topic), reached.relayed_offset + 1, offset)
-        for topic, offset in sorted(collected.values_list("topic", "collected_offset"))
+        Lost(naming.relayed_from(topic), offset + 1, last)
+        for topic, last in sorted(collected.values_list("topic", "collected_offset"))
         if naming.relay_target(topic) == target
     )

@@ -82,7 +82,7 @@ from tests.crash.worlds import (
     subscribed,
 )
 from tests.support.filtering import US, matches
-from tests.support.harness import USING, lag
+from tests.support.harness import USING, first_place, lag
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _(world: World) -> None:
 
 @case("relay a message that was refused", relayable, commits=None, rerun=True, check=have_arrived)
 def _(world: World) -> None:
-    relaying.note_refusal(ALIAS, ALIAS, relaying.Refusal(1, "an error"))
+    relaying.note_refusal(ALIAS, ALIAS, first_place(ALIAS), "an error")
     relaying.relay(ALIAS, ALIAS)
 
 

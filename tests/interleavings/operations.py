@@ -75,7 +75,7 @@ from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
 from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
-from tests.support.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, first_place, handler
 
 NEW = GroupRef("new", TOPIC)
 D = GroupRef("d", DLQ)
@@ -244,7 +244,7 @@ def _(a: Actor) -> object:
 
 @operation("note a refusal")
 def _(a: Actor) -> object:
-    return relaying.note_refusal(ALIAS, ALIAS, relaying.Refusal(1, "an error"))
+    return relaying.note_refusal(ALIAS, ALIAS, first_place(ALIAS), "an error")
 
 
 @operation("divide a topic's messages")

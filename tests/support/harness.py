@@ -21,7 +21,8 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller
-from django_mysqlqueue.service import groups, heartbeats, sequencing
+from django_mysqlqueue.service import groups, heartbeats, log_places, sequencing
+from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
@@ -232,6 +233,11 @@ def sequence() -> None:
     deadline = time.monotonic() + 30
     while (sequenced := sequencing.sequence(USING)).moved or sequenced.more or sequenced.busy:
         assert time.monotonic() < deadline, "the outbox does not become empty"
+
+
+def first_place(using: str = USING) -> Place:
+    """The place of the oldest message in the log."""
+    return log_places.walk(Session(using), 0, 1, newer=True)[0]
 
 
 def lag(group: str = "g", topic: str = "t") -> int:

@@ -109,7 +109,7 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tails import reading
 from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
-from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
 
 OTHER = "queue"
 KEYS = 20
@@ -257,8 +257,9 @@ def _relay() -> None:
     while not relaying.relay(USING, USING, max_rows=12).messages:
         pass  # It reads what the log has of other topics.
     relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
-    relaying.note_refusal(USING, USING, relaying.Refusal(1, "an error"))
-    assert relaying.refusal(Session(USING), USING).offset == 1
+    first = first_place()
+    relaying.note_refusal(USING, USING, first, "an error")
+    assert relaying.refusal(Session(USING), USING).offset == first.offset
     RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
     assert relaying.relay(USING, USING).messages == 8
     assert relaying.has_arrived(Session(USING), USING, 1)

@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.service import relaying, wakeups
-from django_mysqlqueue.service.relaying import NotInserted, Refusal
+from django_mysqlqueue.service.relaying import NotInserted
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
 from django_mysqlqueue.sql.session import Retry
 
@@ -188,7 +188,7 @@ class Relay:
             self._refused_at = error.place.offset
             failures.clear()
             try:
-                relaying.note_refusal(self._source, self._target, Refusal(error.place.offset, error.text))
+                relaying.note_refusal(self._source, self._target, error.place, error.text)
             except (Error, CommitOutcomeUnknown):
                 self._refused_at = 0  # The next try stores it.
         pause = failures.add()
@@ -199,7 +199,7 @@ class Relay:
                 source=self._source,
                 target=self._target,
                 topic=error.topic,
-                id=error.message_id,
+                id=error.place.id,
                 offset=error.place.offset,
                 bytes=error.place.size,
                 error=error.text,
