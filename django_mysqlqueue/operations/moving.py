@@ -210,6 +210,20 @@ def _set_route(
     return run(move.via, write)
 
 
+def require_cut(move: Move) -> None:
+    """Require that messages go to the target: ``via`` may have gone back to a state before the cut.
+
+    Raises:
+        OperationRefused: they do not.
+    """
+    route = routing.route_of(Session(move.via), move.topic)
+    if route is None or route.target != move.route(move.target).target:
+        raise OperationRefused(
+            f"The database {move.via!r} no longer sends the topic {move.topic!r} to {move.target!r}: it was restored "
+            "to an earlier state, or has failed over. Move the topic again."
+        )
+
+
 def has_left(move: Move, offset: int) -> bool:
     """Return whether all that went to the source is in its log, and send there what comes later to the target.
 

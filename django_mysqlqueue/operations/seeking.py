@@ -76,12 +76,17 @@ def position_of(
         return Position(log.end_of_log(session))
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
         raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or an integer of at least 1")
-    last = log.end_of_log(session)
-    if target > last + 1:
+    position = Position(target - 1)
+    _refuse_future(session, position)
+    return position
+
+
+def _refuse_future(session: Session, position: Position) -> None:
+    last, first = log.end_of_log(session), position.offset + 1
+    if position.offset > last:
         raise OperationRefused(
-            f"offset {target}: the log ends at {last}; the group would skip future messages before {target}"
+            f"offset {first}: the log ends at {last}; the group would skip future messages before {first}"
         )
-    return Position(target - 1)
 
 
 # -- preview ------------------------------------------------------------------
@@ -241,8 +246,9 @@ def seek(
         The number of deleted deliveries: in flight, waiting, or settled above the watermark.
 
     Raises:
-        OperationRefused: there is no such group, a drop of it has not finished, another seek or drop of it has
-            begun in the meantime, or its deliveries are locked by transactions that do not end.
+        OperationRefused: there is no such group, the position is beyond the end of the log, a drop of the group has not
+            finished, another seek or drop of it has begun in the meantime, or its deliveries are locked by transactions
+            that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
@@ -269,6 +275,7 @@ def _begin(session: Session, ref: GroupRef, position: Position, actor: str, deta
     found = groups.lock(session, ref)
     if found.after_seek in (AfterSeek.DROPPED, AfterSeek.MOVES):
         groups.refuse_unfinished(ref, found.after_seek)
+    _refuse_future(session, position)  # The position may come from a log that has lost its end since.
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
     offset = str(position.offset + 1)
     text = f"to offset {offset}" + (f" ({detail})" if detail not in ("", offset) else "")

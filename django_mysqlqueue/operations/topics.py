@@ -117,8 +117,8 @@ def move_topic(
         report: called every 10 seconds with a text that says for what this waits.
 
     Raises:
-        OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or live
-            subscribers are of another release.
+        OperationRefused: the move is not prepared, or has ended; the settings do not name the target; live subscribers
+            are of another release; or the database of the publishers went back to a state before the move.
     """
     with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
@@ -151,6 +151,7 @@ def move_topic(
         left = moving.groups_of(move.source, topic)
         number = len(found | left)
         while left:
+            moving.require_cut(move)
             for ref in [ref for ref in left if moving.is_drained(move.source, ref)]:
                 moving.hand_over(move, ref)
                 del left[ref]
@@ -222,6 +223,7 @@ class _Waiting:
         line = text % {"source": self._move.source, "via": self._move.via}
         while not moving.has_left(self._move, offset):
             self._turn(lambda: [line])
+            moving.require_cut(self._move)
 
     def for_groups(self) -> None:
         """Wait a moment for the groups that have not moved."""

@@ -120,6 +120,30 @@ def test_from_the_cut_on_all_messages_go_to_the_new_database(settings, waits):
     assert [detail.split(",")[0] for detail in details][:2] == ["messages go to default", "messages go to queue"]
 
 
+def test_a_move_stops_if_the_cut_is_lost_while_it_waits(settings, monkeypatch):
+    """The database of the publishers has failed over to a replica that lacked it, so messages stay."""
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    sequence(OLD)
+    operations.prepare_move("t", NEW, **BY)
+    prepared = route_of(Session(OLD), "t")
+    settings.MYSQLQUEUE = AFTER
+
+    def sleep(seconds):
+        run(OLD, lambda session: set_route(session, "t", prepared))
+        QueueMessage.objects.filter(topic="t").delete()  # Everything is settled.
+
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    with pytest.raises(OperationRefused, match="no longer sends the topic 't' to 'queue'"):
+        operations.move_topic("t", NEW, **BY)
+    assert groups.find(OLD, REF) is not None
+    monkeypatch.undo()
+    settings.MYSQLQUEUE = AFTER
+    operations.move_topic("t", NEW, **BY)
+    assert groups.find(OLD, REF) is None
+
+
 @pytest.mark.parametrize("step", ["_begin", "_delete_some", "_end"])
 def test_a_move_that_is_killed_while_it_drops_a_group_is_run_again(settings, waits, monkeypatch, step):
     """The positions of the group may have been deleted, and the log has its messages still."""

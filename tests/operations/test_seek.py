@@ -82,6 +82,18 @@ def test_a_seek_to_nowhere_is_refused(db, target):
         seeking.position_of(USING, target)
 
 
+def test_a_position_from_a_log_that_has_lost_its_end_since_is_refused(db):
+    """As after a failover between the preview and the operation: other messages get these offsets."""
+    offsets = log(6)
+    Sub(handler()).settle()
+    place = seeking.position_of(USING, "latest")
+    QueueMessage.objects.filter(offset__gt=offsets[3]).delete()
+    Sequencer.objects.update(last_offset=offsets[3])
+    with pytest.raises(OperationRefused, match=f"offset {offsets[5] + 1}: the log ends at {offsets[3]};"):
+        seeking.seek(USING, G, place, actor=ME)
+    assert not groups.find(USING, G).paused
+
+
 def test_a_seek_beyond_the_end_of_the_log_is_refused(db):
     (last,) = log(1)
     with pytest.raises(OperationRefused, match=f"the log ends at {last}"):
