@@ -51,6 +51,8 @@ PAGE = 5000
 BATCH_ROWS = 1000
 BATCH_BYTES = 4 * 1_048_576
 """Limits of the messages that a pass inserts. The first one is always taken."""
+ENDED = ("no_answer", "interrupted")
+"""Kinds of errors that may have another reason than the message for which they occur."""
 READ = (*COPIED_COLUMNS, "created_at")
 ID = READ.index("id")
 FROM_SAME_LOG = f"FROM {LOG} m WHERE m.`offset` = %s AND m.id = %s"
@@ -61,10 +63,10 @@ BOTH_WENT_BACK = "the source and the target were restored to earlier states"
 
 
 class NotInserted(Exception):
-    """The target has not inserted messages: it refuses one of them, or the connection was lost.
+    """The target has not inserted messages: it refuses one of them, or the connection or the statement was ended.
 
-    A server closes the connection if a statement is longer than its ``max_allowed_packet``, so the two cannot always be
-    told apart.
+    A server closes the connection if a statement is longer than its ``max_allowed_packet``, and ends one that takes
+    longer than its limit, so these cannot always be told apart.
 
     Args:
         error: the target's error.
@@ -81,7 +83,7 @@ class NotInserted(Exception):
             f"database {target!r} did not accept message {place.id!r} of topic {self.topic!r}, at offset "
             f"{place.offset}, or one of the {messages - 1} after it: {self.text}"
         )
-        self.is_lost_connection = failures.kind_of(target, error) == "no_answer"
+        self.is_lost_connection = failures.kind_of(target, error) in ENDED
         self.place = place
         self.before = before
         self.messages = messages
@@ -221,7 +223,7 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         done, store = run(target, receive)
     except Error as error:
         # Other kinds, such as missing tables, affect all messages.
-        if failing is None or failures.kind_of(target, error) not in (None, "no_answer"):
+        if failing is None or failures.kind_of(target, error) not in (None, *ENDED):
             raise
         raise failing(error) from error
     return done if store is None else replace(done, lost=run(source, store))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.sql.base import Dialect
 
 FailureKind = Literal[
-    "no_answer", "denied", "no_database", "too_many_connections", "read_only", "missing_table", "busy"
+    "no_answer", "denied", "no_database", "too_many_connections", "read_only", "missing_table", "busy", "interrupted"
 ]
 """The reason why the database refused a statement or did not answer."""
 

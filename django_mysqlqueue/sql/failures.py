@@ -54,6 +54,8 @@ def summarize(using: str, error: Error) -> str:
             text = _("The database %(alias)s lacks a table or column of the queue; run %(migrate)s")
         case "busy":
             text = _("The database %(alias)s is busy: another transaction holds a lock")
+        case "interrupted":
+            text = _("The database %(alias)s has interrupted a statement: it took too long, or somebody has ended it")
         case _:
             text = _("The database %(alias)s reports an error")
     return text % {"alias": repr(using), "migrate": migrate_command(using)}

@@ -37,7 +37,7 @@ READ_ONLY = frozenset({1290, 1792, 1836})
 
 FAILURES: dict[FailureKind, frozenset[int]] = {
     # Refused by the operating system, or lost; shutting down; closed by the server (KILL, idle, restart).
-    "no_answer": frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1053, 1927, 4031}),
+    "no_answer": frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1053, 1927, 3169, 4031}),
     # Database, user, host, host after many errors, plug-in; table, column; PROCESS and the like; routine.
     "denied": frozenset({1044, 1045, 1130, 1129, 1698, TABLE_ACCESS_DENIED, 1143, NEEDS_PRIVILEGE, 1370}),
     "no_database": frozenset({1049}),
@@ -45,6 +45,8 @@ FAILURES: dict[FailureKind, frozenset[int]] = {
     "read_only": READ_ONLY,
     "missing_table": frozenset({1146, 1054}),  # A missing column means an older table.
     "busy": frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT}),
+    # KILL QUERY, max_statement_time (MariaDB), max_execution_time (MySQL).
+    "interrupted": frozenset({1317, 1969, 3024}),
 }
 
 

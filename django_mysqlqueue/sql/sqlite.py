@@ -26,6 +26,7 @@ FAILURES: dict[FailureKind, tuple[str, ...]] = {
     "read_only": ("readonly database",),
     "missing_table": ("no such table", "no such column"),
     "busy": ("locked",),
+    "interrupted": ("interrupted",),
 }
 
 

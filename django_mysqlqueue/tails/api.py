@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import logging
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from django.utils import timezone
 from django_mysqlqueue import filter_policies, naming
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
@@ -194,20 +196,22 @@ class BaseTail:
             self._position = self._end = log.end_of_log(Session(self._request.using))
             self._add(self._request.newest(self._end))
             return
-        self._position = self._request.start()
+        position, end = self._request.start(), self._request.end
+        if end is None:
+            # After the position, so that one above it is of a log that went back. The end is that of all topics.
+            end = log.end_of_log(Session(self._request.using))
+        if position > end:
+            event(logging.WARNING, "log.truncated", tail=position)
+            self._add([Gap(self._request.topic, end, position, truncated=True)])
+            position = end
+        self._position = position
         if self._request.follow:
-            from_end = self._request.since is None and self._request.offset is None
-            self._follower = hub_of(self._request.using).join(
-                self._request.topic,
-                self._request.key,
-                self._position,
-                wake,
-                end=self._position if from_end else self._request.end,
-            )
+            hub = hub_of(self._request.using)
+            self._follower = hub.join(self._request.topic, self._request.key, position, wake, end=end)
             # Not a method of this object, which must not live on because somebody forgot to close it.
             self._leave = weakref.finalize(self, self._follower.leave)
         else:
-            self._end = log.end_of_log(Session(self._request.using))
+            self._end = end
 
     def _read_page(self) -> None:
         """Read the next page of a tail that does not follow. This queries the database."""
@@ -414,17 +418,20 @@ def tail(
     """Read a topic without a consumer group: its newest messages, those since a time or offset, or the new ones.
 
     This only reads. It does not move messages from the outbox into the log, which subscribers do, and GC does not wait
-    for it. If GC has deleted messages that would have been next, it yields a ``Gap`` in their place.
+    for it. If GC has deleted messages that would have been next, it yields a ``Gap`` in their place. It also yields one
+    if the log ends below the offset with which to continue, because the database went back to an earlier state, and
+    continues from that end.
 
     All tails of a process that follow share one thread and one connection, and read new messages once. They keep
-    trying while the database does not answer. Without ``follow``, the tail reads on the caller's connection, up to
-    the end that the log has now.
+    trying while the database does not answer or interrupts their statements. Without ``follow``, the tail reads on the
+    caller's connection, up to the end that the log has now.
 
     Args:
         topic: the topic, which may be a DLQ topic.
         since: begin with the first message that entered the log at this time or later: an aware datetime, or a
             duration before now as a timedelta or in seconds.
-        offset: begin with this offset; 0: with the oldest message. Without ``since`` and ``offset``, a tail that
+        offset: begin with this offset; 0: with the oldest message. It is at most one above the highest offset that
+            there was in the database, of any topic. Without ``since`` and ``offset``, a tail that
             follows begins with the next message; otherwise it returns the newest messages, as many as ``limit``
             (default: 10).
         key: only messages that were published with this key. If ``PARTITIONS`` does not apply to the topic now,

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from django.db import Error, connections
@@ -33,9 +33,7 @@ RETRY = Backoff(initial=0.1, maximum=5.0, jitter=0.2)
 """The pause after an error of the database."""
 IDLE_SECONDS = 60.0
 """Seconds after which the server may close the hub's connection, because its process has frozen."""
-LATEST = 2**63 - 1
-"""An offset that no message has."""
-OUTAGES = frozenset({"no_answer", "too_many_connections", "busy"})
+OUTAGES = frozenset({"no_answer", "too_many_connections", "busy", "interrupted"})
 """Kinds of errors after which the hub tries again. Any other error is raised where messages are read."""
 
 
@@ -65,6 +63,8 @@ class Follower:
         self.wake = wake
         self.reported = 0
         """The end of the last gap that was taken."""
+        self.truncated: Gap | None = None
+        """What the log has lost of what was taken."""
         self.page: Page | None = None
         """A page that the hub has read for this follower."""
         self.is_behind = False
@@ -174,17 +174,15 @@ class Hub:
 
     # -- for followers --------------------------------------------------------
 
-    def join(
-        self, topic: str, key: str | None, position: int, wake: Callable[[], object], *, end: int | None = None
-    ) -> Follower:
+    def join(self, topic: str, key: str | None, position: int, wake: Callable[[], object], *, end: int) -> Follower:
         """Add a follower, and start the thread if it does not run.
 
         Args:
             topic: the topic.
             key: a key with which pages of the past are searched, or None. New messages are not selected by it.
-            position: the offset up to which everything was read.
+            position: the offset up to which everything was read, at most the end of the log.
             wake: called by the hub's thread when there may be something to take. It must neither block nor raise.
-            end: the end of the log, if the caller has just read it. A hub that has read nothing begins there.
+            end: the end of the log, which the caller has just read. A hub that has read nothing begins there.
         """
         follower = Follower(self, topic, key, position, wake)
         with self._changed:
@@ -197,9 +195,7 @@ class Hub:
                 self._position = end
             window = self._windows.get(topic)
             if window is None:
-                # Unless it is known where the hub begins, its first followers read pages of their own.
-                begin = LATEST if self._position is None else self._position
-                window = self._windows[topic] = _Window(topic, begin)
+                window = self._windows[topic] = _Window(topic, self._position)
             window.followers.add(follower)
             self._changed.notify()
         return follower
@@ -216,6 +212,9 @@ class Hub:
                 raise follower.error
             if follower.has_left:
                 return None
+            if follower.truncated is not None:
+                gap, follower.truncated = follower.truncated, None
+                return [gap]
             if follower.page is not None:
                 return self._take_page(follower, follower.page)
             events = self._windows[follower.topic].after(follower.position)
@@ -316,13 +315,16 @@ class Hub:
         session = Session(self.using)
         with self._changed:
             position, topics = self._position, list(self._windows)
+            assert position is not None  # noqa: S101  # the first follower has brought it
+            # Those that have joined since the last poll may be ahead of the hub.
+            followers = [one for window in self._windows.values() for one in window.followers]
+            read = max(position, *(one.position for one in followers))
         end = log.end_of_log(session)
-        if position is None:
-            self._begin(end)
+        if end < read:
+            event(logging.WARNING, "log.truncated", tail=read)
+            self._go_back(min(position, end), end, followers)
             return False
-        if end < position:
-            self._go_back(end)
-        if end <= position:
+        if end == position:
             return False
         pages = read_topics(session, topics, position, end, self._limits.page)
         woken: list[Follower] = []
@@ -338,13 +340,6 @@ class Hub:
             follower.wake()
         return True
 
-    def _begin(self, end: int) -> None:
-        with self._changed:
-            if self._position is None:  # otherwise a follower has told it in the meantime
-                self._position = end
-                for window in self._windows.values():
-                    window.restart(end)
-
     def _remove_followers(self) -> None:
         while self._leaving:
             follower = self._leaving.popleft()
@@ -354,15 +349,27 @@ class Hub:
                 if not window.followers:
                     del self._windows[follower.topic]
 
-    def _go_back(self, end: int) -> None:
-        """Follow a log that has lost its end, for example in a failover: its offsets are assigned again."""
+    def _go_back(self, position: int, end: int, followers: Iterable[Follower]) -> None:
+        """Follow a log that has lost its end, for example in a failover: its offsets are assigned again.
+
+        Args:
+            position: the offset up to which the hub has read.
+            end: the end of the log.
+            followers: those that had joined before it was read.
+        """
         with self._changed:
-            self._position = end
+            self._position = position
             for window in self._windows.values():
-                window.restart(end)
-                for follower in window.followers:
-                    follower.position, follower.page = min(follower.position, end), None
-                    follower.reported = min(follower.reported, end)
+                window.restart(position)
+            ahead = [one for one in followers if one.position > end]
+            for follower in followers:
+                follower.page, follower.reported = None, min(follower.reported, end)
+            for follower in ahead:
+                lost = follower.position if follower.truncated is None else follower.truncated.until
+                follower.truncated = Gap(follower.topic, end, lost, truncated=True)
+                follower.position = end
+        for follower in ahead:
+            follower.wake()
 
     def _read_page(self) -> None:
         """Read a page for the follower that has been behind for the longest time. The others wait for their turn."""

@@ -15,13 +15,14 @@ def as_dict(one: Event) -> dict[str, Any]:
     A message has ``offset``, ``topic``, ``key``, ``id``, ``priority``, ``created_at`` and ``published_at`` (ISO 8601,
     UTC), ``metadata``, and ``payload``, or ``payload_base64`` if it is not JSON. ``expires_at``, ``target_group`` and
     the attributes of dead letters are there if they are set. A gap has ``topic`` and ``gap``, with ``after`` and
-    ``until``.
+    ``until``, and ``truncated`` if it is true.
 
     Args:
         one: the message or gap.
     """
     if isinstance(one, Gap):
-        return {"topic": one.topic, "gap": {"after": one.after, "until": one.until}}
+        gap = {"after": one.after, "until": one.until} | ({"truncated": True} if one.truncated else {})
+        return {"topic": one.topic, "gap": gap}
     return message_values(one)
 
 

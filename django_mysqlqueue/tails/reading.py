@@ -26,14 +26,21 @@ LOG = QueueMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages that GC deleted before they were read. Messages of the range that still exist follow."""
+    """Messages that GC deleted before they were read, or that the log has lost.
+
+    Messages of the range that are in the log follow.
+    """
 
     topic: str
     """The topic."""
     after: int
-    """The offset up to which everything was read."""
+    """The offset up to which everything was read; if the log was truncated, the end of the log."""
     until: int
-    """The highest offset that GC has deleted from the topic. Messages up to it may be missing."""
+    """The highest offset that GC has deleted from the topic, so that messages up to it may be missing; if the log was
+    truncated, the position of the tail."""
+    truncated: bool = False
+    """Whether the log ended below ``until``: its database was restored to an earlier state, or a failover lost
+    transactions. Messages above ``after`` no longer exist, and others get their offsets."""
 
 
 Event = ReceivedMessage | Gap

@@ -196,9 +196,8 @@ class TailView(View):
             limit=None,
             using=alias,
         )
-        # A position beyond the end comes from a log that has lost its end: offsets are assigned again.
-        end = log.end_of_log(Session(alias))
-        return found._replace(since=None, offset=min(found.start(), end) + 1, end=end)
+        position = found.start()
+        return found._replace(since=None, offset=position + 1, end=log.end_of_log(Session(alias)))
 
 
 class _Chunks:

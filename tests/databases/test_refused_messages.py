@@ -182,9 +182,10 @@ def test_errors_that_affect_all_messages_name_none(db, monkeypatch, message):
         relaying.relay(SOURCE, TARGET)
 
 
-def test_a_lost_connection_is_a_refusal_only_with_the_same_message_again(db, monkeypatch, caplog):
-    """Servers close the connection for a statement that is too long."""
-    monkeypatch.setattr(failures, "kind_of", lambda using, error: "no_answer")
+@pytest.mark.parametrize("kind", ["no_answer", "interrupted"])
+def test_a_lost_connection_is_a_refusal_only_with_the_same_message_again(db, monkeypatch, caplog, kind):
+    """Servers close the connection for a statement that is too long, and end one that takes too long."""
+    monkeypatch.setattr(failures, "kind_of", lambda using, error: kind)
     monkeypatch.setattr(relays, "drop_connection", lambda connection: None)
     relay, counted = Relay(SOURCE, TARGET), relays.Failures(Backoff(initial=0.01))
     relay._asked = 1

@@ -115,6 +115,16 @@ def test_options_select(db, capsys):
     assert numbers("--offset", "0", "--where", '{"n": [{"numeric": ["<", 2]}]}') == [0, 1]
 
 
+def test_a_log_that_has_lost_its_end_is_a_line_of_its_own(db, capsys):
+    send(1)
+    end = QueueMessage.objects.get().offset
+    call_command("queuetail", "t", offset=end + 3)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"topic": "t", "gap": {"after": end, "until": end + 2, "truncated": True}}
+    call_command("queuetail", "t", offset=end + 3, format="text")
+    assert f"has lost its messages from offset {end + 1} to {end + 2}: the database was" in capsys.readouterr().out
+
+
 def test_a_gap_is_a_line_of_its_own(db, capsys, settings):
     send(1)
     last = QueueMessage.objects.latest("offset").offset

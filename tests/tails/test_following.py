@@ -42,6 +42,29 @@ def until(condition):
         time.sleep(POLL)
 
 
+def truncate(end):
+    """What a failover to a replica that lacked transactions leaves of the log."""
+    QueueMessage.objects.filter(offset__gt=end).delete()
+    Sequencer.objects.update(last_offset=end)
+
+
+def append(offset, payload):
+    content = str(payload).encode()
+    QueueMessage.objects.create(
+        offset=offset,
+        topic="t",
+        partition_key="k",
+        message_id=f"i{offset}",
+        payload=content,
+        created_at=1,
+        published_at=1,
+    )
+
+
+def in_the_hub():
+    return threading.current_thread().name.startswith("mysqlqueue-tails-")
+
+
 def collect(settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0, "POLL_INTERVAL": POLL, "MAX_POLL_INTERVAL": POLL}
     retention.collect(USING)
@@ -196,23 +219,83 @@ def test_one_that_begins_before_what_gc_has_deleted_gets_one_gap(db, settings):
         assert take(follower, 1) == [3]
 
 
-def test_a_log_that_has_lost_its_end_is_followed_from_its_new_end(db):
+@pytest.mark.promise("Tails")
+def test_a_log_that_has_lost_its_end_is_followed_from_its_new_end(db, caplog):
     """As after a failover to a replica that lacked some transactions: offsets are assigned again."""
+    caplog.set_level("INFO", "django_mysqlqueue.subscriber")
     send(1, 2, 3)
     with tail("t", offset=0, follow=True) as follower:
         assert take(follower, 3) == [1, 2, 3]
         first, *_, last = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
-        QueueMessage.objects.filter(offset__gt=first).delete()
-        Sequencer.objects.update(last_offset=first)
+        truncate(first)
         deadline = time.monotonic() + WAIT
         while follower._follower.position > first:
             assert time.monotonic() < deadline
             time.sleep(POLL)
-        QueueMessage.objects.create(
-            offset=first + 1, topic="t", partition_key="k", message_id="i", payload=b"9", created_at=1, published_at=1
-        )
+        append(first + 1, 9)
         assert first + 1 <= last
-        assert take(follower, 1) == [9]
+        assert take(follower, 2) == [Gap("t", first, last, truncated=True), 9]
+    assert [one.mysqlqueue for one in caplog.records] == [{"event": "log.truncated", "tail": last}]
+
+
+def test_one_that_is_ahead_of_the_hub_gets_what_a_log_that_went_back_has_there(db, monkeypatch):
+    """The log goes back to a place that the hub has not yet read, and the new follower has."""
+    real, stops, stopped, goes_on = following.log.end_of_log, threading.Event(), threading.Event(), threading.Event()
+
+    def end_of_log(session):
+        if stops.is_set() and in_the_hub():
+            stops.clear()
+            stopped.set()
+            assert goes_on.wait(WAIT)
+            raise OperationalError(2013, "Lost") if connection.vendor == "mysql" else OperationalError("locked")
+        return real(session)
+
+    monkeypatch.setattr(following.log, "end_of_log", end_of_log)
+    send(1)
+    with tail("t", follow=True) as first:
+        assert not first.wait(3 * POLL)
+        stops.set()
+        assert stopped.wait(WAIT)
+        send(2, 3, 4)
+        begin, last = first.position, QueueMessage.objects.latest("offset").offset
+        with tail("t", offset=last + 1, follow=True) as second:
+            truncate(begin + 1)
+            goes_on.set()
+            assert take(first, 1) == [2]
+            append(begin + 2, 9)
+            assert take(second, 2) == [Gap("t", begin + 1, last, truncated=True), 9]
+            assert take(first, 1) == [9]
+
+
+@pytest.mark.promise("Tails")
+@pytest.mark.parametrize("follow", [True, False])
+def test_one_that_is_opened_beyond_the_end_says_so_and_misses_nothing(db, caplog, follow):
+    """A client continues with a log that went back while the client was away."""
+    send(*range(10))
+    offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    truncate(offsets[4])
+    gap = Gap("t", offsets[4], offsets[-1], truncated=True)
+    with tail("t", offset=offsets[-1] + 1, follow=follow) as reader:
+        assert take(reader, 1) == [gap]
+        assert reader.position == offsets[4]
+        for number, offset in enumerate(range(offsets[4] + 1, offsets[4] + 16)):
+            append(offset, number)
+        if follow:
+            assert take(reader, 15) == list(range(15))
+    assert [one.mysqlqueue for one in caplog.records] == [{"event": "log.truncated", "tail": offsets[-1]}]
+
+
+def test_what_is_below_the_end_of_all_topics_is_not_beyond_the_end(db, settings, caplog):
+    """Offsets are those of all topics, and the end of an empty log stays where it was."""
+    send(1, topic="t")
+    send(2, 3, topic="other")
+    end = QueueMessage.objects.latest("offset").offset
+    collect(settings)
+    assert not QueueMessage.objects.exists()
+    with tail("t", offset=end + 1, follow=True) as follower:
+        send(4)
+        assert take(follower, 1) == [4]
+    assert not caplog.records
 
 
 # -- cost ------------------------------------------------------------------------
@@ -293,6 +376,96 @@ def test_an_error_that_will_not_pass_is_raised_where_messages_are_read(db, monke
         follower.close()
     with tail("t", offset=0, follow=True) as follower:
         assert take(follower, 1) == [1], "others are not affected"
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("code", [1045, 1064, 1142, 1146])
+def test_a_refusal_of_the_server_is_raised_where_messages_are_read(db, monkeypatch, code):
+    def fail(*args):
+        raise OperationalError(code, "no")
+
+    with tail("t", follow=True) as one, tail("other", follow=True) as other:
+        monkeypatch.setattr(following, "read_topics", fail)
+        send(1)
+        for follower in (one, other):
+            with pytest.raises(OperationalError, match="no"):
+                next(follower)
+
+
+SLOW = (
+    "SELECT COUNT(*) FROM information_schema.columns a, information_schema.columns b, information_schema.columns c, "
+    "information_schema.columns d"
+)
+
+
+class Interrupted:
+    """Makes the hub's statements of one function run for long, until somebody or a time limit ends them."""
+
+    def __init__(self, monkeypatch, module, name, how):
+        self.how, self.left, self.codes = how, 0, []
+        real = getattr(module, name)
+
+        def slow(session, *args):
+            if self.left and in_the_hub():
+                self.left -= 1
+                self.run(session)
+            return real(session, *args)
+
+        monkeypatch.setattr(module, name, slow)
+
+    def run(self, session):
+        timer = None
+        if self.how == "killed":
+            session.connection.ensure_connection()
+            thread_id = session.connection.connection.thread_id()
+            timer = threading.Timer(0.2, kill_query, [thread_id])
+            timer.start()
+        elif session.dialect.name == "mariadb":
+            session.execute("SET SESSION max_statement_time = 0.1")
+        else:
+            session.execute("SET SESSION max_execution_time = 100")
+        try:
+            session.execute(SLOW)
+        except OperationalError as error:
+            self.codes.append(error.args[0])
+            raise
+        finally:
+            if timer is not None:
+                timer.join()
+
+
+def kill_query(thread_id):
+    with connection.cursor() as cursor:
+        cursor.execute(f"KILL QUERY {thread_id}")
+    connection.close()
+
+
+@pytest.mark.servers_only
+@pytest.mark.promise("Tails")
+@pytest.mark.parametrize("how", ["killed", "limited"])
+@pytest.mark.parametrize(
+    ("module", "name"), [(following.log, "end_of_log"), (following, "read_topics"), (following, "read_topic")]
+)
+def test_an_interrupted_statement_ends_no_follower(db, monkeypatch, caplog, module, name, how):
+    """Each continues from its own place: at the end, in the past, of another topic."""
+    caplog.set_level("INFO", "django_mysqlqueue.subscriber")
+    interrupted = Interrupted(monkeypatch, module, name, how)
+    send(*range(5))
+    send(*range(5), topic="other")
+    with tail("t", follow=True) as one, tail("other", follow=True) as other:
+        send(5)
+        send(5, topic="other")
+        assert take(one, 1) == take(other, 1) == [5]
+        interrupted.left = 2
+        with tail("t", offset=0, follow=True) as late:
+            send(6)
+            send(6, topic="other")
+            assert take(late, 7) == list(range(7))
+            assert take(one, 1) == take(other, 1) == [6]
+            until(lambda: caplog.records[-1].mysqlqueue["event"] == "tails.recovered")
+    assert len(interrupted.codes) == 2
+    assert set(interrupted.codes) <= {1317, 1969, 3024}
+    assert caplog.records[0].mysqlqueue["event"] == "tails.failed"
 
 
 def test_a_bug_in_the_thread_does_not_leave_followers_waiting(db, monkeypatch):

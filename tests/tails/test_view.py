@@ -167,10 +167,13 @@ def test_heartbeats_move_the_position_past_what_does_not_match(open_stream):
     assert next(events)[1]["payload"] == "x"
 
 
-def test_a_position_beyond_the_end_is_the_end(open_stream):
+@pytest.mark.promise("Tails")
+def test_a_position_beyond_the_end_is_a_gap_after_the_end(open_stream):
     """The log has lost its end, for example in a failover."""
     stream = open_stream(**{"Last-Event-ID": str(10**9)}).first()
     assert stream.last_id == 0
+    assert stream.take(1) == [{"after": 0, "until": 10**9, "truncated": True}]
+    assert stream.last_id == 0, "a browser that connects again does not get another gap"
     send(1)
     assert stream.take(1) == [1]
 

@@ -130,6 +130,11 @@ class Command(QueueCommand):
 
     def _line(self, one: Event) -> str:
         if isinstance(one, Gap):
+            if one.truncated:
+                return self.style.WARNING(
+                    f"The log has lost its messages from offset {one.after + 1} to {one.until}: the database was "
+                    "restored, or a failover lost transactions. Other messages get these offsets."
+                )
             return self.style.WARNING(f"GC has deleted messages up to offset {one.until} before they were read.")
         parts = [
             self.style.HTTP_NOT_MODIFIED(moment_text(one.published_ms) or "-"),

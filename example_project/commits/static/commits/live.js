@@ -38,7 +38,10 @@ function connect() {
   source.addEventListener("gap", (event) => {
     last = Number(event.lastEventId);
     const gap = JSON.parse(event.data).gap;
-    add([`… messages up to offset ${gap.until} were deleted before this page could show them`], "gap");
+    const lost = gap.truncated
+      ? `… the log has lost its messages from offset ${gap.after + 1} to ${gap.until}; others get these offsets`
+      : `… messages up to offset ${gap.until} were deleted before this page could show them`;
+    add([lost], "gap");
     body.rows[0].cells[0].colSpan = 5;
   });
   source.onerror = () => {
