@@ -139,7 +139,7 @@ class _Position(NamedTuple):
     """The locked position of the target."""
 
     offset: int = 0
-    message_id: str = ""
+    id: str = ""
 
 
 class _Source(NamedTuple):
@@ -165,6 +165,8 @@ class _Start(NamedTuple):
     """As in ``Relayed``."""
     lowers: bool = False
     """Whether the source's watermark has to go back to this offset first."""
+    is_behind: bool = False
+    """Whether the source does not know of the position: its watermark was not stored, for example because of a kill."""
 
 
 def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Relayed:
@@ -185,8 +187,8 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         django.db.Error: any other error of either database.
     """
     origin = Session(source)
-    before = _look(origin, target)
-    log_id = before.log_id or identify(source)
+    then = _look(origin, target)
+    log_id = then.log_id or identify(source)
     failing: Callable[[Error], NotInserted] | None = None
 
     def receive(session: Session) -> tuple[Relayed, Callable[[Session], tuple[Lost, ...]] | None]:
@@ -196,7 +198,7 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         position = _lock(session, log_id, source, target)
         if position is None:
             return Relayed(busy=True), None
-        start, places = _read(origin, target, position, before.known)
+        start, places = _read(origin, target, position, then.known)
         if start.position < position.offset:
             _move(session, log_id, target, start.position, "")
         if start.lowers:
@@ -206,18 +208,14 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         is_cut = len(taken) < len(wanted)
         if taken:
             rows = _contents(origin, taken)
-            for done, number in _insert(session, rows):
-                failing = partial(NotInserted, target=target, place=taken[done], before=done, messages=number)
+            for before, number in _insert(session, rows):
+                failing = partial(NotInserted, target=target, place=taken[before], before=before, messages=number)
             failing = None
             _move(session, log_id, target, taken[-1].offset, taken[-1].id)
-        more = is_cut or len(places) == PAGE
-        if not taken and not more:
-            return Relayed(repeats=start.repeats), None
-        last = taken[-1] if is_cut else places[-1]
-        reached = Watermark(taken[-1].offset if taken else 0, last.offset)
-        return Relayed(len(taken), more, repeats=start.repeats), partial(
-            _note, target=target, reached=reached, last=last
-        )
+        done = Relayed(len(taken), is_cut or len(places) == PAGE, repeats=start.repeats)
+        arrived = taken[-1] if taken else position if start.is_behind else None
+        last = places[-1] if arrived is None and done.more else arrived
+        return done, None if last is None else partial(_note, target=target, arrived=arrived, last=last)
 
     try:
         done, store = run(target, receive)
@@ -352,14 +350,16 @@ def _start(found: _Source, position: _Position) -> _Start:
     if known.read_offset > found.end:
         # It was stored in a log that had more messages. What has arrived of this one is not known.
         return _Start(0, 0, SOURCE_WENT_BACK, lowers=True)
-    if position.offset > known.relayed_offset and found.message_id != position.message_id:
+    if position.offset > known.relayed_offset and found.message_id != position.id:
         return _Start(known.read_offset, known.relayed_offset, SOURCE_WENT_BACK)
-    if found.message_id not in (None, position.message_id) and position.message_id:
+    if found.message_id not in (None, position.id) and position.id:
         # The position is of another log, and the source's watermark of a later state of the target.
         return _Start(0, 0, BOTH_WENT_BACK, lowers=True)
     if position.offset < known.relayed_offset:
         return _Start(position.offset, position.offset, TARGET_WENT_BACK, lowers=True)
-    return _Start(max(position.offset, known.read_offset), position.offset)
+    return _Start(
+        max(position.offset, known.read_offset), position.offset, is_behind=known.relayed_offset < position.offset
+    )
 
 
 def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[Place]:
@@ -422,19 +422,22 @@ def _move(session: Session, log_id: str, target: str, offset: int, message_id: s
     )
 
 
-def _note(session: Session, target: str, reached: Watermark, last: Place) -> tuple[Lost, ...]:
+def _note(
+    session: Session, target: str, arrived: Place | _Position | None, last: Place | _Position
+) -> tuple[Lost, ...]:
     """Store what has arrived at a target. A process that was slower than another one changes nothing.
 
     Nor does one that has read another log: without the message that was read last, the log went back to an earlier
-    state, and these messages will have other contents. (Or GC has deleted it, after another process stored as much.)
+    state, and its messages will have other offsets. (Or GC has deleted it, after another process stored as much.)
 
     Args:
         session: the current transaction, at the source.
         target: alias of the target.
-        reached: what has arrived.
-        last: the last message that was read.
+        arrived: the last message that has arrived, if it is not known to the source.
+        last: the last message that was read, none of which is left for the target.
     """
     now, greatest = session.dialect.now_ms, session.dialect.greatest
+    reached = Watermark(0 if arrived is None else arrived.offset, last.offset)
     assign = {name: f"{greatest}({WATERMARKS}.{name}, %s)" for name in Watermark._fields} | {"read_at": now}
     session.execute(
         f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) SELECT %s, %s, %s, {now} "

@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connections, transaction
@@ -15,7 +16,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
 from django_mysqlqueue.service import relaying, retention
-from django_mysqlqueue.service.relaying import relay, watermark
+from django_mysqlqueue.service.relaying import Relayed, Watermark, relay, watermark
 from django_mysqlqueue.service.sequencing import sequence
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
@@ -235,6 +236,21 @@ def test_killed_at_every_statement(db, monkeypatch):
             assert number > 10
             return
     raise AssertionError("the pass never ended")
+
+
+def test_a_watermark_that_was_not_stored_is_stored_by_the_next_pass(db, monkeypatch):
+    """The process was killed before. Otherwise, the messages would wait for GC, and seem to wait for the relay."""
+    publish_via(1, 2)
+    sequence(SOURCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(relaying, "_note", Mock(side_effect=Crash))
+        with contextlib.suppress(Crash):
+            relay(SOURCE, TARGET)
+    assert watermark(Session(SOURCE), TARGET) == Watermark()
+    assert relay(SOURCE, TARGET) == Relayed()
+    end = QueueMessage.objects.latest("offset").offset
+    assert watermark(Session(SOURCE), TARGET) == Watermark(end, end)
+    assert retention.collect(SOURCE).messages == 2
 
 
 def test_a_commit_whose_outcome_is_unknown(db, monkeypatch):

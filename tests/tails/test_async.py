@@ -9,7 +9,8 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_mysqlqueue import InvalidMessage, Message, publish_many
-from django_mysqlqueue.tails import ReceivedMessage, atail, following
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.tails import Gap, ReceivedMessage, atail, following
 from tests.support.harness import USING, sequence
 
 
@@ -43,6 +44,18 @@ def test_it_follows(db):
         return found
 
     assert run(follow) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_it_says_that_the_log_has_lost_its_end(db, follow):
+    send(1)
+    end = QueueMessage.objects.get().offset
+
+    async def read():
+        async with atail("t", offset=end + 3, follow=follow) as reader:
+            return await anext(reader), reader.position
+
+    assert run(read) == (Gap("t", end, end + 2, truncated=True), end)
 
 
 @pytest.mark.promise("Tails")
