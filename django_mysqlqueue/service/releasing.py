@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import DeliveryState, PartitionLease
-from django_mysqlqueue.service import heartbeats, leasing
+from django_mysqlqueue.service import heartbeats, leasing, settling
+from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -17,6 +19,10 @@ STATE = DeliveryState._meta.db_table
 SEARCHED = 10_000
 """Number of rows of a group that are searched for those of one subscriber: there is no index for it, and messages in
 backoff are among them. Further deliveries become visible after their visibility timeout."""
+RECHECKS = 20
+"""Number of checks whether handlers that were about to commit when their process exits have done so."""
+RECHECK = 0.02
+"""Seconds between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,37 @@ class Released:
     leases: int
     deliveries: int
     """Deliveries of shared groups. Those of ordered groups are released with their leases."""
+
+
+def release_unfinished(
+    using: str, ref: GroupRef, settlements: Sequence[Settlement], *, max_attempts: int | None
+) -> None:
+    """Write, as the last that a process does for a group, the outcomes that are left, and release what it cuts off.
+
+    Call this before ``release_all``, which takes what the process holds after it for lost.
+
+    Rows that another transaction has locked are skipped. Most probably a handler is about to commit its ack, so they
+    are tried again for a moment, before the COMMIT: from then on, others may start what handlers of this process still
+    work on.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        settlements: the outcomes, and a ``RELEASE`` for each delivery that is handled.
+        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
+    """
+
+    def release(session: Session) -> None:
+        # Without locks of offsets rows, which would have to be waited for. The next owner advances the watermarks.
+        left = settling.apply(session, ref, settlements, {}, max_attempts=max_attempts).locked
+        for _ in range(RECHECKS):
+            if not left:
+                break
+            time.sleep(RECHECK)
+            left = settling.apply(session, ref, left, {}, max_attempts=max_attempts).locked
+
+    # Once: the process has little time left, in which it has to release its leases too.
+    run(using, release, attempts=1)
 
 
 def release_all(
@@ -39,8 +76,8 @@ def release_all(
     """Deregister a subscriber and release its leases and deliveries for immediate redelivery.
 
     Call this only for a process that has ended, or that exits right after it: messages that it is still handling would
-    be handled twice. The deliveries remain suspected poison messages, so that each further attempt at them is recorded
-    before it starts.
+    be handled twice. The deliveries are lost with the process: their messages are suspected poison messages, so each
+    further attempt at them is recorded before it starts.
 
     Only the lock of the subscriber's own heartbeat is waited for. Locked leases and deliveries are skipped, because a
     transaction of the subscriber may still be open on the server. Such a lease can be stolen, since its owner is

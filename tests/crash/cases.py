@@ -435,6 +435,26 @@ for _mode in ("ordered", "shared"):
         releasing.release_all(ALIAS, WHO, [G], shared=[G] if world.mode == "shared" else [])
 
 
+def release_unfinished(world: World) -> None:
+    ends = world.ends(Action.RELEASE, *sorted(world.held))
+    releasing.release_unfinished(ALIAS, G, ends, max_attempts=5)
+
+
+def is_uncounted(world: World, picture: Picture) -> None:
+    """What was released has lost no attempt, and is held by nobody."""
+    rows = DeliveryState.objects.filter(consumer_group="g", delivery_token=0)
+    assert set(rows.values_list("delivered_by", "retry_count")) <= {("", 0)}
+
+
+for _mode in ("ordered", "shared"):
+    case(f"release what is cut off, {_mode}", lambda mode=_mode: claimed(mode), check=is_uncounted)(release_unfinished)
+
+    @case(f"release what is cut off, then everything, {_mode}", lambda mode=_mode: claimed(mode), commits=None)
+    def _(world: World) -> None:
+        release_unfinished(world)
+        releasing.release_all(ALIAS, WHO, [G], shared=[G] if world.mode == "shared" else [])
+
+
 @case("drop drained leases", drained)
 def _(world: World) -> None:
     leasing.drop_drained(ALIAS, G, WHO, "ab")

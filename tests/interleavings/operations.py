@@ -613,6 +613,12 @@ def _(a: Actor) -> object:
     return releasing.release_all(ALIAS, WHO, [G], shared=[G] if a.start.mode == "shared" else [])
 
 
+@operation("release what is cut off")
+def _(a: Actor) -> object:
+    ends = [Settlement(one, Action.RELEASE) for one in a.start.held.values()]
+    return releasing.release_unfinished(ALIAS, G, ends, max_attempts=5)
+
+
 def take_over(a: Actor, who: str) -> object:
     """Leases, then all that was claimed under them."""
     got = leasing.acquire(ALIAS, G, who, KEYS, lease_ms=LEASE_MS)

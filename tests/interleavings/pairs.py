@@ -540,6 +540,29 @@ def situations() -> Iterable[Pair]:
     yield Pair("all_settled", tuple(of(("collect", "collect"))), by_ones=True)
 
 
+def exits() -> Iterable[Pair]:
+    """The last statements of a process whose handlers still run, beside these, operators, and the others."""
+    mine = ("ack in a transaction", "settle in a transaction", "record a start", "flush acks", "flush failures")
+    others = (
+        "release everything",
+        "sweep",
+        "drop",
+        "seek to the beginning",
+        "seek to the end",
+        "pause",
+        "retry",
+        "dead-letter now",
+    )
+    release = "release what is cut off"
+    ordered = ("claim", "claim and flush", "take over", "revoke leases", "set_mode shared", "a turn, ordered")
+    shared = ("claim, shared", "claim and flush, shared", "extend all", "set_mode ordered", "a turn, shared")
+    yield from each("busy", (release,), (release, *mine, *others, *ordered))
+    yield from each("shared", (release,), (release, *mine, *others, *shared))
+    # It was frozen, and does not know that it counts as gone.
+    yield from each("forsaken", (release,), ("take over", "join", "claim again", "record a start"))
+    yield from each("lost_again_shared", (release,), ("claim, shared", "record a start", "ack in a transaction"))
+
+
 def replays() -> Iterable[Pair]:
     """A replay, and a test message, against what meets them: the group, the sequencer, and themselves."""
     others = ("publish", "sequence", "collect", "pause", "drop", "seek to the beginning", "claim", "flush acks")
@@ -584,6 +607,7 @@ def pairs() -> dict[str, Pair]:
         *sql_clients(),
         *special(),
         *situations(),
+        *exits(),
         *replays(),
         *triples(),
     ):

@@ -443,17 +443,19 @@ class Machine(OtherDatabase, SqlClients):
     @precondition(lambda self: self.has())
     @rule(
         who=WHO,
-        how=st.sampled_from(["leave", "vanish", "in a handler", "behind a handler"]),
+        how=st.sampled_from(["leave", "cut off", "vanish", "in a handler", "behind a handler"]),
         missed=st.booleans(),
         script=SCRIPT,
     )
     def end_a_subscriber(self, who: int, how: str, missed: bool, script: list[str]) -> None:
-        """It leaves as on SIGTERM, what runs is not waited for; or it vanishes with all that it holds and has not
-        written: in a handler, or behind one, whose transaction has committed if it is atomic."""
+        """It leaves as on SIGTERM, and perhaps releases what it cuts off; or it vanishes with all that it holds and has
+        not written: in a handler, or behind one, whose transaction has committed if it is atomic."""
         self.begin()
         process = self.pick(who)
         if how == "leave":
             process.leave()
+        elif how == "cut off":
+            self.cut_off_in_the_handler(process, process.take() or process.step().take())
         elif how != "vanish":
             held = process.take() or process.step().take()
             if held is not None and how == "in a handler":
@@ -464,6 +466,18 @@ class Machine(OtherDatabase, SqlClients):
         self.processes.remove(process)
         if missed:
             self.let_time_pass(LEASE + 1, beats=True)
+
+    def cut_off_in_the_handler(self, process: Process, held: Held | None) -> None:
+        """What it was about to do does not count as an attempt."""
+        started = None
+        if held is not None and not held.is_expired():
+            claimed = held.claimed
+            if not claimed.suspect or call._record_start(claimed, USING) is None:
+                process.begin_all(held)
+                started = claimed
+        process.cut_off()
+        if started is not None and started.suspect and started.ref in self.model.lives:
+            self.model.lives[started.ref].counted[started.offset] -= 1
 
     def die_in_the_handler(self, process: Process, held: Held) -> None:
         if held.is_expired():

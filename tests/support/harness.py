@@ -21,7 +21,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller
-from django_mysqlqueue.service import groups, heartbeats, log_places, sequencing
+from django_mysqlqueue.service import groups, heartbeats, log_places, releasing, sequencing
 from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -220,6 +220,15 @@ class Sub:
             if keys:
                 work.release(keys)
         heartbeats.deregister(self.using, self.name, list(self.handlers))
+
+    def cut_off(self) -> None:
+        """Leaves as a process that ends by itself while handlers run."""
+        self.inbox.close()
+        self.flush()
+        self.poller.release_leases()
+        self.poller.cut_off(60)
+        shared = [ref for ref, one in self.handlers.items() if one.shared]
+        releasing.release_all(self.using, self.name, self.handlers, shared=shared)
 
 
 def take_all(sub: Sub) -> list[Held]:

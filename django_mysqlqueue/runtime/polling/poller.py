@@ -26,7 +26,7 @@ from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.maintenance import Maintenance
 from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
-from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, rollups, sequencing
+from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
@@ -43,6 +43,8 @@ RETRY = Backoff(initial=0.075, maximum=3.75, jitter=1 / 3)
 """The pause after an error, 0.05 to 5 s. With jitter, so that not all processes return at once after an outage."""
 FIRST_FREE_PAUSE = 0.25
 """Seconds between the first two ticks for leases that stay free."""
+CUT_OFF_ROWS = 1000
+"""Number of deliveries that one transaction releases when the process exits."""
 LOOK_PAUSE = 10
 """The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
 
@@ -274,6 +276,24 @@ class Poller:
         for group in self.ordered:
             with self._apart(group):
                 group.release_free()
+
+    def cut_off(self, seconds: float) -> None:
+        """Write the outcomes that are left, and release what still runs, because the process exits.
+
+        It may be called in another thread: the poller's may hang in the database, or have died.
+
+        Args:
+            seconds: after this time no further transaction begins. What is left then is lost with the process.
+        """
+        until = time.monotonic() + seconds
+        self.context.inbox.close()
+        for group in self.groups:
+            settlements = self.context.inbox.cut_off(group.ref)
+            while settlements and time.monotonic() < until:
+                part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
+                releasing.release_unfinished(
+                    self.context.using, group.ref, part, max_attempts=group.handler.max_attempts
+                )
 
     def sleep(self) -> None:
         """Sleep until something is due, or until something happens in this process."""

@@ -46,6 +46,9 @@ DRAIN_CHECK = 0.5
 """Seconds between two checks whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds after the longest ``max_processing_time`` until the server closes a handler's idle connection."""
+CUT_OFF_TIME = 1.0
+"""Seconds in which a process that exits uncleanly begins to release what its handlers work on. The rest of its time is
+for its leases."""
 TELL_TIMEOUT = 2.0
 """Seconds that receivers of ``delivery_settled`` have when the process ends."""
 START_READ = 10.0
@@ -223,13 +226,18 @@ class Worker:
     def release_all(self, timeouts: sessions.Timeouts) -> None:
         """Release all leases and deliveries, in a thread of its own: the database may not answer.
 
+        Handlers that the process cuts off have not failed: no attempt is counted, and their messages are not suspected.
+
         Raises:
             django.db.Error: the database refused or did not answer.
         """
         # A heartbeat after the release would register the subscriber again.
         self.heart.stop()
         sessions.adopt(self.using, timeouts)
-        self._release(self.plan.name)
+        try:
+            self.poller.cut_off(CUT_OFF_TIME)
+        finally:
+            self._release(self.plan.name)
 
     def _release(self, name: str) -> Released:
         shared = [ref for ref, handler in self.handlers.items() if handler.shared]
