@@ -160,3 +160,26 @@ def test_close_gives_back_what_waits_and_lets_what_runs_end(queue):
     (late,) = one.put("o", "b")
     assert one.outcomes("o") == [(late.claimed.offset, Action.RELEASE)]
     assert one.inbox.is_idle(one.ref("o"))
+
+
+# -- the exit -----------------------------------------------------------------
+
+
+def test_an_exit_takes_the_outcomes_and_releases_what_runs(queue):
+    one = queue(o={**ORDERED, "max_processing_time": 10.0}, s=SHARED)
+    ended, hung = one.put("o", "a", "b")
+    _, running = one.put("s", "a", "b")
+    taken = {held.claimed.offset: held for _, held in one.take_all()}
+    one.now += 11
+    one.finish(taken.pop(ended.claimed.offset))
+    running.started_at += 11  # It has only begun.
+    one.inbox.close()
+    found = [(end.delivery.offset, end.action) for end in one.inbox.cut_off(one.ref("o"))]
+    assert found == [(ended.claimed.offset, Action.ACK)]
+    assert one.inbox.overrun() is hung
+    found = [(end.delivery.offset, end.action) for end in one.inbox.cut_off(one.ref("s"))]
+    assert len(found) == 2
+    assert {action for _, action in found} == {Action.RELEASE}
+    assert one.outcomes("o") == one.outcomes("s") == []
+    one.finish(hung)  # It may end before the process has exited.
+    assert one.outcomes("o") == [(hung.claimed.offset, Action.ACK)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -12,10 +13,11 @@ from django.db import OperationalError
 from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.operations import dropping, group_mode, pausing
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service import heartbeats, releasing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Sub, handler, in_thread, lag
 from tests.support.heartbeats import heart
@@ -97,6 +99,34 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
         "seconds": 1.0,
     }
     assert logging.Formatter("%(message)s").format(record).endswith(record.stack_info)
+
+
+@pytest.mark.promise("Shutdown")
+@pytest.mark.parametrize("trouble", ["error", "no time"])
+def test_leases_are_released_although_what_runs_is_not(db, monkeypatch, trouble):
+    """Then it is lost with the process, as if that had been killed."""
+    publish("t", 1)
+    one = handler()
+    (worker,) = Subscriber({USING: {REF: one}}, get_settings()).workers
+    sub = Sub(one).step()
+    assert sub.take() is not None
+    worker.poller = sub.poller
+    monkeypatch.setattr(worker, "plan", dataclasses.replace(worker.plan, name=sub.name))
+    timeouts = sessions.Timeouts(idle=2, lock_wait=1, network=2, read=2)
+    if trouble == "error":
+
+        def fails(*args, **options):
+            raise OperationalError(2013, "Lost connection")
+
+        monkeypatch.setattr(releasing, "release_unfinished", fails)
+        with pytest.raises(OperationalError):
+            in_thread(lambda: worker.release_all(timeouts))
+    else:
+        monkeypatch.setattr("django_mysqlqueue.runtime.process.worker.CUT_OFF_TIME", 0.0)
+        in_thread(lambda: worker.release_all(timeouts))
+    assert PartitionLease.objects.get().leased_by == ""
+    assert DeliveryState.objects.get().delivered_by == sub.name
+    assert Sub(one).step().take().claimed.suspect
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
