@@ -61,5 +61,6 @@ Args:
 If a process is lost during the last attempt at a suspected poison message, the message is dead-lettered without another
 call: the outcome is ``"dead_lettered"``, with 0 seconds. The same holds for a message that has expired, if the handler
 has ``on_expiry="dead_letter"``; otherwise no signal is sent for it. The first loss of a message is not counted. A
-process that is killed sends nothing for the deliveries that it held.
+process that is killed sends nothing for the deliveries that it held; one that exits while handlers run sends nothing
+for those.
 """
