@@ -30,7 +30,8 @@ Args:
     delivery: the ``Delivery`` that the handler got.
     outcome: the outcome that will be written, as in ``delivery_settled``; the delivery may still turn out to be
         ``"lost"``.
-    exception: the exception that the handler raised, or None.
+    exception: the exception that the handler raised, or that an ``on_commit`` hook of an atomic handler raised (with
+        the outcome ``"acked"``), or None.
     seconds: how long the call took; for a batch handler, the whole call.
 """
 

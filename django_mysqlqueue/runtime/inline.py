@@ -22,6 +22,7 @@ from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.limits import relay_target
 from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.call import handle
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
@@ -185,7 +186,7 @@ class InlineSubscriber:
 
     def _handle(self, items: list[Held]) -> list[Settlement]:
         """Call the handler. A database error in it must not break the test's transaction, on any database."""
-        with without_marks():
+        with without_marks(), sessions.watching():
             return contextvars.copy_context().run(handle, items, self._using, self._errors)
 
     def _note(self, items: list[Held], settlements: list[Settlement]) -> None:

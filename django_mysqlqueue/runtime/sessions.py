@@ -15,29 +15,47 @@ from typing import Any
 
 from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
+from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.runtime import forks
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import (
     begin_in_one_statement,
-    changes_session,
     drop_connection,
     ends_transaction,
+    expect_commit,
     expires_at,
     forget_queries,
+    has_committed,
     has_failed,
     has_unread,
+    hides_changes,
+    holds_transaction,
     in_savepoint,
     is_astray,
     is_read_only,
     keeps_transaction,
+    leave_blocks,
     left_open,
     limited_settings,
+    mark_transaction,
     must_roll_back,
     outermost_block,
+    prove_transaction,
+    skip_results,
 )
+from django_mysqlqueue.sql.statements import is_call, is_plain
 
 _role = threading.local()
+"""What a thread's connections are for, and what its handlers have done to them:
+
+- ``timeouts``, ``opened_at``, ``open``: of the queue's connections, and of those that are open
+- ``changed``: by alias, a statement after which the session is not used again; absent in threads without handlers
+- ``clean``: by alias, the wrappers and the debug flag of a connection that no handler has used
+- ``depths``: by alias, the ``atomic()`` blocks that were open before the first handler (in a ``TestCase``)
+- ``used``: during a call of a handler, its connections by alias
+- ``transaction``: that of the atomic handler that is running
+"""
 _distrusted: dict[str, float] = {}
 """By alias, a monotonic time: connections opened before may lead to a server that is no longer the primary."""
 
@@ -69,14 +87,13 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     Args:
         using: alias of the queue's database.
         timeouts: the session timeouts.
-        watch: whether to note for ``tidy`` the statements that change a session, on connections to any database.
+        watch: whether handlers run in this thread: what they do to connections, to any database, is noted, for
+            ``confirm`` and ``tidy``.
     """
     forks.guard()
     _take(using, timeouts)
-    if watch:  # a handler's thread
-        _role.changed = set()
-        # After the project's receivers, which may set up its sessions.
-        connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
+    if watch:
+        _begin_watch()
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
@@ -143,29 +160,105 @@ def _execute_set_up(connection: Any) -> None:
             cursor.execute(statement)
 
 
+def _begin_watch() -> None:
+    _role.changed, _role.clean, _role.depths = {}, {}, {}
+    # After the project's receivers, which may set up its sessions.
+    connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
+
+
 def _watch(*, connection: Any, **kwargs: Any) -> None:
-    changed: set[str] | None = getattr(_role, "changed", None)
+    changed: dict[str, str] | None = getattr(_role, "changed", None)
     if changed is None:
         return
-    changed.discard(connection.alias)
+    changed.pop(connection.alias, None)
     if _note_changes not in connection.execute_wrappers:
         # At the front, because ``execute_wrapper()`` of a running handler removes the last one at its end.
         connection.execute_wrappers.insert(0, _note_changes)
+    if getattr(_role, "used", None) is None:  # Otherwise wrappers of the running handler may be among them.
+        _role.clean[connection.alias] = _wrappers(connection)
+
+
+def _wrappers(connection: Any) -> tuple[list[Any], bool]:
+    return [*connection.execute_wrappers], connection.force_debug_cursor
+
+
+def _clean(connection: Any, clean: dict[str, tuple[list[Any], bool]]) -> None:
+    """Remove the execute wrappers that a handler has left on a connection, and switch its debug log off again."""
+    found = clean.get(connection.alias)
+    if found is None:
+        if connection.execute_wrappers == [_note_changes] and not connection.force_debug_cursor:
+            clean[connection.alias] = _wrappers(connection)
+            return
+        # Opened by a handler: which of the wrappers are the project's is known when it is opened again.
+        drop_connection(connection)
+        found = [], False
+    wrappers, debug = found
+    if connection.execute_wrappers != wrappers:
+        connection.execute_wrappers[:] = wrappers
+    connection.force_debug_cursor = debug
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Note in the block what handlers do to this thread's connections, as in a handler's thread, and undo it.
+
+    What the caller has opened stays as it is.
+    """
+    outer = {name: getattr(_role, name, None) for name in ("changed", "clean", "depths", "used")}
+    _begin_watch()
+    _role.used = None
+    changed, clean, depths = _role.changed, _role.clean, _role.depths
+    watched: list[Any] = []
+    for connection in connections.all(initialized_only=True):
+        if _note_changes in connection.execute_wrappers:
+            watched.append(connection)
+        depths[connection.alias] = len(connection.atomic_blocks)
+        _watch(connection=connection)
+    try:
+        yield
+    finally:
+        for name, value in outer.items():
+            setattr(_role, name, value)
+        for connection in connections.all(initialized_only=True):
+            depth = depths.get(connection.alias, 0)
+            leave_blocks(connection, depth, TransactionManagementError("A handler has left it open."))
+            if not depth and connection.connection is not None and _is_changed(connection, changed):
+                drop_connection(connection)
+            _clean(connection, clean)
+            if connection not in watched and _note_changes in connection.execute_wrappers:
+                connection.execute_wrappers.remove(_note_changes)
 
 
 def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
     connection = context["connection"]
-    used: set[str] | None = getattr(_role, "used", None)
+    used: dict[str, Any] | None = getattr(_role, "used", None)
     if used is not None:
-        used.add(connection.alias)
-    changed: set[str] | None = getattr(_role, "changed", None)  # None if the connection was lent to another thread.
-    if changed is not None and changes_session(connection, str(sql)):
-        changed.add(connection.alias)
+        used[connection.alias] = connection
+    own: _Transaction | None = getattr(_role, "transaction", None)
+    if own is not None and connection.connection is own.raw:
+        if own.unproven is not None:
+            skip_results(context["cursor"])
+        own.prove()
+    statement = str(sql)
+    if not is_plain(statement):
+        _note(connection, statement, own)
     try:
         return execute(sql, params, many, context)
     except Error as error:
-        _doubt(connection, str(sql), error)
+        _doubt(connection, statement, error)
         raise
+
+
+def _note(connection: Any, statement: str, own: _Transaction | None) -> None:
+    """Note a statement, before it is executed, that may change the session or its transaction."""
+    if own is not None and connection.connection is own.raw:
+        mark_transaction(connection)
+        own.unproven = statement
+    changed: dict[str, str] | None = getattr(_role, "changed", None)
+    if changed is None or not hides_changes(connection):
+        return  # The connection was lent to another thread, or the driver will know.
+    if connection.alias not in changed or not is_call(statement):  # Of several, what has most likely changed it.
+        changed[connection.alias] = statement
 
 
 def _doubt(connection: Any, statement: str, error: Error) -> None:
@@ -177,7 +270,8 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
     block = outermost_block(connection)
     if block is None or in_savepoint(connection):
         return
-    if block is getattr(_role, "transaction", None):
+    own: _Transaction | None = getattr(_role, "transaction", None)
+    if own is not None and block is own.block:
         is_lost = not keeps_transaction(connection, statement, error)
     else:
         # The queue guarantees nothing for a transaction that the handler opened itself: interfere as little as needed.
@@ -186,16 +280,125 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
         must_roll_back(connection, error)
 
 
+class AfterCommit(Exception):
+    """The transaction of an atomic handler has committed. The cause was raised after that, by an ``on_commit`` hook."""
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """The transaction of an atomic handler."""
+
+    connection: Any
+    block: Any
+    raw: Any = None
+    """The driver's connection. A child that the handler forks has others."""
+    unproven: str | None = None
+    """A statement that may have ended it, before which it was marked."""
+
+    def prove(self) -> None:
+        """Raise an error if the handler has ended the transaction, and make sure that it rolls back what follows.
+
+        Raises:
+            TransactionManagementError: the handler has ended it.
+            django.db.Error: the database does not answer.
+        """
+        if self.block not in self.connection.atomic_blocks:
+            raise TransactionManagementError(_ENDED.format("The handler"))
+        statement, self.unproven = self.unproven, None
+        if statement is None or self.connection.needs_rollback:
+            return  # In the latter case, Django refuses everything but its end.
+        if not prove_transaction(self.connection):
+            error = TransactionManagementError(_ENDED.format(_short(statement)))
+            must_roll_back(self.connection, error)
+            raise error
+
+
 @contextlib.contextmanager
 def transaction_of_handler(using: str) -> Iterator[None]:
-    """Run the block in the transaction of an atomic handler."""
-    block = transaction.atomic(using)
-    outer, _role.transaction = getattr(_role, "transaction", None), block
+    """Run the block in the transaction of an atomic handler.
+
+    Raises:
+        AfterCommit: the transaction has committed, and there was an error after that.
+    """
+    connection = connections[using]
+    own = _Transaction(connection, transaction.atomic(using))
+    is_outermost = not connection.in_atomic_block
+    if is_outermost:
+        expect_commit(connection)
     try:
-        with block:
-            yield
-    finally:
-        _role.transaction = outer
+        with own.block:
+            own.raw = connection.connection
+            outer, _role.transaction = getattr(_role, "transaction", None), own
+            depth = len(connection.atomic_blocks)
+            try:
+                yield
+            except BaseException as error:
+                leave_blocks(connection, depth, error)
+                raise
+            finally:
+                _role.transaction = outer
+    except BaseException as error:
+        if is_outermost and has_committed(connection):
+            raise AfterCommit from error
+        raise
+
+
+_ENDED = (
+    "{} ended the transaction of the atomic handler. What it has committed stays; what the handler wrote after it is "
+    "rolled back. A handler that commits, rolls back or changes tables itself must have atomic=False."
+)
+_LEFT_OPEN = (
+    "The handler left a transaction open on the connection {!r} (by {}): what it wrote there is rolled back. Commit it "
+    "before the handler returns."
+)
+
+
+def confirm() -> None:
+    """Fail the attempt of a handler that has returned, but has not left transactions as it found them.
+
+    An atomic handler must not have ended its transaction: its writes would be committed without the ack, or the ack
+    without them. No handler may leave a transaction open: what it wrote there is rolled back. A server is asked only
+    after statements that may have begun one.
+
+    Raises:
+        django.db.transaction.TransactionManagementError: the handler has ended its transaction, or left one open.
+        django.db.Error: the database does not answer.
+    """
+    own: _Transaction | None = getattr(_role, "transaction", None)
+    used: dict[str, Any] = _role.used
+    if own is not None:
+        own.prove()
+        if own.connection.atomic_blocks[-1] is not own.block:
+            raise TransactionManagementError(_LEFT_OPEN.format(own.connection.alias, "atomic()"))
+    for connection in used.values():
+        if own is None or own.connection is not connection:
+            _confirm_closed(connection)
+
+
+def _confirm_closed(connection: Any) -> None:
+    alias = connection.alias
+    depth = (getattr(_role, "depths", None) or {}).get(alias, 0)
+    if len(connection.atomic_blocks) > depth:
+        raise TransactionManagementError(_LEFT_OPEN.format(alias, "atomic()"))
+    if depth or connection.connection is None or not connection.settings_dict["AUTOCOMMIT"]:
+        return
+    changed: dict[str, str] = getattr(_role, "changed", None) or {}
+    statement = changed.get(alias)
+    if statement is None and connection.autocommit and not is_astray(connection):
+        return
+    text = _LEFT_OPEN.format(alias, "set_autocommit(False)" if statement is None else _short(statement))
+    try:
+        is_open = holds_transaction(connection)
+    except Error as error:
+        raise TransactionManagementError(f"It is not known whether this has happened: {text}") from error
+    if is_open:
+        raise TransactionManagementError(text)
+    if statement is not None and is_call(statement):
+        del changed[alias]  # The session may be used again.
+
+
+def _short(statement: str) -> str:
+    return " ".join(statement.split())[:80]
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
@@ -255,25 +458,25 @@ FORGOTTEN_AFTER = 100
 """Calls in a row without use after which an alias is no longer opened for a handler."""
 
 
-def begin_call() -> set[str] | None:
-    """Note from now on, before a handler's call, the aliases that this thread uses.
+def begin_call() -> dict[str, Any] | None:
+    """Note from now on, before a handler's call, the connections that this thread uses.
 
     Returns:
         The state of the outer call, for ``end_call``: a handler may itself run handlers (``EAGER``).
     """
-    before: set[str] | None = getattr(_role, "used", None)
-    _role.used = set()
+    before: dict[str, Any] | None = getattr(_role, "used", None)
+    _role.used = {}
     return before
 
 
-def end_call(handler: Hashable, before: set[str] | None) -> None:
+def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
     """Remember for ``connect``, after a handler's call, the aliases that it used.
 
     Args:
         handler: identifies the handler.
         before: the return value of ``begin_call``.
     """
-    used: set[str] = _role.used
+    used: dict[str, Any] = _role.used
     _role.used = before
     uses = _uses.get(handler)
     if uses is None:
@@ -284,7 +487,7 @@ def end_call(handler: Hashable, before: set[str] | None) -> None:
         uses[alias] = 0
     if len(uses) == len(used):
         return
-    for alias in uses.keys() - used:
+    for alias in uses.keys() - used.keys():
         ago = uses.get(alias, 0) + 1
         if ago > FORGOTTEN_AFTER:
             uses.pop(alias, None)
@@ -329,17 +532,23 @@ def tidy() -> None:
     connection whose session the handler has changed by SQL is dropped too: in a transaction begun that way, the writes
     of the next handlers would never be committed.
     """
-    changed: set[str] = getattr(_role, "changed", set())
+    changed: dict[str, str] = getattr(_role, "changed", None) or {}
+    clean: dict[str, tuple[list[Any], bool]] | None = getattr(_role, "clean", None)
     still_open: list[Any] = []
     _role.open = still_open
     for connection in connections.all(initialized_only=True):
         forget_queries(connection)
-        if connection.connection is None:
-            continue
-        expires = expires_at(connection)
-        is_expired = expires is not None and time.monotonic() >= expires
-        astray = is_astray(connection) or connection.alias in changed
-        if left_open(connection) or is_expired or astray or has_failed(connection):
-            drop_connection(connection)
-        else:
+        if connection.connection is not None:
+            expires = expires_at(connection)
+            is_expired = expires is not None and time.monotonic() >= expires
+            if is_expired or has_failed(connection) or _is_changed(connection, changed):
+                drop_connection(connection)
+        if clean is not None:
+            _clean(connection, clean)
+        if connection.connection is not None:
             still_open.append(connection)
+
+
+def _is_changed(connection: Any, changed: dict[str, str]) -> bool:
+    """Return whether a transaction was left open, or SQL may have changed the session."""
+    return connection.alias in changed or left_open(connection) or is_astray(connection)

@@ -11,10 +11,11 @@ import select
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.sql import FailureKind, dialect_of
+from django_mysqlqueue.sql.statements import execute_unseen
 
 CONNECT_SECONDS = 10.0
 """Seconds for which each connection with time limits waits until it is open."""
@@ -89,13 +90,9 @@ def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
     return mysql.is_read_only(error)
 
 
-def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
-    """Return whether a statement may change the session without Django's knowledge."""
-    if connection.vendor != "mysql":
-        return False
-    from django_mysqlqueue.sql import mysql
-
-    return mysql.changes_session(statement)
+def hides_changes(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether SQL may change a session without the driver's knowledge, so that statements must be watched."""
+    return connection.vendor == "mysql"
 
 
 def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
@@ -211,6 +208,79 @@ def must_roll_back(connection: BaseDatabaseWrapper, error: BaseException) -> Non
     connection.rollback_exc = error  # type: ignore[attr-defined]
 
 
+_PROOF = "mysqlqueue_same_transaction"
+"""A savepoint. It exists exactly as long as the transaction in which it was set."""
+NO_SUCH_SAVEPOINT = 1305
+
+
+def mark_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Mark the open transaction for ``prove_transaction``, before a statement that may end it.
+
+    Raises:
+        django.db.Error: the statement has failed.
+    """
+    execute_unseen(connection, f"SAVEPOINT {_PROOF}")
+
+
+def prove_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Remove the mark, and return whether the transaction that was marked is still open.
+
+    Raises:
+        django.db.Error: the database does not answer.
+    """
+    try:
+        execute_unseen(connection, f"RELEASE SAVEPOINT {_PROOF}")
+    except OperationalError as error:
+        if error.args[:1] in ((NO_SUCH_SAVEPOINT,), (f"no such savepoint: {_PROOF}",)):
+            return False
+        raise
+    return True
+
+
+def skip_results(cursor: Any) -> None:
+    """Skip the results of a procedure that were not read, as the cursor's next statement would."""
+    if (following := getattr(cursor, "nextset", None)) is not None:  # Not on SQLite.
+        while following():
+            pass
+
+
+def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a transaction is open that may have been begun without Django's knowledge.
+
+    Raises:
+        django.db.Error: the server does not answer.
+    """
+    if connection.vendor == "mysql":
+        from django_mysqlqueue.sql import mysql
+
+        return mysql.holds_transaction(connection)
+    raw: Any = connection.connection
+    # Of other engines, only what Django knows.
+    return bool(raw.in_transaction) if connection.vendor == "sqlite" else not connection.get_autocommit()
+
+
+def leave_blocks(connection: BaseDatabaseWrapper, depth: int, error: BaseException) -> None:
+    """Leave, with an error, all ``atomic()`` blocks but the first ones.
+
+    Args:
+        connection: Django's connection.
+        depth: how many blocks stay.
+        error: the error.
+    """
+    for block in reversed(connection.atomic_blocks[depth:]):
+        block.__exit__(type(error), error, error.__traceback__)
+
+
+def expect_commit(connection: Any) -> None:
+    """Forget, before a transaction of Django's, earlier ones for ``has_committed``."""
+    connection.run_commit_hooks_on_set_autocommit_on = False
+
+
+def has_committed(connection: Any) -> bool:
+    """Return, after an error at the end of Django's transaction, whether its COMMIT was successful before that."""
+    return bool(connection.run_commit_hooks_on_set_autocommit_on)
+
+
 def any_needs_rollback() -> bool:
     """Return whether a transaction of this thread no longer accepts queries."""
     return any(connection.needs_rollback for connection in connections.all(initialized_only=True))
@@ -304,9 +374,12 @@ def _in_its_place(outer: BaseDatabaseWrapper, own: BaseDatabaseWrapper) -> Itera
 
 
 def left_open(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction was left open on the connection."""
-    return connection.in_atomic_block or (
-        not connection.get_autocommit() and bool(connection.settings_dict["AUTOCOMMIT"])
+    """Return whether a transaction, or something of one, was left open on the connection, as far as Django knows."""
+    return bool(
+        connection.in_atomic_block
+        or connection.needs_rollback
+        or connection.run_on_commit
+        or (not connection.autocommit and connection.settings_dict["AUTOCOMMIT"])
     )
 
 
@@ -331,6 +404,9 @@ def drop_connection(connection: Any) -> None:
     # Django forgets the connection even if the driver raises because it was closed already.
     with contextlib.suppress(Error):
         connection.close()
+    if connection.connection is not None:  # An SQLite database in memory, which Django does not close.
+        connection.rollback()
+        connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
 
 
 def close_connections() -> None:

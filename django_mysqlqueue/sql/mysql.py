@@ -6,7 +6,6 @@ It uses only SQL of MySQL 8.0.19 (see ``tests/sql/test_mysql_syntax.py``).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -15,6 +14,7 @@ from django.db import Error, OperationalError
 
 from django_mysqlqueue.limits import NOW_MS_MYSQL, SESSION_MYSQL
 from django_mysqlqueue.sql.base import Dialect
+from django_mysqlqueue.sql.statements import execute_unseen, is_plain
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -67,17 +67,27 @@ PERFORMANCE_SCHEMA = (
 )
 
 
-_CHANGES_SESSION = re.compile(
-    r"(?:\s|/\*.*?\*/|(?:--|#)[^\n]*\n)*"
-    r"(?:BEGIN|START|SET\s+(?!TRANSACTION\b)|LOCK|FLUSH|XA|USE|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b",
-    re.IGNORECASE | re.DOTALL,
-)
+IN_TRANSACTION = 1568
+"""The error of SET TRANSACTION while a transaction is open."""
 
 
-def changes_session(statement: str) -> bool:
-    """Return whether a statement may change the session, or begin a transaction, without Django's knowledge."""
-    # SET TRANSACTION affects only the next transaction. Django begins its own transactions without these statements.
-    return _CHANGES_SESSION.match(statement) is not None
+def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Ask the server whether a transaction is open: only MariaDB has a variable for it.
+
+    If none is, the statement has no effect: READ WRITE is what the next transaction would be anyway.
+
+    Raises:
+        django.db.Error: the server does not answer.
+    """
+    if not connection.connection.open:
+        return False
+    try:
+        execute_unseen(connection, "SET TRANSACTION READ WRITE")
+    except Error as error:
+        if error.args[:1] == (IN_TRANSACTION,):
+            return True
+        raise
+    return False
 
 
 STATEMENT_ERRORS = frozenset(
@@ -115,10 +125,6 @@ InnoDB rolls back the whole transaction for a deadlock, for a row that changed a
 https://dev.mysql.com/doc/refman/8.4/en/innodb-error-handling.html
 """
 
-_READS_OR_WRITES_ROWS = re.compile(
-    r"(?:\s|\(|/\*(?!!).*?\*/|(?:--|#)[^\n]*\n)*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH)\b",
-    re.IGNORECASE | re.DOTALL,
-)
 _rolls_back_on_timeout: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """By the driver's connection, whether its server rolls back the transaction after a lock wait timeout."""
 
@@ -137,7 +143,7 @@ def keeps_transaction(raw: Any, statement: str, error: Error) -> bool:
     if not isinstance(code, int):
         return True  # The driver has refused the parameters, and sent nothing.
     # A procedure, or a second statement, may have ended the transaction before it failed.
-    if not _READS_OR_WRITES_ROWS.match(statement) or ";" in statement.rstrip("; \t\r\n"):
+    if not is_plain(statement):
         return False
     if code == LOCK_WAIT_TIMEOUT:
         return not _has_rollback_on_timeout(raw)

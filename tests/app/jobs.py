@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, connections, transaction
 
 from django_mysqlqueue.tasks import JobCancelled, job
 from tests.app.models import Effect
@@ -46,6 +46,21 @@ def write(number):
 def plain(number):
     Effect.objects.using(database).create(name="jobs", value=number)
     return number
+
+
+@task
+def end_transaction(number):
+    log.append("end_transaction")
+    Effect.objects.using(database).create(name="jobs", value=number)
+    with connections[database].cursor() as cursor:
+        cursor.execute("ROLLBACK")
+    Effect.objects.using(database).create(name="jobs", value=number + 1)
+
+
+@task
+def fail_after_commit(number):
+    Effect.objects.using(database).create(name="jobs", value=number)
+    transaction.on_commit(lambda: 1 / 0, using=database)
 
 
 @task

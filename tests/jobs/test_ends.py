@@ -6,6 +6,7 @@ import time
 
 import pytest
 from django.db import OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
@@ -21,6 +22,7 @@ from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
 from django_mysqlqueue.tasks.handlers import Attempt
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
+from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub
 
@@ -230,6 +232,27 @@ def test_a_database_error_is_not_the_fault_of_an_atomic_job(settings):
     result.refresh()
     assert errors(result.id) == [OperationalError] * 2
     assert (result.status, len(jobs.log)) == ("FAILED", 2)
+
+
+def test_an_atomic_job_that_ends_its_transaction_fails(settings):
+    """It is not the database's fault, so there are no more attempts than those of the job."""
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
+    result = jobs.end_transaction.enqueue(7)
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    assert errors(result.id) == [TransactionManagementError]
+    assert "ROLLBACK ended the transaction" in result.errors[0].traceback
+    assert (result.status, len(jobs.log)) == ("FAILED", 1)
+    assert not Effect.objects.exists()
+
+
+def test_a_job_whose_hook_fails_after_the_commit_is_successful():
+    result = jobs.fail_after_commit.enqueue(7)
+    with pytest.raises(ZeroDivisionError):
+        deliver_all()
+    result.refresh()
+    assert (result.status, result.errors) == ("SUCCESSFUL", [])
+    assert Effect.objects.get().value == 7
 
 
 def test_an_invalid_result_is_not_retried(settings):

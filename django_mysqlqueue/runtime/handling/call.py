@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, connections
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
@@ -174,7 +174,7 @@ def _attempt(
         _prepare(handler, using, deliveries)
         before = min(held.starts_before for held in items)
         if handler.is_atomic(deliveries):
-            settlements = _run_atomic(handler, deliveries, using, before)
+            settlements = _run_atomic(handler, deliveries, using, before, errors)
         else:
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
@@ -261,6 +261,8 @@ def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     outer = sessions.begin_call()
     try:
         result = handler.call(list(deliveries) if handler.batch else deliveries[0])
+        if os.getpid() == pid:
+            sessions.confirm()
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)
@@ -304,12 +306,14 @@ def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
             )
 
 
-def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, before: float) -> list[Settlement]:
+def _run_atomic(
+    handler: Handler, deliveries: list[Delivery], using: str, before: float, errors: list[BaseException] | None
+) -> list[Settlement]:
     """Call an atomic handler: its writes and the outcomes of its deliveries commit together or not at all.
 
     The transaction commits if it settles a message (ack, reject). If every delivery was nacked or snoozed, the writes
     are rolled back. If a delivery is stale, everything is rolled back, and the others are released without counting an
-    attempt.
+    attempt. An error after the COMMIT changes no outcome.
     """
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
@@ -330,6 +334,14 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, before
             handler.acked_here(using, [delivery for delivery in deliveries if delivery._claimed in acked])
     except _Unsettled:
         return settlements
+    except sessions.AfterCommit as error:
+        # The ack is committed: nothing of the attempt has failed.
+        cause = error.__cause__
+        assert cause is not None  # noqa: S101
+        if errors is not None:
+            errors.append(cause)
+        first = deliveries[0]._claimed
+        event(logging.ERROR, "on_commit.failed", **delivery_fields(first), error=error_line(cause), exc_info=True)
     except _Stale as error:
         # The flush detects the stale ones again, and logs them.
         text = "The delivery was claimed again or settled in the meantime: the handler's writes were rolled back."
@@ -357,7 +369,7 @@ def _begin(stack: contextlib.ExitStack, using: str) -> None:
     connection = connections[using]
     if connection.in_atomic_block:
         # In an outer transaction (a TestCase), the isolation level is not changed.
-        stack.enter_context(transaction.atomic(using))
+        stack.enter_context(sessions.transaction_of_handler(using))
         return
     for is_last in (False, True):
         try:

@@ -14,7 +14,6 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
@@ -185,7 +184,7 @@ def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarc
 def test_an_alias_that_is_not_used_any_more_is_forgotten(db):
     def call(*aliases):
         outer = sessions.begin_call()
-        sessions._role.used.update(aliases)
+        sessions._role.used.update(dict.fromkeys(aliases))
         sessions.end_call("forgets", outer)
 
     call(SCARCE)
@@ -266,7 +265,7 @@ def test_a_transaction_that_cannot_be_opened_gives_back_uncounted_and_in_order(d
 
     held = sub.take()
     with monkeypatch.context() as patch:
-        patch.setattr(call.transaction, "atomic", atomic)
+        patch.setattr(transaction, "atomic", atomic)
         sub.run(held)
     assert "delivery.not_started" in caplog.text
     sub.settle()

@@ -71,14 +71,15 @@ TO_THE_CONNECTION = {
     "close": lambda: connection.close(),
     "close all": lambda: connections.close_all(),
     "close below Django": close_below_django,
-    "atomic left open": leave_atomic_open,
-    "autocommit left off": leave_autocommit_off,
-    "raw transaction left open": leave_raw_transaction_open,
     "broken": break_the_transaction,
     "temporary table": lambda: sql("CREATE TEMPORARY TABLE scratch (id INTEGER PRIMARY KEY)"),
 }
+LEFT_OPEN = {
+    "atomic left open": leave_atomic_open,
+    "autocommit left off": leave_autocommit_off,
+    "raw transaction left open": leave_raw_transaction_open,
+}
 TO_THE_SESSION = {
-    "kill": kill_itself,
     "sql_mode": lambda: sql("SET SESSION sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'"),
     "time_zone": lambda: sql("SET SESSION time_zone = '+11:00'"),
     "isolation": lambda: sql("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE"),
@@ -87,7 +88,6 @@ TO_THE_SESSION = {
     "character set": lambda: sql("SET NAMES latin1"),
     "database": lambda: sql("USE information_schema"),
     "lock tables": lambda: sql("LOCK TABLES queue_outbox READ, queue_messages READ"),
-    "start transaction": lambda: sql("/* a comment */ START TRANSACTION READ ONLY"),
     "a temporary table": lambda: sql("CREATE TEMPORARY TABLE scratch (id INTEGER PRIMARY KEY)"),
 }
 
@@ -96,6 +96,21 @@ TO_THE_SESSION = {
 def test_what_a_handler_does_to_its_connection_stays_with_its_message(db, what):
     Survival(lambda delivery: TO_THE_CONNECTION[what]()).check(dead=False)
     assert not Effect.objects.filter(name="left open").exists()
+
+
+@pytest.mark.parametrize("what", LEFT_OPEN)
+def test_a_transaction_that_a_handler_leaves_open_fails_its_attempt(db, what):
+    """What it wrote is rolled back: with an ack, it would be lost."""
+    survival = Survival(lambda delivery: LEFT_OPEN[what]())
+    survival.check(dead=True)
+    assert "left a transaction open" in survival.dead[0].last_error
+    assert not Effect.objects.filter(name="left open").exists()
+
+
+@pytest.mark.servers_only
+def test_a_session_that_is_gone_without_an_answer_fails_its_attempt(db):
+    """Nobody knows any more whether it had a transaction."""
+    Survival(lambda delivery: kill_itself()).check(dead=True)
 
 
 @pytest.mark.servers_only
