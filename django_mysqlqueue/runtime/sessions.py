@@ -13,20 +13,19 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, OperationalError, connections, transaction
+from django.db import Error, OperationalError, connections
 from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 
-from django_mysqlqueue.runtime import forks
+from django_mysqlqueue.runtime import forks, transactions
+from django_mysqlqueue.runtime.transactions import HandlerTransaction
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import (
     begin_in_one_statement,
     drop_connection,
     ends_transaction,
-    expect_commit,
     expires_at,
     forget_queries,
-    has_committed,
     has_failed,
     has_unread,
     hides_changes,
@@ -38,13 +37,10 @@ from django_mysqlqueue.sql.connection import (
     leave_blocks,
     left_open,
     limited_settings,
-    mark_transaction,
     must_roll_back,
     outermost_block,
-    prove_transaction,
-    skip_results,
 )
-from django_mysqlqueue.sql.statements import is_call, is_plain
+from django_mysqlqueue.sql.statements import is_call, is_plain, shortened
 
 _role = threading.local()
 """What a thread's connections are for, and what its handlers have done to them:
@@ -54,7 +50,6 @@ _role = threading.local()
 - ``clean``: by alias, the wrappers and the debug flag of a connection that no handler has used
 - ``depths``: by alias, the ``atomic()`` blocks that were open before the first handler (in a ``TestCase``)
 - ``used``: during a call of a handler, its connections by alias
-- ``transaction``: that of the atomic handler that is running
 """
 _distrusted: dict[str, float] = {}
 """By alias, a monotonic time: connections opened before may lead to a server that is no longer the primary."""
@@ -234,11 +229,9 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     used: dict[str, Any] | None = getattr(_role, "used", None)
     if used is not None:
         used[connection.alias] = connection
-    own: _Transaction | None = getattr(_role, "transaction", None)
+    own = transactions.running()
     if own is not None and connection.connection is own.raw:
-        if own.unproven is not None:
-            skip_results(context["cursor"])
-        own.prove()
+        own.prove(context["cursor"])
     statement = str(sql)
     if not is_plain(statement):
         _note(connection, statement, own)
@@ -249,11 +242,10 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
         raise
 
 
-def _note(connection: Any, statement: str, own: _Transaction | None) -> None:
+def _note(connection: Any, statement: str, own: HandlerTransaction | None) -> None:
     """Note a statement, before it is executed, that may change the session or its transaction."""
     if own is not None and connection.connection is own.raw:
-        mark_transaction(connection)
-        own.unproven = statement
+        own.mark(statement)
     changed: dict[str, str] | None = getattr(_role, "changed", None)
     if changed is None or not hides_changes(connection):
         return  # The connection was lent to another thread, or the driver will know.
@@ -270,7 +262,7 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
     block = outermost_block(connection)
     if block is None or in_savepoint(connection):
         return
-    own: _Transaction | None = getattr(_role, "transaction", None)
+    own = transactions.running()
     if own is not None and block is own.block:
         is_lost = not keeps_transaction(connection, statement, error)
     else:
@@ -280,73 +272,6 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
         must_roll_back(connection, error)
 
 
-class AfterCommit(Exception):
-    """The transaction of an atomic handler has committed. The cause was raised after that, by an ``on_commit`` hook."""
-
-
-@dataclass(slots=True)
-class _Transaction:
-    """The transaction of an atomic handler."""
-
-    connection: Any
-    block: Any
-    raw: Any = None
-    """The driver's connection. A child that the handler forks has others."""
-    unproven: str | None = None
-    """A statement that may have ended it, before which it was marked."""
-
-    def prove(self) -> None:
-        """Raise an error if the handler has ended the transaction, and make sure that it rolls back what follows.
-
-        Raises:
-            TransactionManagementError: the handler has ended it.
-            django.db.Error: the database does not answer.
-        """
-        if self.block not in self.connection.atomic_blocks:
-            raise TransactionManagementError(_ENDED.format("The handler"))
-        statement, self.unproven = self.unproven, None
-        if statement is None or self.connection.needs_rollback:
-            return  # In the latter case, Django refuses everything but its end.
-        if not prove_transaction(self.connection):
-            error = TransactionManagementError(_ENDED.format(_short(statement)))
-            must_roll_back(self.connection, error)
-            raise error
-
-
-@contextlib.contextmanager
-def transaction_of_handler(using: str) -> Iterator[None]:
-    """Run the block in the transaction of an atomic handler.
-
-    Raises:
-        AfterCommit: the transaction has committed, and there was an error after that.
-    """
-    connection = connections[using]
-    own = _Transaction(connection, transaction.atomic(using))
-    is_outermost = not connection.in_atomic_block
-    if is_outermost:
-        expect_commit(connection)
-    try:
-        with own.block:
-            own.raw = connection.connection
-            outer, _role.transaction = getattr(_role, "transaction", None), own
-            depth = len(connection.atomic_blocks)
-            try:
-                yield
-            except BaseException as error:
-                leave_blocks(connection, depth, error)
-                raise
-            finally:
-                _role.transaction = outer
-    except BaseException as error:
-        if is_outermost and has_committed(connection):
-            raise AfterCommit from error
-        raise
-
-
-_ENDED = (
-    "{} ended the transaction of the atomic handler. What it has committed stays; what the handler wrote after it is "
-    "rolled back. A handler that commits, rolls back or changes tables itself must have atomic=False."
-)
 _LEFT_OPEN = (
     "The handler left a transaction open on the connection {!r} (by {}): what it wrote there is rolled back. Commit it "
     "before the handler returns."
@@ -364,7 +289,7 @@ def confirm() -> None:
         django.db.transaction.TransactionManagementError: the handler has ended its transaction, or left one open.
         django.db.Error: the database does not answer.
     """
-    own: _Transaction | None = getattr(_role, "transaction", None)
+    own = transactions.running()
     used: dict[str, Any] = _role.used
     if own is not None:
         own.prove()
@@ -386,7 +311,7 @@ def _confirm_closed(connection: Any) -> None:
     statement = changed.get(alias)
     if statement is None and connection.autocommit and not is_astray(connection):
         return
-    text = _LEFT_OPEN.format(alias, "set_autocommit(False)" if statement is None else _short(statement))
+    text = _LEFT_OPEN.format(alias, "set_autocommit(False)" if statement is None else shortened(statement))
     try:
         is_open = holds_transaction(connection)
     except Error as error:
@@ -395,10 +320,6 @@ def _confirm_closed(connection: Any) -> None:
         raise TransactionManagementError(text)
     if statement is not None and is_call(statement):
         del changed[alias]  # The session may be used again.
-
-
-def _short(statement: str) -> str:
-    return " ".join(statement.split())[:80]
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:

@@ -222,12 +222,18 @@ def mark_transaction(connection: BaseDatabaseWrapper) -> None:
     execute_unseen(connection, f"SAVEPOINT {_PROOF}")
 
 
-def prove_transaction(connection: BaseDatabaseWrapper) -> bool:
+def prove_transaction(connection: BaseDatabaseWrapper, cursor: Any = None) -> bool:
     """Remove the mark, and return whether the transaction that was marked is still open.
+
+    Args:
+        connection: Django's connection.
+        cursor: a cursor with results of a procedure that may not have been read. They are skipped.
 
     Raises:
         django.db.Error: the database does not answer.
     """
+    while getattr(cursor, "nextset", bool)():  # Neither None nor a cursor of SQLite has the method.
+        pass
     try:
         execute_unseen(connection, f"RELEASE SAVEPOINT {_PROOF}")
     except OperationalError as error:
@@ -235,13 +241,6 @@ def prove_transaction(connection: BaseDatabaseWrapper) -> bool:
             return False
         raise
     return True
-
-
-def skip_results(cursor: Any) -> None:
-    """Skip the results of a procedure that were not read, as the cursor's next statement would."""
-    if (following := getattr(cursor, "nextset", None)) is not None:  # Not on SQLite.
-        while following():
-            pass
 
 
 def holds_transaction(connection: BaseDatabaseWrapper) -> bool:

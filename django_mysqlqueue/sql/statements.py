@@ -48,6 +48,11 @@ def is_call(statement: str) -> bool:
     return _CALL.match(statement) is not None
 
 
+def shortened(statement: str) -> str:
+    """Return the beginning of a statement, on one line, to name it in an error."""
+    return " ".join(statement.split())[:80]
+
+
 def execute_unseen(connection: BaseDatabaseWrapper, statement: str) -> None:
     """Execute a statement by a cursor of the driver: without execute wrappers, logs, and checks of Django.
 

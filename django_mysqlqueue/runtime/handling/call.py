@@ -20,7 +20,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.error_texts import EXPIRED
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.runtime import forks, sessions
+from django_mysqlqueue.runtime import forks, sessions, transactions
 from django_mysqlqueue.runtime.handling import observers, rejections
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
@@ -334,7 +334,7 @@ def _run_atomic(
             handler.acked_here(using, [delivery for delivery in deliveries if delivery._claimed in acked])
     except _Unsettled:
         return settlements
-    except sessions.AfterCommit as error:
+    except transactions.AfterCommit as error:
         # The ack is committed: nothing of the attempt has failed.
         cause = error.__cause__
         assert cause is not None  # noqa: S101
@@ -369,7 +369,7 @@ def _begin(stack: contextlib.ExitStack, using: str) -> None:
     connection = connections[using]
     if connection.in_atomic_block:
         # In an outer transaction (a TestCase), the isolation level is not changed.
-        stack.enter_context(sessions.transaction_of_handler(using))
+        stack.enter_context(transactions.transaction_of_handler(using))
         return
     for is_last in (False, True):
         try:
@@ -377,7 +377,7 @@ def _begin(stack: contextlib.ExitStack, using: str) -> None:
             if statement is not None:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
-            stack.enter_context(sessions.transaction_of_handler(using))
+            stack.enter_context(transactions.transaction_of_handler(using))
         except Error as error:
             drop_connection(connection)
             if is_last:

@@ -35,6 +35,15 @@ def effects():
     return sorted(Effect.objects.values_list("name", flat=True))
 
 
+LEFT_TABLE = "left_by_a_handler"
+
+
+@pytest.fixture(autouse=True)
+def _drop_what_is_left(db):
+    yield
+    sql(f"DROP TABLE IF EXISTS {LEFT_TABLE}")
+
+
 LEAVES_OPEN = [
     "COMMIT AND CHAIN",
     "ROLLBACK AND CHAIN",
@@ -185,7 +194,7 @@ ENDS_ON_SERVERS = {
     "COMMIT AND CHAIN": lambda: sql("COMMIT AND CHAIN"),
     "autocommit": lambda: sql("SET autocommit=1"),
     "two statements": lambda: sql("SELECT 1; COMMIT"),
-    "DDL": lambda: sql("CREATE TABLE scratch (id INT)", "DROP TABLE scratch"),
+    "DDL": lambda: sql(f"CREATE TABLE IF NOT EXISTS {LEFT_TABLE} (id INT)"),
     "LOCK TABLES": lambda: sql(f"LOCK TABLES {Effect._meta.db_table} WRITE", "UNLOCK TABLES"),
 }
 
@@ -203,7 +212,13 @@ def caught(end):
         pass
 
 
-WAYS = {"directly": lambda end: end(), "caught": caught, "in a block": in_a_block}
+def caught_and_unmarked(end):
+    caught(end)
+    if connection.in_atomic_block:
+        transaction.set_rollback(False)
+
+
+WAYS = {"directly": lambda end: end(), "caught": caught, "unmarked": caught_and_unmarked, "in a block": in_a_block}
 
 
 def _check_that_it_fails(settings, end):
@@ -512,7 +527,7 @@ STEPS = {
     "autocommit off": lambda: sql("/*! SET autocommit = 0 */"),
     "autocommit on": lambda: sql("SET autocommit = 1"),
     "savepoint": lambda: sql("SAVEPOINT one"),
-    "DDL": lambda: sql("CREATE TABLE scratch (id INT)", "DROP TABLE scratch"),
+    "DDL": lambda: sql(f"CREATE TABLE IF NOT EXISTS {LEFT_TABLE} (id INT)"),
     "enter": lambda: transaction.atomic().__enter__(),
     "close": lambda: connection.close(),
 }
