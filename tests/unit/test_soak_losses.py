@@ -14,6 +14,7 @@ from tests.support.soak_runs import (
     BEGAN,
     GROUPS,
     KEYS,
+    ONE,
     OTHER,
     TOTAL,
     a_message,
@@ -34,7 +35,7 @@ def test_a_sound_run_passes(evidence):
     assert violations(evidence) == {}
     for group in plan.GROUPS:
         fates = (plan.FINE, plan.POISON, plan.REJECT, plan.FLAKY, plan.PUT_OFF)
-        for fate in fates if group.topic == plan.TOPIC else fates[:1]:
+        for fate in fates if group.topic == plan.TOPIC and not group.sometimes else fates[:1]:
             a_message(group.name, fate)
 
 
@@ -99,13 +100,66 @@ def test_a_message_that_the_filter_passed_by_mistake(evidence, group):
 @FILTERED
 @pytest.mark.parametrize("verbs", [(records.STARTED,), (records.STARTED, records.DONE)])
 def test_a_message_that_does_not_match_the_filter(evidence, group, verbs):
-    number = next(n for n in range(0, TOTAL, 3) if not GROUPS[group].gets(name(n)))
+    number = next(n for n in range(0, TOTAL, 3) if not GROUPS[group].may_get(name(n)))
     late = BEGAN + TOTAL
     broken = with_steps(evidence, group, lambda steps: steps + again(number, late, verbs=verbs))
     found = violations(broken)
     assert found[f"{group}: {FILTER_CHECK}"] == (
         f"{name(number)} has expired, or is not on the topic or in the filter, but was started",
     )
+
+
+def test_a_message_that_the_filter_matches_sometimes(evidence):
+    """It may be handled, or not."""
+    group = GROUPS["narrowed"]
+    number = next(n for n in range(0, TOTAL, 3) if group.may_get(name(n)) and not group.gets(name(n)))
+    at = BEGAN + number / 10
+    both = again(number, at)
+
+    def insert(steps):
+        return sorted(steps + both, key=lambda step: step.at)
+
+    assert violations(with_steps(evidence, "narrowed", insert)) == {}
+
+
+def test_a_coalesce_key_whose_latest_message_is_not_handled(evidence):
+    """A message is superseded by one that the group gets sometimes. A change of the filter must not take that away."""
+    group = GROUPS["narrowed"]
+    numbers = [n for n in of_a_key(debounces=False) if group.may_get(name(n))]
+    at = max(place for place, n in enumerate(numbers) if group.gets(name(n)) and numbers[place + 1 :])
+    mine = {name(n) for n in numbers}
+    last, later = name(numbers[at]), numbers[-1]
+    lost = with_steps(evidence, "narrowed", lambda steps: [step for step in steps if step.message_id not in mine])
+    found = violations(lost)
+    assert list(found) == ["narrowed: the latest message of each coalesce key was handled"]
+    (line,) = found[next(iter(found))]
+    assert line.endswith(f"neither {last} nor a later one was handled")
+    if plan.fate("narrowed", name(later)) == plan.FINE:
+        step = Step(records.DONE, name(later), KEYS[later % 3], later + 1, 1, BEGAN + TOTAL, OTHER)
+        assert violations(with_steps(lost, "narrowed", lambda steps: [*steps, step])) == {}
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_handler_that_a_rollout_cuts_off(evidence, counted):
+    number = next(n for n in range(0, TOTAL, 3) if n == a_message("shared", after=n))
+    at = BEGAN + number / 10
+
+    def cut_off(steps):
+        kept = [step for step in steps if step.message_id != name(number)]
+        key = KEYS[number % 3]
+        started = Step(records.STARTED, name(number), key, number + 1, 1, at, ONE)
+        later = [
+            Step(verb, name(number), key, number + 1, 1 + counted, at + 5, OTHER)
+            for verb in (records.STARTED, records.DONE)
+        ]
+        return sorted([*kept, started, *later], key=lambda step: step.at)
+
+    broken = with_trouble(with_steps(evidence, "shared", cut_off), plan.DEPLOY, since=at + 1, until=at + 1)
+    found = violations(broken)
+    line = f"{name(number)} at {number + 1} of a was cut off in attempt 1, and had attempt 2 next"
+    assert found == ({"shared: a rollout counts no attempt": (line,)} if counted else {})
+    killed = with_trouble(broken, plan.KILL_SUBSCRIBER, since=at + 2, until=at + 2)
+    assert violations(killed) == {}
 
 
 @pytest.mark.parametrize("group", ["atomic", "batch"])

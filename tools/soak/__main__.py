@@ -52,8 +52,9 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "atomic-only": (*(f"--group={name}" for name in ("atomic", "batch", "relayed-atomic")), "--threads", "2"),
     "small-batches": (
         *(
-            f"--group={name}"
-            for name in ("skip", "strict", "shared", "filtered", "relayed", "moved", "sql-ordered", "sql-shared")
+            f"--group={group.name}"
+            for group in plan.GROUPS
+            if group.name not in ("atomic", "batch", "filtered", "relayed-atomic", "moved-atomic")
         ),
         "--claim-size",
         "10",

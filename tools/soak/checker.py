@@ -31,7 +31,10 @@ def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
     ]
     for group in groups:
         verdicts += [check_handled(evidence, group), check_dead_letters(evidence, group)]
+        if group.sometimes:
+            verdicts.append(check_latest(evidence, group))
         verdicts += [timeline.check_settled(evidence, group), timeline.check_repeats(evidence, group)]
+        verdicts.append(timeline.check_cut_off(evidence, group))
         if group.atomic:
             verdicts.append(check_exactly_once(evidence, group))
         if group.ordered:
@@ -152,7 +155,7 @@ def replaced(ledger: Iterable[Entry], group: Group) -> set[str]:
         found = coalescing(entry.message_id)
         if topic_of(entry.message_id) != group.topic or found is None:
             continue
-        if found.debounces or group.gets(entry.message_id):
+        if found.debounces or group.may_get(entry.message_id):
             by_key[f"{found.partition} {found.key}"].append(entry)
     return {
         entry.message_id
@@ -177,12 +180,12 @@ def check_handled(evidence: Evidence, group: Group) -> Verdict:
         for message_id in sorted(done - committed.keys()):
             yield f"{message_id} was handled but never committed"
         for message_id in sorted((done & committed.keys()) - expected):
-            if group.gets(message_id):
+            if fate(group.name, message_id) == POISON:
                 yield f"{message_id} was handled, although its handler always fails"
         started = {step.message_id for step in evidence.steps.get(group.name, ())}
         for message_id in sorted(started - committed.keys()):
             yield f"{message_id} was started but never committed"
-        for message_id in sorted(one for one in (started | done) & committed.keys() if not group.gets(one)):
+        for message_id in sorted(one for one in (started | done) & committed.keys() if not group.may_get(one)):
             yield f"{message_id} has expired, or is not on the topic or in the filter, but was started"
 
     mine = sum(group.gets(entry.message_id) for entry in evidence.ledger)
@@ -193,6 +196,28 @@ def check_handled(evidence: Evidence, group: Group) -> Verdict:
     return verdict(f"{group.name}: {what} was handled", f"{mine} messages, {saved} of them replaced", violations())
 
 
+def check_latest(evidence: Evidence, group: Group) -> Verdict:
+    """Check that the group has got, of each coalesce key, the last message that it gets at any time, or a later one.
+
+    A message is superseded only because the group gets a later one: no change of the filter takes that away.
+    """
+    got = handled(evidence, group) | {one.message_id for one in evidence.dead if one.group == group.name}
+    by_key: dict[str, list[Entry]] = defaultdict(list)
+    for entry in sorted(evidence.ledger, key=lambda entry: entry.number):
+        found = coalescing(entry.message_id)
+        if found is not None and not found.debounces and group.may_get(entry.message_id):
+            by_key[f"{found.partition} {found.key}"].append(entry)
+
+    def violations() -> Iterator[str]:
+        for key, entries in by_key.items():
+            always = [number for number, entry in enumerate(entries) if group.gets(entry.message_id)]
+            if always and got.isdisjoint(entry.message_id for entry in entries[always[-1] :]):
+                yield f"{key}: neither {entries[always[-1]].message_id} nor a later one was handled"
+
+    name = f"{group.name}: the latest message of each coalesce key was handled"
+    return verdict(name, f"{len(by_key)} keys", violations())
+
+
 def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
     """Check that the DLQ contains exactly the messages that must fail, once each, after all of their attempts."""
     dead_letters = [one for one in evidence.dead if one.group == group.name]
@@ -201,10 +226,12 @@ def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
         counts = Counter(one.message_id for one in dead_letters)
         mine = [entry.message_id for entry in evidence.ledger if group.gets(entry.message_id)]
         expected = {one for one in mine if is_for_the_dlq(group.name, one)}
+        possible = (entry.message_id for entry in evidence.ledger if group.may_get(entry.message_id))
+        allowed = {one for one in possible if is_for_the_dlq(group.name, one)}
         for message_id in sorted(expected - counts.keys() - replaced(evidence.ledger, group)):
             yield f"{message_id} is not in the DLQ"
         for one in dead_letters:
-            if one.message_id not in expected:
+            if one.message_id not in allowed:
                 last = one.error.strip().rsplit("\n", 1)[-1]
                 yield f"{one.message_id} is in the DLQ after {one.attempts} attempts: {last}"
             elif fate(group.name, one.message_id) == POISON and one.attempts != MAX_ATTEMPTS:

@@ -67,6 +67,8 @@ class Trouble:
     """When it ended: for a kill the same as ``since``, for a freeze when the process was resumed."""
     pid: int = 0
     """The process; 0 means the server or connections."""
+    group: str = ""
+    """The only group that it concerns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from django.db import Error, connections
 
 from django_mysqlqueue import naming, operations
 from django_mysqlqueue.exceptions import QueueError
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import PartitionLease, QueueMessage
 from soak import job_plan, plan, records
 from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
@@ -29,6 +29,8 @@ AIM_TIMEOUT = 6.0
 """Seconds to wait until a process reaches a trap."""
 MISSES = 5
 """How often an action is retried later if it found no process."""
+AGAIN = 5
+"""Number of processes that are killed one after another."""
 OVERRIDDEN = 10.0
 """Seconds for which options are overridden."""
 IMPATIENCE = 12.0
@@ -107,6 +109,12 @@ class Killer:
                 return self._kill(_choose(self._candidates(action.kind), action), action)
             case plan.FREEZE_SUBSCRIBER | plan.FREEZE_PUBLISHER | plan.FREEZE_CLIENT:
                 return self._freeze(_choose(self._candidates(action.kind), action), action)
+            case plan.DEPLOY:
+                return self._deploy(action)
+            case plan.KILL_AGAIN:
+                return self._kill_again(action)
+            case plan.RELEASE:
+                return self._release()
             case plan.CUT:
                 return self._cut(action)
             case plan.IMPATIENT:
@@ -155,6 +163,45 @@ class Killer:
         for one in (pid, *children):
             self._note(action.kind, records.now(), one)
         return f"process {pid}"
+
+    def _deploy(self, action: Action) -> str | None:
+        """Restart a subscriber, whose handlers may take longer than it waits."""
+        slots = [slot for slot in self._fleet.subscribers if slot.pid is not None and not slot.is_spared]
+        if not slots:
+            return None
+        slot = slots[int(action.draw * len(slots))]
+        pid = slot.pid
+        assert pid is not None
+        children = children_of(pid)
+        self._fleet.terminate(slot)
+        for one in (pid, *children):
+            self._note(action.kind, records.now(), one)
+        return f"process {pid}"
+
+    def _kill_again(self, action: Action) -> str | None:
+        """Kill those that take over the messages of killed processes, too: one process per second."""
+        candidates = functools.partial(self._candidates, plan.KILL_SUBSCRIBER)
+
+        def kill() -> None:
+            self._kill(_choose(candidates(), action), action)
+
+        now = time.monotonic()
+        self._undo += [(now + seconds, kill) for seconds in range(1, AGAIN)]
+        return self._kill(_choose(candidates(), action), action)
+
+    def _release(self) -> str | None:
+        """Release all partitions of a group of which many wait for their rate."""
+        group = next(group for group in plan.GROUPS if group.name == plan.LIMITED)
+        leases = PartitionLease.objects.filter(consumer_group=group.name, topic=group.topic).exclude(leased_by="")
+        keys = _until_it_works(lambda: list(leases.values_list("partition_key", flat=True)))
+        if not keys:
+            return None
+        since = records.now()
+        # A lease may be gone by then.
+        with contextlib.suppress(QueueError):
+            operations.release(group.name, group.topic, keys, actor="soak")
+        self.troubles.append(Trouble(plan.RELEASE, since, records.now(), group=group.name))
+        return f"{len(keys)} partitions"
 
     def _freeze(self, pid: int | None, action: Action) -> str | None:
         """Freeze a process for longer than its lease, and resume it later."""
@@ -240,7 +287,8 @@ class Killer:
     def _override(self, action: Action) -> str:
         """Make every group claim and prefetch little, and limit it, for a while, as an operator does.
 
-        The filters that are set meanwhile match the same messages as the registered ones.
+        The filters that are set meanwhile match the same messages as the registered ones, except where a group gets
+        some regions only sometimes.
         """
         since = records.now()
         values: dict[str, Any] = {

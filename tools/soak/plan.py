@@ -29,6 +29,8 @@ NAME_INSIDE = "soak_message"
 REPEAT = "soak_repeat"
 """A field in the payload of a duplicate."""
 MAX_ATTEMPTS = 6
+SHUTDOWN = 1.0
+"""SHUTDOWN_TIMEOUT in seconds."""
 LEASE = 5.0
 """Lease duration in seconds. A process is frozen for longer."""
 RETENTION = 60.0
@@ -64,6 +66,8 @@ class Group:
     batch: bool = False
     regions: tuple[str, ...] = ()
     """The group gets only messages with these regions in their metadata. Empty: it has no filter."""
+    sometimes: tuple[str, ...] = ()
+    """Further regions that the registered filter matches, until an operator overrides it for a while."""
 
     def gets(self, message_id: str) -> bool:
         """Return whether a message is on the group's topic, has not expired, and matches the group's filter."""
@@ -73,10 +77,18 @@ class Group:
             and (not self.regions or region(message_id) in self.regions)
         )
 
+    def may_get(self, message_id: str) -> bool:
+        """Return whether the group gets a message under one of its filters."""
+        return self.gets(message_id) or (
+            topic_of(message_id) == self.topic and not has_expired(message_id) and region(message_id) in self.sometimes
+        )
+
 
 REGIONS = ("eu", "us", "asia")
 
 
+LIMITED, RATE_PER_KEY, BURST = "limited", "4/s", 2
+"""The group with a rate per key, and its rate and burst."""
 LONG_AGO = datetime.datetime.fromtimestamp(0.001, datetime.UTC)  # as tests.support.filtering has it
 EXPIRED = 20
 """One of this number of messages has expired when it is published. No group may start it."""
@@ -131,6 +143,8 @@ GROUPS = (
     Group("atomic", ordered=True, atomic=True),
     Group("batch", ordered=True, atomic=True, batch=True),
     Group("filtered", ordered=True, regions=("eu", "us")),
+    Group("narrowed", ordered=True, regions=("eu",), sometimes=("us",)),
+    Group(LIMITED, ordered=True),
     Group("relayed", ordered=True, topic=RELAYED),
     Group("relayed-atomic", ordered=True, topic=RELAYED, atomic=True),
     Group("moved", ordered=True, topic=MOVED, strict=True),
@@ -162,6 +176,14 @@ def is_slow(group: str, message_id: str) -> bool:
     return zlib.crc32(f"slow:{group}:{message_id}".encode()) / 2**32 < SLOW_SHARE
 
 
+LONG_SHARE, LONG = 0.001, 4.0
+"""Share of the messages whose handler takes longer than ``SHUTDOWN_TIMEOUT``, and for how many seconds."""
+
+
+def is_long(group: str, message_id: str) -> bool:
+    return zlib.crc32(f"long:{group}:{message_id}".encode()) / 2**32 < LONG_SHARE
+
+
 def is_for_the_dlq(group: str, message_id: str) -> bool:
     return fate(group, message_id) in (POISON, REJECT)
 
@@ -169,6 +191,8 @@ def is_for_the_dlq(group: str, message_id: str) -> bool:
 # -- the disturbances ---------------------------------------------------------
 
 KILL_SUBSCRIBER = "SIGKILL a subscriber"
+KILL_AGAIN = "SIGKILL of one subscriber after another"
+DEPLOY = "SIGTERM of a subscriber"
 KILL_CHILD = "SIGKILL a supervisor's child"
 KILL_SUPERVISOR = "SIGKILL a supervisor"
 KILL_PUBLISHER = "SIGKILL a publisher"
@@ -199,6 +223,7 @@ FREEZE_JOB = "SIGSTOP inside an atomic job"
 FREEZE_STAGE = "SIGSTOP inside the transaction that publishes a stage of jobs"
 REDRIVE = "redrive of the dead letters of jobs"
 SEEK = "seek of a queue of jobs to its beginning"
+RELEASE = "release of the partitions of a group with a rate per key"
 CUT = "KILL of random connections"
 IMPATIENT = "wait_timeout=2 for a while"
 OVERRIDE = "options overridden for a while"
@@ -230,7 +255,9 @@ TRAPS = {
 """Action → the trap in which a process waits for it."""
 
 DECK = (
-    *[KILL_SUBSCRIBER] * 4,
+    *[KILL_SUBSCRIBER] * 3,
+    *[DEPLOY] * 3,
+    *[KILL_AGAIN, KILL_AGAIN, RELEASE, RELEASE],
     *[KILL_PUBLISHER] * 2,
     *[CUT] * 3,
     *[FREEZE_SUBSCRIBER, FREEZE_SEQUENCER, FREEZE_CLAIM, FREEZE_ATOMIC, FREEZE_WATERMARK, FREEZE_PUBLISHER],
@@ -239,7 +266,7 @@ DECK = (
     *[KILL_CLIENT, KILL_CLIENT, KILL_CLIENT_INSIDE, FREEZE_CLIENT, FREEZE_CLIENT_INSIDE],
     *[KILL_JOB, KILL_BEGIN, KILL_STAGE, FREEZE_JOB, FREEZE_STAGE, REDRIVE, REDRIVE, SEEK],
     *[KILL_TICK, FREEZE_TICK],
-    *[IMPATIENT, OVERRIDE],
+    *[IMPATIENT, OVERRIDE, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
 AWAY = frozenset({RESTART, CRASH})

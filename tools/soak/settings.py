@@ -36,7 +36,7 @@ MYSQLQUEUE: dict[str, Any] = {
     "LEASE_RENEWAL_INTERVAL": plan.LEASE / 3,
     "VISIBILITY_TIMEOUT": 8,
     "MAX_PROCESSING_TIME": 40,
-    "SHUTDOWN_TIMEOUT": 10,
+    "SHUTDOWN_TIMEOUT": plan.SHUTDOWN,
     "MAX_ATTEMPTS": plan.MAX_ATTEMPTS,
     "BACKOFF": {"initial": 0.1, "maximum": 2},
     "MAX_POLL_INTERVAL": 0.5,

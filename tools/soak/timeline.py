@@ -94,13 +94,48 @@ def check_repeats(evidence: Evidence, group: Group) -> Verdict:
             if before is None:
                 continue
             again[step.message_id] += 1
-            if not any(_explains(one, before, step) for one in evidence.troubles):
+            if not any(_explains(one, before, step) for one in _troubles(evidence, group)):
                 later = step.at - before.at
                 yield f"{_shown(step)} repeated attempt {step.attempt} after {later:.1f} s without a reason"
 
     found = list(violations())
     compared = f"{again.total()} repeated attempts, at most {max(again.values(), default=0)} of one message"
     return verdict(f"{group.name}: attempts are repeated only after a loss", compared, found)
+
+
+def check_cut_off(evidence: Evidence, group: Group) -> Verdict:
+    """Check that no attempt is counted for a message whose handler a rollout has cut off."""
+    rollouts = [one for one in evidence.troubles if one.kind == plan.DEPLOY]
+    others = [one for one in _troubles(evidence, group) if one.kind != plan.DEPLOY]
+    cut_off = 0
+
+    def violations() -> Iterator[str]:
+        nonlocal cut_off
+        running: dict[tuple[str, str], Step] = {}
+        last: dict[str, Step] = {}
+        for step in sorted(evidence.steps.get(group.name, ()), key=lambda step: step.at):
+            if step.verb in ENDS:
+                running.pop((step.process, step.message_id), None)
+            if step.verb != STARTED:
+                continue
+            before = last.get(step.message_id)
+            last[step.message_id] = running[step.process, step.message_id] = step
+            if before is None or running.get((before.process, before.message_id)) != before:
+                continue
+            mine = (one for one in rollouts if one.pid == before.pid)
+            if not any(before.at - CLEARLY < one.since < step.at for one in mine):
+                continue
+            cut_off += 1
+            if step.attempt != before.attempt and not any(_explains(one, before, step) for one in others):
+                yield f"{_shown(step)} was cut off in attempt {before.attempt}, and had attempt {step.attempt} next"
+
+    found = list(violations())
+    return verdict(f"{group.name}: a rollout counts no attempt", f"{cut_off} messages that were cut off", found)
+
+
+def _troubles(evidence: Evidence, group: Group) -> list[Trouble]:
+    """Return the disturbances that concern a group."""
+    return [one for one in evidence.troubles if one.group in ("", group.name)]
 
 
 def _explains(trouble: Trouble, first: Step, again: Step) -> bool:
@@ -135,7 +170,7 @@ def check_alone(evidence: Evidence, group: Group) -> Verdict:
                 others = meanwhile.pop((step.key, step.process, step.offset), [])
                 taken_over += len(others)
                 for other in others:
-                    if not any(_explains(one, first, other) for one in evidence.troubles):
+                    if not any(_explains(one, first, other) for one in _troubles(evidence, group)):
                         yield f"{_shown(other)} started while another process handled {_shown(first)}"
             if step.verb != STARTED:
                 continue

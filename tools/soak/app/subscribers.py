@@ -63,6 +63,8 @@ def act(delivery: Delivery) -> None:
         note(records.AGAIN, [delivery])
     if plan.is_slow(delivery.group, delivery.id):
         time.sleep(plan.SLOW)
+    if plan.is_long(delivery.group, delivery.id):
+        time.sleep(plan.LONG)
     match plan.fate(delivery.group, delivery.id):
         case plan.POISON:
             note(records.FAILED, [delivery])
@@ -84,6 +86,8 @@ def act(delivery: Delivery) -> None:
 @subscriber(plan.TOPIC, group="strict", on_failure="block")
 @subscriber(plan.TOPIC, group="shared", mode="shared")
 @subscriber(plan.TOPIC, group="filtered", filter={"region": ["eu", "us"]})
+@subscriber(plan.TOPIC, group="narrowed", filter={"region": ["eu", "us"]})
+@subscriber(plan.TOPIC, group=plan.LIMITED, rate_per_key=plan.RATE_PER_KEY, burst=plan.BURST)
 @subscriber(plan.RELAYED, group="relayed")
 @subscriber(plan.MOVED, group="moved", on_failure="block")
 @subscriber(plan.SQL, group="sql-ordered")
