@@ -128,6 +128,7 @@ ROLES: dict[str, Role] = {
                     models.DeliveryState: "UD",
                     models.PartitionLease: "UD",
                     models.ConsumerOffset: "UD",
+                    models.Slots: "D",
                     models.CoalesceKey: "D",
                     models.DebouncedMessage: "D",
                     models.JobResult: "IU",

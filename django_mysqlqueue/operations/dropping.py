@@ -13,6 +13,7 @@ from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
     ConsumerOffset,
+    DeliveryState,
     PartitionLease,
     Slots,
     SubscriberHeartbeat,
@@ -77,7 +78,16 @@ def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int
         found = groups.lock(session, ref)
     except OperationRefused:
         return None
-    operation = steps.begin(session, ref, found, "drop", actor=actor, reason=reason)
+    operation = steps.begin(
+        session,
+        ref,
+        found,
+        "drop",
+        deletes=(PartitionLease, DeliveryState, ConsumerOffset, Slots, CoalesceKey, SubscriberHeartbeat, ConsumerGroup),
+        updates=job_results.skipped(ref),
+        actor=actor,
+        reason=reason,
+    )
     groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
     return operation
 

@@ -279,7 +279,17 @@ def _begin(session: Session, ref: GroupRef, position: Position, actor: str, deta
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
     offset = str(position.offset + 1)
     text = f"to offset {offset}" + (f" ({detail})" if detail not in ("", offset) else "")
-    operation = steps.begin(session, ref, found, "seek", actor=actor, reason=reason, detail=text)
+    operation = steps.begin(
+        session,
+        ref,
+        found,
+        "seek",
+        deletes=(DeliveryState,),
+        updates=(ConsumerOffset, *job_results.skipped(ref)),
+        actor=actor,
+        reason=reason,
+        detail=text,
+    )
     groups.change(
         session,
         ref,

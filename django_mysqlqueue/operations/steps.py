@@ -9,10 +9,12 @@ at this start offset) would not suffice, since the group may return to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from django.db.models import Model
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryState, Operation
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.groups import Fence, Locked
@@ -27,7 +29,16 @@ LOCKED_PAUSE = 0.05
 
 
 def begin(
-    session: Session, ref: GroupRef, found: Locked, action: str, *, actor: str, reason: str = "", detail: str = ""
+    session: Session,
+    ref: GroupRef,
+    found: Locked,
+    action: str,
+    *,
+    deletes: Sequence[type[Model]],
+    updates: Sequence[type[Model]],
+    actor: str,
+    reason: str = "",
+    detail: str = "",
 ) -> int:
     """Record the start of an operation in the audit log. An unfinished one on the group is stopped there.
 
@@ -36,6 +47,8 @@ def begin(
         ref: the group and its topic.
         found: the group row.
         action: name of the operation.
+        deletes: the models from whose tables the later transactions delete rows.
+        updates: those in whose tables they update rows, in addition to the audit log.
         actor: who runs the operation.
         reason: why.
         detail: further text for the audit log.
@@ -43,12 +56,28 @@ def begin(
     Returns:
         The operation's id. Store it in the group row, with ``paused``, in the same transaction.
     """
+    _require_privileges(session, deletes, (*updates, Operation))
     operation = audit.begin(
         session, action, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
     )
     if found.operation:
         audit.stop(session, found.operation, f"stopped: replaced by a {action} of {actor or 'an unknown actor'}")
     return operation
+
+
+def _require_privileges(session: Session, deletes: Sequence[type[Model]], updates: Sequence[type[Model]]) -> None:
+    """Fail if the user of the database may not delete from some tables, or update others: before anything is changed.
+
+    Grants of before an upgrade have no privileges on its new tables. An operation that finds out in a later transaction
+    leaves the group paused. EXPLAIN needs the privileges of the statement, and locks nothing.
+    """
+    if session.dialect.current_user is None:
+        return
+    names = ", ".join(model._meta.db_table for model in deletes)
+    session.rows(f"EXPLAIN DELETE {names} FROM {names} WHERE 1 = 0")
+    columns = [(model._meta.db_table, model._meta.concrete_fields[0].column) for model in updates]
+    assignments = ", ".join(f"{table}.{column} = {table}.{column}" for table, column in columns)
+    session.rows(f"EXPLAIN UPDATE {', '.join(table for table, _ in columns)} SET {assignments} WHERE 1 = 0")
 
 
 class Stopped(OperationRefused):

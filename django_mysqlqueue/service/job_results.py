@@ -13,7 +13,7 @@ from typing import NamedTuple
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import job_rows, job_stages
 from django_mysqlqueue.service.deliveries import Claimed, JobEnd
@@ -267,6 +267,11 @@ def skip(using: str, ref: GroupRef) -> None:
     """
     if is_of_jobs(ref):
         run(using, lambda session: job_rows.free_unique_keys(session, ref.topic.removeprefix(JOB_PREFIX)))
+
+
+def skipped(ref: GroupRef) -> tuple[type[JobResult], ...]:
+    """Return the models in whose tables ``skip`` updates rows for a group."""
+    return (JobResult,) if is_of_jobs(ref) else ()
 
 
 def restart(session: Session, offsets: Collection[int]) -> None:

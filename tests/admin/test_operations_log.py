@@ -106,7 +106,7 @@ def test_every_operation_has_a_name_for_people():
     sources = "".join(path.read_text() for part in ("operations", "service") for path in (root / part).glob("*.py"))
     names = set(re.findall(r'audit\.(?:once|begin)\(\s*session,\s*"([a-z_ ]+)"', sources))
     names |= set(re.findall(r'(?:_each|_take_all|_do)\(\s*(?:using, )?(?:wanted, )?"([a-z_ ]+)"', sources))
-    names |= set(re.findall(r'steps\.begin\(session, ref, found, "([a-z]+)"', sources))
+    names |= set(re.findall(r'steps\.begin\(\s*session,\s*ref,\s*found,\s*"([a-z]+)"', sources))
     assert {"seek", "drop", "redrive", "discard", "cancel", "retry", "replace", "run recurring"} <= names
     names |= set(re.findall(r'ACTION = "([a-z ]+)"', sources))
     assert names <= set(ACTIONS)
