@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNames:
+    """The names that exist: the help in an error about one that does not."""
+
+    topics: Mapping[Any, str | None]
+    """The names, each with the topic that it tells something about; None: about no single topic."""
+    text: Callable[[Collection[Any]], str]
+    """Returns the help from some of the names."""
+
 
 class QueueError(Exception):
     """Base class of the exceptions of publishing, handlers and operations."""
+
+    def __init__(self, *args: object, known: KnownNames | None = None) -> None:
+        super().__init__(*args)
+        self._known = known
+
+    def __str__(self) -> str:
+        return self.text_for(lambda topic: True)
+
+    def text_for(self, may_view: Callable[[str | None], bool]) -> str:
+        """Return the text for a reader who may not view all topics.
+
+        The text of an error about an unknown name ends with names that exist, and similar ones: those of other topics
+        are left out.
+
+        Args:
+            may_view: returns whether the reader may view a topic; called with None, whether they may view all topics.
+        """
+        text = super().__str__()
+        if self._known is None:
+            return text
+        found = [name for name, topic in self._known.topics.items() if may_view(topic)]
+        return f"{text} {self._known.text(found)}".rstrip()
 
 
 class InvalidMessage(QueueError, ValueError):

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import QueueError, SubscriberError
 from django_mysqlqueue.permissions import (
     OPERATE,
     PUBLISH,
@@ -91,6 +92,19 @@ def operations_to_view(request: HttpRequest, using: str) -> frozenset[str] | Non
     All of them need a permission of their own. Who may view single topics may view the operations on them.
     """
     return None if request.user.has_perm(VIEW_OPERATIONS) else topics_to_view(request, using) or frozenset()
+
+
+def text_of(request: HttpRequest, error: QueueError | ImportError) -> str:
+    """Return the text of an error without names of topics that the user may not view, nor of their groups."""
+    found = visible(request).topics.values()
+
+    def may_view_in_any(topic: str | None) -> bool:
+        return any(names is None or (topic is not None and naming.first_topic(topic) in names) for names in found)
+
+    if isinstance(error, QueueError) and not isinstance(error, SubscriberError):
+        return error.text_for(may_view_in_any)
+    # It is about the handlers of the project, whichever topic they read.
+    return str(error) if may_view_in_any(None) else type(error).__name__
 
 
 def may_view_operations(request: HttpRequest) -> bool:

@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
-from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
+from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.causes import Cause, find_causes
@@ -292,9 +292,12 @@ def _finding(problem: Problem) -> HealthFinding:
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            raise OperationRefused(
-                f"No {what} {name!r} is registered. Registered: {', '.join(sorted(known)) or 'none'}."
-            )
+            registered = KnownNames(dict.fromkeys(sorted(known)), _registered)
+            raise OperationRefused(f"No {what} {name!r} is registered.", known=registered)
+
+
+def _registered(names: Collection[str]) -> str:
+    return f"Registered: {', '.join(names) or 'none'}."
 
 
 def _outbox_beyond(limits: HealthLimits, state: QueueOverview) -> Iterator[HealthFinding]:

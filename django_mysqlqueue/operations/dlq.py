@@ -23,7 +23,7 @@ from django_mysqlqueue.operations.arguments import (
     texts,
 )
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
-from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, named_or_meant
+from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
 from django_mysqlqueue.service import coalescing, groups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
@@ -279,8 +279,8 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
     known = {ref.group for ref in groups.registered_refs(alias) if ref.topic == topic}
     known |= failed_groups(Session(alias), dlq)
     raise OperationRefused(
-        f"There is no group {group!r} on topic {topic!r}, and {dlq} has no dead letters of a dropped one. "
-        f"Groups: {named_or_meant(group, sorted(known))}"
+        f"There is no group {group!r} on topic {topic!r}, and {dlq} has no dead letters of a dropped one.",
+        known=known_names("Groups", group, dict.fromkeys(sorted(known), topic)),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
+from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.operations import overriding
 from django_mysqlqueue.operations.arguments import alias_for, texts
@@ -92,7 +92,9 @@ def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
         handler = subscriptions().get(ref)
         return None if handler is None else with_registered(handler, columns)[0]
     except SubscriberError as error:
-        raise OperationRefused(str(error)) from error
+        # Its text may be about groups of other topics.
+        known = KnownNames({str(error): None}, " ".join)
+        raise OperationRefused("The handlers of this project cannot be resolved.", known=known) from error
 
 
 def _parsed(handler: Handler | None, values: Any, unset: Sequence[str]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import KnownNames, OperationRefused
 from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log
@@ -49,15 +50,20 @@ def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] 
         if groups.unfinished(found.after_seek) not in unfinished:
             groups.refuse_unfinished(ref, found.after_seek)
         return found
-    refs = groups.registered_refs(using)
-    text = f"There is no group {group!r} on topic {topic!r}. Registered: {listed([_named(one) for one in refs])}."
-    if GroupRef(topic, group) in refs:
-        raise OperationRefused(f"{text} Pass the group first, then the topic: {topic} {group}")
+    refs = {one: one.topic for one in groups.registered_refs(using)}
+    raise OperationRefused(groups.no_group_text(ref), known=KnownNames(refs, partial(_registered_or_meant, ref)))
+
+
+def _registered_or_meant(ref: GroupRef, refs: Collection[GroupRef]) -> str:
+    """Return the end of an error about an unknown group: registered ones, and similar ones."""
+    text = f"Registered: {listed([_named(one) for one in refs])}."
+    if GroupRef(ref.topic, ref.group) in refs:
+        return f"{text} Pass the group first, then the topic: {ref.topic} {ref.group}"
     meant = [
-        *(GroupRef(name, topic) for name in close_names(group, [one.group for one in refs])),
-        *(GroupRef(group, name) for name in close_names(topic, [one.topic for one in refs])),
+        *(GroupRef(name, ref.topic) for name in close_names(ref.group, [one.group for one in refs])),
+        *(GroupRef(ref.group, name) for name in close_names(ref.topic, [one.topic for one in refs])),
     ]
-    raise OperationRefused(f"{text} {did_you_mean(_named(one) for one in meant if one in refs)}".rstrip())
+    return f"{text} {did_you_mean(_named(one) for one in meant if one in refs)}".rstrip()
 
 
 def check_topic(using: str, topic: str) -> None:
@@ -72,7 +78,8 @@ def check_topic(using: str, topic: str) -> None:
     """
     known = log.known(Session(using))
     if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
-        raise OperationRefused(f"There is no topic {topic!r}. Topics: {named_or_meant(topic, known)}")
+        names = known_names("Topics", topic, {one: one for one in known})
+        raise OperationRefused(f"There is no topic {topic!r}.", known=names)
 
 
 def check_known(text: str, wanted: Iterable[object], known: Collection[object]) -> None:
@@ -143,9 +150,19 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
     return found
 
 
-def named_or_meant(name: str, known: Sequence[str]) -> str:
-    """Return the end of an error about an unknown name: those that exist, and similar ones."""
-    return f"{listed(known)}. {did_you_mean(close_names(name, known))}".rstrip()
+def known_names(kind: str, name: str, topics: Mapping[str, str | None]) -> KnownNames:
+    """Return the help in an error about an unknown name: those that exist, and similar ones.
+
+    Args:
+        kind: what they name, as the help begins: ``Topics``.
+        name: the unknown name.
+        topics: the names that exist, each with its topic, or None.
+    """
+    return KnownNames(topics, partial(_listed_or_meant, kind, name))
+
+
+def _listed_or_meant(kind: str, name: str, known: Collection[str]) -> str:
+    return f"{kind}: {listed(list(known))}. {did_you_mean(close_names(name, known))}".rstrip()
 
 
 def _named(ref: GroupRef) -> str:

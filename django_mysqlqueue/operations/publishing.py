@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import close_names, did_you_mean, duration, moment
+from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.arguments import alias_for
@@ -192,12 +192,9 @@ def _summary(
 
 def _unknown(session: Session, topic: str) -> list[str]:
     """Return a warning about a topic that is not known."""
-    known = log.known(session)
-    if topic in known:
+    if topic in log.known(session):
         return []
-    names = [one for one in known if not naming.is_dlq(one)]
-    text = _("The topic %(topic)s is new: no message, consumer group or setting names it.") % {"topic": topic}
-    return [f"{text} {did_you_mean(close_names(topic, names))}".rstrip()]
+    return [_("The topic %(topic)s is new: no message, consumer group or setting names it.") % {"topic": topic}]
 
 
 def _receivers(session: Session, topic: str, metadata: Mapping[str, Any]) -> tuple[list[str], list[str]]:

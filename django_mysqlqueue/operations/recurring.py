@@ -11,7 +11,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import alias_for, text
-from django_mysqlqueue.operations.lookups import named_or_meant
+from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import audit, schedules
@@ -170,8 +170,12 @@ def topic_of(using: str, name: str) -> str:
         name: the name of the schedule.
     """
     row = schedules.read(Session(using), [name]).get(name)
+    return "" if row is None else _topic_of(row)
+
+
+def _topic_of(row: Row) -> str:
     try:
-        return "" if row is None else parse(row.definition).topic
+        return parse(row.definition).topic
     except ValueError:
         return ""
 
@@ -185,7 +189,7 @@ def _found(using: str | None, name: str, actor: str, reason: str) -> Iterator[tu
     """
     text("name", name, most=KEY_LENGTH)
     aliases = queue_aliases() if using is None else [using]
-    known: list[str] = []
+    known: dict[str, str | None] = {}
     for alias in aliases:
         with alias_for(alias, actor, reason) as there:
             session = Session(there)
@@ -193,8 +197,9 @@ def _found(using: str | None, name: str, actor: str, reason: str) -> Iterator[tu
             if row is not None:
                 yield there, row
                 return
-            known += [one.name for one in schedules.read_all(session, MOST_NAMES)]
-    raise OperationRefused(f"There is no schedule {name!r}. Schedules: {named_or_meant(name, sorted(known))}")
+            known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
+    names = known_names("Schedules", name, dict(sorted(known.items())))
+    raise OperationRefused(f"There is no schedule {name!r}.", known=names)
 
 
 def _do(

@@ -10,7 +10,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import alias_for, texts
-from django_mysqlqueue.operations.lookups import check_known, group_of, named_or_meant
+from django_mysqlqueue.operations.lookups import check_known, group_of, known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
@@ -85,9 +85,8 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
         session = Session(alias)
         known = heartbeats.names(session)
         if subscriber not in known:
-            raise OperationRefused(
-                f"There is no subscriber {subscriber!r}. Subscribers: {named_or_meant(subscriber, known)}"
-            )
+            names = known_names("Subscribers", subscriber, dict.fromkeys(known))
+            raise OperationRefused(f"There is no subscriber {subscriber!r}.", known=names)
         lease_ms = int(get_settings().lease_duration * 1000)
         if dry_run:
             number = heartbeats.count_lost(session, subscriber, lease_ms)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import UnknownTopic
+from django_mysqlqueue.exceptions import KnownNames, UnknownTopic
 from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 
 SHOWN = 10
@@ -39,11 +40,15 @@ def require(topic: str) -> None:
         discover()
     if topic in _handled:
         return
-    known = {name for name in (*settings.topics.names(), *_handled) if not naming.is_dlq(name)}
-    hint = did_you_mean(repr(one) for one in close_names(topic, known, most=1))
-    if not hint:
-        hint = f"Known: {listed(sorted(known), most=SHOWN)}."
+    known = {name: name for name in sorted({*settings.topics.names(), *_handled}) if not naming.is_dlq(name)}
     raise UnknownTopic(
         f"topic {topic!r}: STRICT_TOPICS is on, and neither MYSQLQUEUE['TOPICS'] nor a handler of this project "
-        f"names it. {hint}"
+        "names it.",
+        known=KnownNames(known, partial(_meant_or_known, topic)),
     )
+
+
+def _meant_or_known(topic: str, known: Collection[str]) -> str:
+    """Return the end of the error: a similar topic, else those that are known."""
+    hint = did_you_mean(repr(one) for one in close_names(topic, known, most=1))
+    return hint or f"Known: {listed(list(known), most=SHOWN)}."

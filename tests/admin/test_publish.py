@@ -201,7 +201,8 @@ def test_a_topic_without_groups_and_a_new_one(client):
     publish("orders", 1)
     assert "No consumer group reads the topic" in sentences(previewed(client, topic="orders", payload="1"))[-1]
     told = sentences(previewed(client, topic="order", payload="1"))
-    assert "The topic order is new: no message, consumer group or setting names it. Did you mean orders?" in told
+    assert told[-3] == "The topic order is new: no message, consumer group or setting names it."
+    assert told[-1] == "Did you mean orders?"
     ConsumerGroup.objects.create(consumer_group="g", topic="orders", mode="ordered", filter={"a": ["b"]})
     assert (
         sentences(previewed(client, topic="orders", payload="1"))[-1] == "No consumer group will receive the message."

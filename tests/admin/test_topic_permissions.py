@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+from html import unescape
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
+from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from tests.support import schedule_worlds
+from django_mysqlqueue.operations import group_settings
+from django_mysqlqueue.subscriptions import registry
+from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, hidden
 from tests.support.harness import Sub, handler, sequence
+from tests.support.job_pages import job
 from tests.support.topic_permissions import OnTopics
 
 TOPICS = ("t", "u")
@@ -197,7 +205,7 @@ def viewer(make_client, settings):
     OnTopics.granted.clear()
     client = make_client()
     name = User.objects.latest("pk").username
-    for permission in ("view_dashboard", "see_payloads", "operate_dashboard"):
+    for permission in ("view_dashboard", "see_payloads", "operate_dashboard", "publish_messages"):
         OnTopics.granted.add((name, f"django_mysqlqueue.{permission}", "t"))
     return client
 
@@ -362,3 +370,213 @@ def test_djangos_own_backend_is_not_asked_for_topics(make_client, hidden_queue):
     with CaptureQueriesContext(connection) as captured:
         assert client.get(ROOT).status_code == 403
     assert not [query for query in captured if "queue_" in query["sql"]]
+
+
+# -- names that exist, and names that do not -------------------------------------------
+
+PAIRS = {
+    "group": ("hidden.group", "hiddeo.group"),
+    "topic": ("hidden.topic", "hiddeo.topic"),
+    "dlq": ("hidden.topic_dlq", "hiddeo.topic_dlq"),
+    "key": ("hidden.key", "hiddeo.key"),
+    "id": ("hidden.topic.later", "hiddeo.topic.later"),
+    "schedule": ("hidden.topic.s", "hiddeo.topic.s"),
+    "subscriber": ("hidden.group.subscriber", "hiddeo.group.subscriber"),
+    "job": ("hidden.job", "hiddeo.job"),
+}
+"""Names that exist and that the viewer may not view, each with one that does not exist."""
+
+
+def places():
+    """The same for numbers: offsets, dead letters and scheduled messages of the hidden topic."""
+    found = QueueMessage.objects.filter(topic="hidden.topic").latest("offset").offset
+    dead = QueueMessage.objects.get(topic="hidden.topic_dlq").offset
+    later = OutboxMessage.objects.get(topic="hidden.topic").outbox_id
+    return {"offset": (found, 10**9), "dead": (dead, 10**9), "outbox": (later, 10**9)}
+
+
+def normalized(answer, *names):
+    """The text of an answer without what was asked for, tokens, digests, and numbers, which may be times."""
+    text = (answer.getvalue() if answer.streaming else answer.content).decode()
+    text = re.sub(r'(name="(?:csrfmiddlewaretoken|run|id|previewed)"[^>]* value=")[^"]*', r"\1", text)
+    text = re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, "NAME")
+    return re.sub(r"[\d.,:]+( (ms|s|min|h|d)\b)?( \d+ (s|min|h)\b)?", "#", text)
+
+
+class Asked:
+    """Sends each request with the hidden and with the absent name, and notes the answers that tell them apart."""
+
+    def __init__(self, client):
+        self._client = client
+        self.told = []
+        self.count = 0
+
+    def both(self, method, address, given, field, pair, make=str):
+        answers = []
+        others = [value for value in given.values() if "hidden." in value]
+        for name in pair:
+            answer = getattr(self._client, method)(address, {**given, field: make(name)})
+            names = [name] if isinstance(name, str) else []
+            answers.append((answer.status_code, normalized(answer, *names, *others)))
+            self.count += 1
+        if answers[0] != answers[1] or "hidden#" in answers[1][1]:
+            lines = set(answers[0][1].splitlines()) ^ set(answers[1][1].splitlines())
+            leaks = [line for line in answers[1][1].splitlines() if "hidden#" in line]
+            asked = {**given, field: pair[0]}
+            self.told.append((method, address, asked, answers[0][0], answers[1][0], leaks or sorted(lines)[:5]))
+
+
+@pytest.fixture
+def hidden_job(hidden_queue, settings):
+    settings.TASKS = job_worlds.TASKS
+    job("hidden.job", queue_name="hidden", task_path="hidden.task")
+
+
+OWN = {"group": "g", "topic": "t"}
+QUERIES = (
+    ("group", {}, "group"),
+    ("group", {"topic": "t"}, "group"),
+    ("group", {"topic": "hidden.topic"}, "group"),
+    ("topic", {}, "topic"),
+    ("topic", {"group": "g"}, "topic"),
+    ("topic", {"group": "hidden.group"}, "topic"),
+    ("topic", {}, "dlq"),
+    ("key", {"topic": "t"}, "key"),
+    ("key", OWN, "key"),
+    ("id", {}, "id"),
+    ("id", {}, "job"),
+    ("id", {"topic": "t"}, "id"),
+    ("id", {"topic": "t"}, "job"),
+    ("offset", {}, "offset"),
+    ("offset", {}, "dead"),
+    ("offset", {"topic": "t"}, "offset"),
+    ("before", {"topic": "t"}, "offset"),
+    ("owner", OWN, "subscriber"),
+    ("subscriber", OWN, "subscriber"),
+    ("contains", {"topic": "t"}, "id"),
+    ("error", {"topic": "t"}, "id"),
+    ("by", {"topic": "t"}, "subscriber"),
+)
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.timeout(600)
+def test_no_page_tells_hidden_names_from_absent_ones(viewer, hidden_job):
+    asked, pairs = Asked(viewer), PAIRS | places()
+    for page in PAGES:
+        address = ROOT if page.name == "changelist" else f"{ROOT}{page.name}/"
+        for form in ({}, {"format": "csv"})[: 1 + page.exports]:
+            assert "hidden#" not in normalized(viewer.get(address, form))
+            for field, given, kind in QUERIES:
+                asked.both("get", address, {**given, **form}, field, pairs[kind])
+    assert not asked.told, "\n".join(map(str, asked.told[:9]))
+    assert asked.count > 500
+
+
+FIELDS = {
+    "group": ("group",),
+    "topic": ("topic", "dlq"),
+    "key": ("key",),
+    "schedule": ("schedule",),
+    "subscriber": ("subscriber",),
+    "offset": ("dead", "offset"),
+    "first": ("offset",),
+    "row": ("offset", "dead"),
+    "error": ("id",),
+}
+"""The fields of forms that name something, and what they may name."""
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("in_general", [False, True])
+def test_no_operation_tells_hidden_names_from_absent_ones(viewer, hidden_job, make_client, in_general):
+    """Whether the user may operate the topic that they may view, or all. Forms, previews and refusals."""
+    if in_general:
+        viewer = make_client("operate_dashboard", "see_payloads", "publish_messages")
+        OnTopics.granted.add((User.objects.latest("pk").username, "django_mysqlqueue.view_dashboard", "t"))
+    asked, pairs = Asked(viewer), PAIRS | places()
+    for name, operation in OPERATIONS.items():
+        own = {"subscriber": "x", "row": "x"} if name in ("forget", "cancel-jobs") else parameters(name, "t")
+        own |= {"id": "i", "payload": '"x"', "kind": "json", "upto": str(10**9), "reason": "test", "target": "latest"}
+        for field in FIELDS.keys() & operation.form.base_fields.keys():
+            is_scheduled = field == "row" and name in ("cancel", "deliver-now", "move")
+            for kind in ("outbox",) if is_scheduled else FIELDS[field]:
+                asked.both("get", f"{ROOT}do/{name}/", own, field, pairs[kind])
+                given = {**own, "group": "hidden.grou", "asked": "yes"}
+                asked.both("post", f"{ROOT}do/{name}/", given, field, pairs[kind])
+        if "row" in operation.form.base_fields:
+            for kind in ("job", "key"):
+                asked.both("post", f"{ROOT}do/{name}/", own, "row", pairs[kind], json.dumps)
+    assert not asked.told, "\n".join(map(str, asked.told[:9]))
+    assert asked.count > 200
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.parametrize("group", ["nosuch", "hidden.grou", "hidden.group", "hidden.topic"])
+def test_the_help_in_a_refusal_names_what_one_may_view(viewer, hidden_queue, make_client, group):
+    given = {"group": group, "topic": "t", "asked": "yes"}
+    said = f"There is no group &#x27;{group}&#x27; on topic &#x27;t&#x27;. Registered: g on t."
+    text = viewer.post(f"{ROOT}do/pause/", given).content.decode()
+    assert said in text
+    assert "hidden.group on" not in text
+    everything = make_client("view_dashboard", "operate_dashboard")
+    assert (
+        "Registered: hidden.group on hidden.topic, g on t."
+        in everything.post(f"{ROOT}do/pause/", given).content.decode()
+    )
+    with pytest.raises(OperationRefused, match=r"Registered: hidden\.group on hidden\.topic, g on t\."):
+        operations.pause(group, "t", actor="ada")
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_the_message_after_a_refused_operation_names_what_one_may_view(viewer, hidden_queue):
+    """The group is dropped between the preview and the confirmation. The admin's log has the same text."""
+    asked = viewer.post(f"{ROOT}do/pause/", {**OWN, "asked": "yes"})
+    sent = {**hidden(asked.content.decode()), "confirmed": "yes"}
+    operations.drop_group("g", "t", actor="ada")
+    done = viewer.post(f"{ROOT}do/pause/", sent, follow=True)
+    said = "There is no group 'g' on topic 't'. Registered: none."
+    assert [str(one) for one in done.context["messages"]] == [said]
+    assert LogEntry.objects.get().change_message == f"Pause group: {said}"
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_other_topics_are_not_suggested(viewer, hidden_queue, settings):
+    """One may have permissions on topics that do not exist yet."""
+    name = User.objects.latest("pk").username
+    for permission in ("view_dashboard", "operate_dashboard", "publish_messages"):
+        OnTopics.granted.add((name, f"django_mysqlqueue.{permission}", "hidden.topi"))
+    text = viewer.post(f"{ROOT}do/redrive/", {"topic": "hidden.topi_dlq", "upto": "1", "asked": "yes"}).content.decode()
+    assert "hidden.topic" not in text
+    settings.MYSQLQUEUE = {"STRICT_TOPICS": True, "TOPICS": {"hidden.topic": {}, "t": {}}}
+    given = {"topic": "hidden.topi", "payload": "1", "kind": "json", "id": "i", "priority": "0", "asked": "yes"}
+    text = unescape(viewer.post(f"{ROOT}do/publish/", given).content.decode())
+    assert (
+        "STRICT_TOPICS is on, and neither MYSQLQUEUE['TOPICS'] nor a handler of this project names it. Known: t."
+        in text
+    )
+    assert "hidden.topic" not in text
+    settings.MYSQLQUEUE = {}
+    text = viewer.post(f"{ROOT}do/publish/", given).content.decode()
+    assert "is new" in text
+    assert "hidden.topic" not in text
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_a_broken_handler_of_another_topic_is_not_named(viewer, hidden_queue, make_client, monkeypatch):
+    def broken():
+        raise SubscriberError("hidden.group on hidden.topic is declared twice")
+
+    for module in (registry, group_settings):
+        monkeypatch.setattr(module, "subscriptions", broken)
+    override = {**OWN, "option": "prefetch", "value": "5", "asked": "yes"}
+    everything = make_client("view_dashboard", "operate_dashboard")
+    for client, named in ((viewer, False), (everything, True)):
+        texts = [
+            client.get(f"{ROOT}group/", OWN).content.decode(),
+            client.post(f"{ROOT}do/override/", override).content.decode(),
+        ]
+        assert ["hidden.group on" in text for text in texts] == [named, named]

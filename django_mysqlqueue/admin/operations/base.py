@@ -28,6 +28,7 @@ from django_mysqlqueue.admin.permissions import (
     may_see_payloads,
     may_view,
     search_refused,
+    text_of,
 )
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.escaping import visible
@@ -110,6 +111,10 @@ class ReasonForm(forms.Form):
         super().__init__(*arguments, **options)
         self.using = using
         self.order_fields([*(name for name in self.fields if name != "reason"), "reason"])
+
+    def hints(self) -> list[str]:
+        """Return sentences that a preview ends with: about the values, not about what the operation changes."""
+        return []
 
 
 class GroupForm(ReasonForm):
@@ -270,7 +275,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
                 is_valid = form.is_valid()
                 refusal = operation.check_permissions(request, form)
         except QueueError as error:
-            return _refuse(dashboard, request, operation, str(error), 503)
+            return _refuse(dashboard, request, operation, text_of(request, error), 503)
         status = 403 if refusal else 200
         if not refusal:
             refusal, status = _refused_search(request, form, given.get("error", ""))
@@ -282,10 +287,10 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             runs = confirmed and given.get("previewed") == digest and not lacks_reason
             try:
                 with _errors_as_refusals(using):
-                    sentences = [one.run()] if runs else one.preview()
+                    sentences = [one.run()] if runs else [*one.preview(), *form.hints()]
                     diff = [] if runs else one.diff()
             except QueueError as error:
-                refusal = str(error)
+                refusal = text_of(request, error)
     if one is not None and runs:
         shared.clear()
         return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal, back=back)

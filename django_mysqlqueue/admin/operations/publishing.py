@@ -18,6 +18,7 @@ from django_mysqlqueue.admin.context import DashboardContext, choose_database
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
 from django_mysqlqueue.admin.permissions import demand, may_publish, may_view
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.limits import (
     HIGHEST_PRIORITY,
     LOWEST_PRIORITY,
@@ -114,6 +115,11 @@ class PublishForm(ReasonForm):
             except ValueError as error:
                 self.add_error("metadata", str(error))
         return values
+
+    def hints(self) -> list[str]:
+        topic = self.cleaned_data["topic"]
+        meant = () if topic in self.suggestions else close_names(topic, self.suggestions)
+        return [did_you_mean(meant)] if meant else []
 
 
 class Publish(AdminOperation):

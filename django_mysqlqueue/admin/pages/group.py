@@ -16,7 +16,7 @@ from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import may_view_operations
+from django_mysqlqueue.admin.permissions import may_view_operations, text_of
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
@@ -145,7 +145,7 @@ class GroupPage(Page):
         try:
             found = group.options
         except (SubscriberError, ImportError) as error:
-            return {"options": [], "options_error": str(error)}
+            return {"options": [], "options_error": text_of(self.request, error)}
         return {"options": [(one, "" if one.override is None else moment(one.override.at)) for one in found]}
 
     def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
