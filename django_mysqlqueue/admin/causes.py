@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.formatting import redacted
+from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.inspection import Cause, Problem, QueueStatus
 
 CAUSES = 7
@@ -71,24 +71,27 @@ def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
     return Banner(status, *_link(dashboard, status.cause))
 
 
-def shown(dashboard: DashboardContext, causes: Iterable[Cause], now: int, *, alias: str = "") -> list[ShownCause]:
+def shown(
+    dashboard: DashboardContext, causes: Iterable[Cause], now: int, errors: ErrorTexts, *, alias: str = ""
+) -> list[ShownCause]:
     """Return causes as a page lists them.
 
     Args:
         dashboard: the dashboard on the database.
         causes: the causes, worst first.
         now: the database's clock, in epoch milliseconds.
+        errors: the texts of errors as the user may see them.
         alias: the database, on the page of all databases.
     """
-    return [_shown(dashboard, cause, now, alias) for cause in causes]
+    return [_shown(dashboard, cause, now, errors, alias) for cause in causes]
 
 
-def _shown(dashboard: DashboardContext, cause: Cause, now: int, alias: str) -> ShownCause:
+def _shown(dashboard: DashboardContext, cause: Cause, now: int, errors: ErrorTexts, alias: str) -> ShownCause:
     first = cause.problems[0]
     name = first.ref or first.topic or first.database or ""
     error, sample = "", cause.sample
     if sample is not None and sample.ref is not None:
-        error = redacted(sample.error, topic=sample.ref.topic, kind="error")
+        error = errors.whole(sample.error, sample.ref.topic)
     several = len(cause.problems) > 1
     symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
     place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")

@@ -11,7 +11,6 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.humanize import messages as messages
 from django_mysqlqueue.humanize import moment as moment
@@ -96,19 +95,3 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Return metadata as indented JSON, or in a single line if it is nested too deeply."""
     lines = json_lines(metadata)
     return json.dumps(metadata) if lines is None else lines
-
-
-def shown_line(line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
-    """Return the last line of an error, redacted.
-
-    If ``REDACT`` is set and only the end of the line was read, none of it is shown: ``REDACT`` might not recognize a
-    part of what it hides.
-
-    Args:
-        line: the last line.
-        topic: the message's topic, for ``REDACT``.
-        cut: True if only the end of the line was read.
-    """
-    if cut and get_settings().redact is not None:
-        return _("(line too long to redact)")
-    return redacted(line, topic=topic, kind="error")

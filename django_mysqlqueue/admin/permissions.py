@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
+from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.permissions import (
     OPERATE,
     PUBLISH,
@@ -132,19 +133,30 @@ def may_see_payloads(request: HttpRequest, topic: str | None) -> bool:
     return has_permission(request.user, SEE_PAYLOADS, topic)
 
 
+def may_see_errors(request: HttpRequest, topic: str) -> bool:
+    """Return True if the user may view texts of errors of a topic.
+
+    Those of jobs are as confidential as arguments and return values. The name decides, because this process may have
+    no ``TASKS``.
+    """
+    return not topic.startswith(JOB_PREFIX) or may_see_payloads(request, topic)
+
+
 def may_search_errors(request: HttpRequest, topic: str | None) -> bool:
     """Return True if the user may search error texts of a topic.
 
     The search reads the stored texts. With ``REDACT`` set, repeated searches could reveal what it hides.
     """
-    return get_settings().redact is None or may_see_payloads(request, topic)
+    if get_settings().redact is None and (topic is None or may_see_errors(request, topic)):
+        return True
+    return may_see_payloads(request, topic)
 
 
 def search_refused() -> str:
     """Return the message for users who may not search error texts."""
     return _(
         "Nothing was changed. To filter by error text, you need the permission to view payloads, because the search "
-        "reads the stored text and REDACT hides parts of it."
+        "reads the stored text, which is hidden from you, or parts of which REDACT hides."
     )
 
 

@@ -25,6 +25,8 @@ KEEP_SECONDS = 365 * 86400.0
 """Seconds for which rows are kept."""
 BEAT_SECONDS = 10.0
 """Seconds after which an operation between two transactions records that it is still running."""
+ERROR_FILTER = "error contains "
+"""The beginning of a filter by error text in the details of an operation."""
 SILENT_MS = 60_000
 """Milliseconds without progress after which an operation that has not ended counts as interrupted."""
 
@@ -100,7 +102,7 @@ def time_text(milliseconds: int) -> str:
 
 def error_text(error: str) -> str:
     """Return a filter by error text for the details of an operation."""
-    return f"error contains {error!r}"
+    return f"{ERROR_FILTER}{error!r}"
 
 
 def touch(session: Session, operation: int) -> None:

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
 from django_mysqlqueue.admin.diffs import DiffLine
+from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.permissions import (
     demand,
     may_operate,
@@ -131,6 +132,7 @@ class AdminOperation:
         values: the values.
         actor: name of the user.
         using: alias of the database.
+        errors: the texts of errors as the user may see them.
     """
 
     do_not_call_in_templates = True
@@ -147,8 +149,9 @@ class AdminOperation:
     """True if it needs the permission to view payloads."""
     form: ClassVar[type[ReasonForm]] = GroupForm
 
-    def __init__(self, values: dict[str, Any], actor: str, using: str) -> None:
+    def __init__(self, values: dict[str, Any], actor: str, using: str, errors: ErrorTexts) -> None:
         self.values = values
+        self.errors = errors
         self.using = using
         self._how = {"using": self.using, "actor": actor, "reason": values.get("reason") or ""}
 
@@ -281,7 +284,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             refusal, status = _refused_search(request, form, given.get("error", ""))
         if not refusal and is_valid:
             digest = _digest(form.cleaned_data, dashboard.database)
-            one = operation(form.cleaned_data, request.user.get_username(), using)
+            one = operation(form.cleaned_data, request.user.get_username(), using, ErrorTexts(request))
             subject = one.subject()
             lacks_reason = confirmed and form.needs_reason and not form.cleaned_data["reason"]
             runs = confirmed and given.get("previewed") == digest and not lacks_reason

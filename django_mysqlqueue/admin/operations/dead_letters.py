@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
 from django_mysqlqueue.admin.diffs import DiffLine, unified
-from django_mysqlqueue.admin.formatting import json_lines, moment, shown_line
+from django_mysqlqueue.admin.formatting import json_lines, moment
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
@@ -105,7 +105,7 @@ class DeadLettersOperation(AdminOperation):
         session = Session(self.using)
         found = dead_letters.look(session, self.selection(), newest=self.values.get("upto"), bounds=self.bounds)
         if kind := self.values.get("kind"):
-            found = error_kinds.of_kind(session, found, kind, shown=shown_line, bounds=self.bounds)
+            found = error_kinds.of_kind(session, found, kind, shown=self.errors.line, bounds=self.bounds)
         if not found.offsets:
             raise OperationRefused(_("There are no such dead letters."))
         return found

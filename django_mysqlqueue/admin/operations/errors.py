@@ -10,7 +10,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.admin.formatting import shown_line
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField
 from django_mysqlqueue.admin.operations.groups import RetryForm
 from django_mysqlqueue.exceptions import OperationRefused
@@ -57,7 +56,7 @@ class ErrorOperation(AdminOperation):
             OperationRefused: no message has the error.
         """
         offsets, whole = error_kinds.retrying_of_kind(
-            Session(self.using), self.ref, self.values["kind"], shown=shown_line, bounds=self.bounds
+            Session(self.using), self.ref, self.values["kind"], shown=self.errors.line, bounds=self.bounds
         )
         offsets = [offset for offset in offsets if offset <= self.values["upto"]]
         if not offsets:

@@ -20,6 +20,7 @@ from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
 from django_mysqlqueue.admin.csv_export import Export
+from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.permissions import (
     may_operate,
     may_publish,
@@ -79,6 +80,7 @@ class Page:
         self.about: str | None = None
         """The only topic that the page is about, set by ``context``: permissions on it suffice. None: several."""
         self.lease_ms = int(get_settings().lease_duration * 1000)
+        self.errors = ErrorTexts(request)
 
     @classmethod
     def is_in_menu(cls) -> bool:

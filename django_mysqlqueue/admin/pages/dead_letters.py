@@ -13,7 +13,7 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin import contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
-from django_mysqlqueue.admin.formatting import last_line, moment, redacted, shown_line
+from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
 from django_mysqlqueue.inspection import (
@@ -71,7 +71,7 @@ class DeadLettersPage(Page):
         before = self.number("before")
         found = dead_letters.look(session, chosen, bounds=self.bounds)
         if (kind := self.text("kind")) is not None:
-            found = error_kinds.of_kind(session, found, kind, shown=shown_line, bounds=self.bounds)
+            found = error_kinds.of_kind(session, found, kind, shown=self.errors.line, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
         registered = registered_refs(self.using)
         groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
@@ -122,7 +122,9 @@ class DeadLettersPage(Page):
         with self.reading():
             matches = dead_letters.look(Session(self.using), wanted, bounds=self.bounds)
             if (kind := self.text("kind")) is not None:
-                matches = error_kinds.of_kind(Session(self.using), matches, kind, shown=shown_line, bounds=self.bounds)
+                matches = error_kinds.of_kind(
+                    Session(self.using), matches, kind, shown=self.errors.line, bounds=self.bounds
+                )
         for start in range(0, len(matches.offsets), ROWS_AT_ONCE):
             with self.reading():
                 found = dead_letters.at(Session(self.using), matches.offsets[start : start + ROWS_AT_ONCE])
@@ -136,9 +138,8 @@ class DeadLettersPage(Page):
         origin = (one.ref.topic, one.original_offset, one.original_id, one.key, one.size)
         return one.offset, row.failed_at, one.ref.group, one.attempts, row.error, *origin
 
-    @staticmethod
-    def _row(one: DeadLetterSummary) -> DeadLetterRow:
-        error = shown_line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
+    def _row(self, one: DeadLetterSummary) -> DeadLetterRow:
+        error = self.errors.line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
         return DeadLetterRow(one, moment(one.failed_at), error)
 
 
@@ -196,7 +197,7 @@ class DeadLetterPage(Page):
             "is_job": job_queues.is_queue(topic),
             "failed_at": moment(listed.failed_at),
             "published_at": moment(dead_letter.published_at),
-            "error": redacted(dead_letter.error, topic=topic, kind="error"),
+            "error": self.errors.whole(dead_letter.error, topic),
             "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
             "copy_command": copying.command("queueredrive", dead_letter.topic, listed.offset, using=self.using),
         }
@@ -217,7 +218,7 @@ class DeadLetterPage(Page):
                 link = self.dashboard.url(page, offset=became[event.event_id])
             # Redact the whole line before cutting it: REDACT might not recognize a part of what it hides.
             topic = naming.first_topic(event.ref.topic)
-            error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
+            error = self.errors.whole(last_line(event.error), topic)[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
             found.append(EventRow(event, moment(event.settled_at), outcome, css, error, link))

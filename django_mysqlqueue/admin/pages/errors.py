@@ -13,7 +13,6 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import shown_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import since_text
@@ -66,7 +65,7 @@ class ErrorsPage(Page):
             topic=topic,
             group=group,
             topics=self.topics_to_view(),
-            shown=shown_line,
+            shown=self.errors.line,
             bounds=self.bounds,
         )
         kinds = [

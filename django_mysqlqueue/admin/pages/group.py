@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
 from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import last_line, moment, redacted
+from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_view_operations, text_of
@@ -93,7 +93,9 @@ class GroupPage(Page):
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
             "banner": _banner(status_of(overview, found_causes)),
-            **causes.split([self._without_self(one) for one in causes.shown(self.dashboard, found_causes, now)]),
+            **causes.split(
+                [self._without_self(one) for one in causes.shown(self.dashboard, found_causes, now, self.errors)]
+            ),
             "figures": read_row(group, problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
@@ -153,7 +155,7 @@ class GroupPage(Page):
         oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
         next_at = error = ""
         if head is not None:
-            error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
+            error = self.errors.whole(last_line(head.last_error), group.ref.topic)
             if not head.delivered_by and head.invisible_until > now:
                 next_at = duration((head.invisible_until - now) / 1000)
         # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.

@@ -115,16 +115,14 @@ class JobPage(Page):
     def _text(self, beginning: str, size: int) -> str:
         if not beginning:
             return ""
-        return visible_lines(self._redacted(payload_text(beginning.encode(), size), "payload"))
-
-    def _redacted(self, text: str, kind: str) -> str:
-        return redacted(text, topic=self.about or "", kind=kind)
+        text = payload_text(beginning.encode(), size)
+        return visible_lines(redacted(text, topic=self.about or "", kind="payload"))
 
     def _error(self, number: int, error: JobError) -> ErrorRow:
         exception = visible(error.exception_class_path)
-        if not self.may_see_payloads:
+        if not self.errors.shows(self.about or ""):
             return ErrorRow(number, exception, "", "")
-        text = self._redacted(error.traceback, "error") if error.traceback else ""
+        text = self.errors.whole(error.traceback, self.about or "")
         line = last_line(text)
         traceback = visible_lines(text[-SHOWN_CHARACTERS:]) if text.strip() != line else ""
         return ErrorRow(number, exception, visible(line), traceback)

@@ -131,12 +131,12 @@ class MessagePage(Page):
             "size": f"{entry.size:,}",
             "failed_at": moment(found.failed_at),
             "age": duration((self._now - entry.published_at) / 1000),
-            "error": self._redacted(found.last_error, "error"),
+            "error": self.errors.whole(found.last_error, self._topic),
         }
         if self.may_see_payloads:
             payload, metadata = payload_text(found.payload, entry.size), metadata_text(found.metadata)
-            said["payload"] = self._redacted(payload, "payload")
-            said["metadata"] = self._redacted(metadata, "metadata")
+            said["payload"] = redacted(payload, topic=self._topic, kind="payload")
+            said["metadata"] = redacted(metadata, topic=self._topic, kind="metadata")
             if entry.size <= SHOWN_CHARACTERS:
                 shown = {"payload": (payload, said["payload"]), "metadata": (metadata, said["metadata"])}
                 shown["last_error"] = (found.last_error, said["error"])
@@ -144,9 +144,6 @@ class MessagePage(Page):
         options = ("--limit", "1", "--format", "json")
         said["copy_command"] = copying.command("queuetail", entry.topic, entry.offset, *options, using=self.using)
         return said
-
-    def _redacted(self, text: str, kind: str) -> str:
-        return redacted(text, topic=self._topic, kind=kind) if text else ""
 
     def _links(self, session: Session, found: MessageContent) -> list[Step]:
         """Return links to the messages that it was made from."""
@@ -272,7 +269,7 @@ class MessagePage(Page):
                 else _("Attempt %(attempt)s: claimed by %(by)s.")
             )
             yield Step(text % values, moment(event.delivered_at))
-        at, error = moment(event.settled_at), self._redacted(event.error, "error")
+        at, error = moment(event.settled_at), self.errors.whole(event.error, self._topic)
         anchor = f"mq-event-{event.event_id}"
         traceback = error if error.strip() != last_line(error) else ""
         match event.outcome:
@@ -398,7 +395,7 @@ class MessagePage(Page):
         elif why is None or why.kind not in RESTS:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
             text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live) + " " + text
-        error = self._redacted(state.last_error, "error")
+        error = self.errors.whole(state.last_error, self._topic)
         traceback = error if error.strip() != last_line(error) else ""
         return Step(text, "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
 
@@ -459,7 +456,7 @@ class MessagePage(Page):
         """Return why the filter matches or not, or the filter alone if it must not show values of the metadata."""
         if self.may_see_payloads:
             text = metadata_text(found.metadata)
-            if self._redacted(text, "metadata") == text:
+            if redacted(text, topic=self._topic, kind="metadata") == text:
                 return policy.explain(found.metadata)
         return _filter_text(policy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from django_mysqlqueue.inspection.operation_texts import (
     label_of,
 )
 from django_mysqlqueue.inspection.operations_log import OperationEntry, OperationFilter, with_dlq
-from django_mysqlqueue.service import log
+from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.sql.session import Session
 
 CSS = {"running": "mq-busy", "interrupted": "mq-bad", "ended": ""}
@@ -119,10 +120,17 @@ class OperationsPage(Page):
             if place is None:
                 return
 
-    @staticmethod
-    def _cells(entry: OperationEntry) -> tuple[Any, ...]:
+    def _detail(self, entry: OperationEntry) -> str:
+        """Return the arguments of an operation; of a filter by an error that the user may not view, only its name."""
+        kept, name, error = entry.detail.partition(audit.ERROR_FILTER)
+        topic = naming.first_topic(entry.topic)
+        if not self.errors.shows(topic):
+            entry = dataclasses.replace(entry, detail=f"{kept}{name}{self.errors.whole(error, topic)}")
+        return detail_text(entry)
+
+    def _cells(self, entry: OperationEntry) -> tuple[Any, ...]:
         times = (moment(entry.started_at), moment(entry.ended_at))
-        what = (str(STATES[entry.state]), label_of(entry.action), detail_text(entry))
+        what = (str(STATES[entry.state]), label_of(entry.action), self._detail(entry))
         return *times, *what, entry.group, entry.topic, entry.actor, entry.reason, entry.changed
 
     def wanted(self) -> OperationFilter:
@@ -140,9 +148,8 @@ class OperationsPage(Page):
             state=state,  # type: ignore[arg-type]
         )
 
-    @staticmethod
-    def _row(entry: OperationEntry, now: int) -> OperationRow:
-        detail = detail_text(entry)
+    def _row(self, entry: OperationEntry, now: int) -> OperationRow:
+        detail = self._detail(entry)
         return OperationRow(
             entry,
             label_of(entry.action),

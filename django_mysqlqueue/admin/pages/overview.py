@@ -118,7 +118,7 @@ class OverviewPage(Page):
             read: what was read.
             alias: the database, on the page of all databases.
         """
-        found = causes.shown(self.dashboard, read.causes, read.overview.now, alias=alias)
+        found = causes.shown(self.dashboard, read.causes, read.overview.now, self.errors, alias=alias)
         return Summary(self._cards(read.overview), status_of(read.overview, read.causes), found)
 
     def unread(self, reason: str) -> Summary:
@@ -129,7 +129,7 @@ class OverviewPage(Page):
         """
         status = unavailable(self.using, reason)
         found = [] if status.cause is None else [status.cause]
-        return Summary([], status, causes.shown(self.dashboard, found, 0, alias=self.using))
+        return Summary([], status, causes.shown(self.dashboard, found, 0, self.errors, alias=self.using))
 
     def _overview_of(self, topics: Iterable[str]) -> QueueOverview:
         """Return the overview of the groups on some topics, without figures of the whole queue."""

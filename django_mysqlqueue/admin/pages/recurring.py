@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads
+from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration, shortened
 from django_mysqlqueue.inspection import ScheduleRun, ScheduleStatus, list_schedules
 
@@ -70,7 +70,6 @@ class RecurringPage(Page):
         return {"rows": rows, "may_operate_any": any(row.may_operate for row in rows)}
 
     def _row(self, one: ScheduleStatus) -> Row:
-        sees_errors = may_see_payloads(self.request, one.topic or None)
         waits = 0.0 if one.next_tick is None else (one.next_tick - one.now) / 1000
         return Row(
             one,
@@ -80,7 +79,7 @@ class RecurringPage(Page):
             _second(one.last_run),
             _second(one.paused_at),
             duration((one.now - one.seen_at) / 1000) if one.seen_at else "",
-            [self._run(run, sees_errors=sees_errors) for run in one.runs],
+            [self._run(run, sees_errors=self.errors.shows(one.topic)) for run in one.runs],
             may_operate(self.request, one.topic or None),
         )
 
