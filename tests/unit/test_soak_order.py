@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 from soak import plan, records, timeline
@@ -11,10 +12,13 @@ from soak.facts import Progress, Trouble
 from tests.support.soak_runs import (
     BEGAN,
     GROUPS,
+    KEYS,
     ONE,
     OTHER,
     TOTAL,
+    a_message,
     again,
+    behind,
     name,
     place,
     violations,
@@ -235,3 +239,42 @@ def test_a_partition_that_is_slow_and_one_that_stands_still(evidence):
 
     found = violations(with_steps(evidence, "shared", stopped))
     assert len(found["no partition is stalled"]) == 3 < len(found["no message waits for long"])
+
+
+def overtaken(evidence, group, number, by):
+    """The effect of a message comes after that of a later one of its partition."""
+    order = [one for one in evidence.effects[group] if one != name(number)]
+    order.insert(order.index(name(by)) + 1, name(number))
+    return dataclasses.replace(evidence, effects={**evidence.effects, group: Counter(order)})
+
+
+@pytest.mark.parametrize("group", ["atomic", "batch"])
+def test_effects_of_a_partition_in_another_order(evidence, group):
+    number = a_message(group)
+    later = behind(group, number)
+    while plan.fate(group, name(later)) == plan.POISON:
+        later = behind(group, later)
+    key, check = KEYS[number % 3], f"{group}: effects of a partition in order"
+    late = f"{name(number)} at {number + 1} of {key} took effect after {name(later)} at {later + 1} of {key}"
+    broken = overtaken(evidence, group, number, later)
+    assert violations(broken) == {check: (late,)}
+    # Whichever processes were killed; not if the attempt may have failed.
+    at = BEGAN + number / 10
+    assert violations(with_trouble(broken, plan.KILL_SUBSCRIBER, at, at, 1)) == {check: (late,)}
+    assert violations(with_trouble(broken, plan.CRASH, at, at + 1, 0)) == {}
+    assert violations(with_trouble(broken, plan.CRASH, at + 60, at + 61, 0)) == {check: (late,)}
+
+
+def test_a_message_that_fails_may_take_effect_later(evidence):
+    number = a_message("atomic", plan.FLAKY)
+    assert violations(overtaken(evidence, "atomic", number, behind("atomic", number))) == {}
+
+
+def test_effects_of_several_partitions_have_no_order(evidence):
+    number = a_message("atomic")
+    other = next(n for n in range(number + 1, TOTAL) if n % 3 != number % 3 and name(n) in evidence.effects["atomic"])
+    order = list(evidence.effects["atomic"])
+    assert order.index(name(other)) > order.index(name(number))
+    between = [one for one in order if int(one[2:]) % 3 == number % 3 and number < int(one[2:]) < other]
+    assert not between
+    assert violations(overtaken(evidence, "atomic", number, other)) == {}

@@ -39,6 +39,8 @@ def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
             verdicts.append(check_exactly_once(evidence, group))
         if group.ordered:
             verdicts += [check_order(evidence, group), timeline.check_alone(evidence, group)]
+        if group.ordered and group.atomic:
+            verdicts.append(timeline.check_effects(evidence, group))
         if group.strict:
             verdicts.append(check_strict_order(evidence, group))
     return verdicts

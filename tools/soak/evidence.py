@@ -79,7 +79,10 @@ def is_drained() -> bool:
 
 def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Trouble]) -> Evidence:
     effects: dict[str, Counter[str]] = {group.name: Counter() for group in plan.GROUPS if group.atomic}
-    counted = "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id"
+    counted = (
+        "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id "
+        "ORDER BY MIN(id)"
+    )
     for group, message_id, count in (row for alias in plan.ALIASES for row in rows(counted, alias=alias)):
         effects[group][message_id] += int(count)
     return Evidence(

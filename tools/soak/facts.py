@@ -80,7 +80,7 @@ class Evidence:
     steps: Mapping[str, Sequence[Step]]
     """Group → its steps, in the order in which they happened."""
     effects: Mapping[str, Counter[str]]
-    """Atomic group → how often each message's effect was committed."""
+    """Atomic group → how often each message's effect was committed, in the order of the first effects."""
     dead: Sequence[DeadLetter]
     progress: Sequence[Progress] = ()
     """In chronological order."""

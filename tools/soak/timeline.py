@@ -186,6 +186,36 @@ def check_alone(evidence: Evidence, group: Group) -> Verdict:
     return verdict(f"{group.name}: one message of a partition at a time", compared, found)
 
 
+def check_effects(evidence: Evidence, group: Group) -> Verdict:
+    """Check that the effects of a partition's messages are in the order of their offsets.
+
+    Only a failed attempt lets later messages overtake: one that raised an error or was nacked, or whose transaction may
+    have failed because of a disturbance of the server or of connections. A lost process does not.
+    """
+    steps: dict[str, list[Step]] = defaultdict(list)
+    for step in evidence.steps.get(group.name, ()):
+        steps[step.message_id].append(step)
+    effects = [one for one in evidence.effects.get(group.name, ()) if one in steps]
+
+    def may_have_failed(mine: Sequence[Step]) -> bool:
+        server = (one for one in evidence.troubles if not one.pid)
+        return any(one.verb in (FAILED, LEFT) for one in mine) or any(
+            _explains(one, mine[0], mine[-1]) for one in server
+        )
+
+    def violations() -> Iterator[str]:
+        highest: dict[str, Step] = {}
+        for message_id in effects:
+            step = steps[message_id][0]
+            last = highest.setdefault(step.key, step)
+            if step.offset > last.offset:
+                highest[step.key] = step
+            elif step.offset < last.offset and not may_have_failed(steps[message_id]):
+                yield f"{_shown(step)} took effect after {_shown(last)}"
+
+    return verdict(f"{group.name}: effects of a partition in order", f"{len(effects)} effects", violations())
+
+
 def _shown(step: Step) -> str:
     return f"{step.message_id} at {step.offset} of {step.key}"
 
