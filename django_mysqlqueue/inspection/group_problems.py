@@ -18,6 +18,7 @@ from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.messages import last_line
@@ -267,13 +268,17 @@ def _broken(group: GroupOverview) -> Iterator[Problem]:
 def _stuck(
     group: GroupOverview, handler: Handler | None, now: int, times: StallTimes, failed_first: Mapping[Failed, int]
 ) -> Iterator[Problem]:
-    """Yield messages that fail repeatedly. Other messages wait for them only with ``on_failure="block"``."""
-    blocks = blocks_on_failure(group.mode, handler)
+    """Yield messages that fail repeatedly.
+
+    Others wait for them with ``on_failure="block"`` and, in ordered mode, for those whose subscribers were lost.
+    """
+    ordered = group.mode == ConsumerGroup.Mode.ORDERED
     live = {row.name for row in group.live}
     for head in stuck_heads(group, now, times):
         began = group.waiting_since(head.published_at)
         # The start of a suspected poison message counts as an attempt. Its handler has not failed.
         is_lost = not head.last_error
+        blocks = ordered if is_lost else blocks_on_failure(group.mode, handler)
         if is_lost and blocks:
             text = _(
                 "Partition %(key)s of %(ref)s waits for message %(offset)s, whose subscriber was lost. It has waited "

@@ -18,7 +18,7 @@ from django_mysqlqueue.models import CoalesceKey, ConsumerGroup, DeliveryState
 from django_mysqlqueue.service import messages, unclaimed
 from django_mysqlqueue.service.coalescing import key_of
 from django_mysqlqueue.service.leasing import MAX_PENDING
-from django_mysqlqueue.service.losses import HELD_BY
+from django_mysqlqueue.service.losses import HELD_BY, is_lost
 from django_mysqlqueue.service.slots import LONGEST_REST_US
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
@@ -43,6 +43,7 @@ class WaitReason:
         "unserved",
         "in_flight",
         "blocked",
+        "lost",
         "behind",
         "pending",
         "filtered",
@@ -57,14 +58,16 @@ class WaitReason:
     ]
     """``filter``: this release cannot parse the group's filter; ``unserved``: no live subscriber claims the partition;
     ``in_flight``: in ordered mode, another message of the partition is in flight; ``blocked``: another one waits, and
-    the group blocks on failure; ``behind``: another one is claimed first; ``pending``: too many others of the partition
+    the group blocks on failure; ``lost``: another one waits because its subscriber was lost; ``behind``: another one is
+    claimed first; ``pending``: too many others of the partition
     wait for another attempt; ``filtered``, ``superseded``, ``expired``: the handler will not be called; ``coalesced``:
     in shared mode, another message with the coalesce key is in flight; ``rate``, ``held``: a limit is reached, of a
     rate or of messages in flight; ``may_block``: another message of the partition waits, and this project does not
     know whether the group blocks on failure; ``unknown``: not all messages that may hold it up were read; ``none``: a
     subscriber claims it when it has room."""
     offset: int = 0
-    """The other message (``in_flight``, ``blocked``, ``behind``, ``superseded``, ``coalesced``, ``may_block``)."""
+    """The other message (``in_flight``, ``blocked``, ``lost``, ``behind``, ``superseded``, ``coalesced``,
+    ``may_block``)."""
     by: str = ""
     """The subscriber that holds it (``in_flight``, ``coalesced``)."""
     limit_key: str = NO_KEY
@@ -81,6 +84,8 @@ class _Other(NamedTuple):
     """When it is due, in epoch milliseconds."""
     by: str
     """The subscriber that holds it; empty if it waits."""
+    is_lost: bool
+    """Whether it waits because its subscriber was lost."""
 
 
 def why(
@@ -152,14 +157,15 @@ def _others(session: Session, content: MessageContent, state: GroupState, bounds
     In ordered mode, those in flight are due since their claim. So they are read before those that wait.
     """
     rows = session.rows(
-        f"SELECT s.message_offset, s.invisible_until, {HELD_BY} FROM (SELECT partition_key AS k, message_offset AS o "
+        f"SELECT s.message_offset, s.invisible_until, {HELD_BY}, s.delivery_token, s.delivered_by "
+        "FROM (SELECT partition_key AS k, message_offset AS o "
         f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE consumer_group = %s AND topic = %s AND acked = %s ORDER BY invisible_until LIMIT %s) w "
         f"{session.dialect.join_to(STATE, 's')} ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = w.k "
         "AND s.message_offset = w.o WHERE w.k = %s AND w.o <> %s",
         (*state.ref, False, bounds.in_flight, *state.ref, content.entry.key, content.entry.offset),
     )
-    return sorted(_Other(int(offset), int(due_at), by) for offset, due_at, by in rows)
+    return sorted(_Other(int(offset), int(due_at), by, is_lost(*row)) for offset, due_at, by, *row in rows)
 
 
 def _has_more(session: Session, state: GroupState, bounds: Bounds) -> bool:
@@ -180,6 +186,8 @@ def _first(others: Sequence[_Other], before: Sequence[_Other], now: int, *, bloc
     if before and blocks:
         return WaitReason("blocked", offset=before[0].offset)
     for one in before:
+        if one.is_lost:
+            return WaitReason("lost", offset=one.offset)
         if one.due_at <= now:
             return WaitReason("behind", offset=one.offset)
     return None

@@ -157,6 +157,8 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "on_error": _ON_ERROR,
         "alive": "h.deregistered_at = 0 AND h.heartbeat_at > {{now}} - {{lease_ms}} "
         "AND h.heartbeat_at < {{now}} + {{lease_ms}}",
+        "waits": "e.acked = 0 AND e.delivery_token = 0 AND e.invisible_until > v_now "
+        "AND e.delivered_at <= v_now + {{clock_step_ms}}",
         "dlq_suffix": _literal(settings.dlq_suffix),
         "code_options": _code_options(settings, handlers),
         **{
@@ -201,10 +203,10 @@ _OVERRIDABLE = {
 _PARTITIONS = """
     SELECT p.partition_key, p.last_offset > COALESCE(o.offset_claimed, p_start),
            (p_mode = 'shared' OR h.subscriber_name IS NULL OR h.subscriber_name = p_me)
-             AND NOT (p_strict AND EXISTS (
-               SELECT 1 FROM queue_delivery_state s FORCE INDEX (PRIMARY)
-               WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.partition_key = p.partition_key
-                 AND s.acked = 0
+             AND NOT (p_mode = 'ordered' AND EXISTS (
+               SELECT 1 FROM queue_delivery_state e FORCE INDEX (PRIMARY)
+               WHERE e.consumer_group = p_group AND e.topic = p_topic AND e.partition_key = p.partition_key
+                 AND e.acked = 0 AND (p_strict OR ({{waits}} AND e.delivered_by <> ''))
              )),
            o.offset_claimed IS NULL OR (p_mode = 'ordered' AND l.leased_by IS NULL)
     FROM (

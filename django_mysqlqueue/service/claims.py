@@ -88,6 +88,8 @@ class Claim:
     later: dict[tuple[str, int], int] = field(default_factory=dict)
     """Redeliveries that are not due yet, or wait after a loss or for a slot → when they are due, in epoch
     milliseconds."""
+    lost_later: set[tuple[str, int]] = field(default_factory=set)
+    """Those of them that were lost with their subscribers. In ordered mode, nothing behind them is claimed."""
     limited: dict[str, Rest] = field(default_factory=dict)
     """Partitions whose next message waits for a slot."""
     held_up: set[str] = field(default_factory=set)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.service import audit, groups, heartbeats, partitions, unclaimed
+from django_mysqlqueue.service import audit, groups, heartbeats, losses, partitions, unclaimed
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -62,6 +62,8 @@ class Unsettled:
     token: int
     due: int
     """When it may be redelivered, in epoch milliseconds; 0 if its subscriber was lost: at once."""
+    is_lost: bool
+    """Whether it waits since its subscriber was lost: nothing of its partition overtakes it."""
 
 
 def fair_shares(partitions: int, subscribers: Collection[str], ref: GroupRef) -> dict[str, int]:
@@ -202,10 +204,16 @@ def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettl
     found: list[Unsettled] = []
     for chunk in session.chunks(sorted(keys)):
         found += [
-            Unsettled(key, offset, token, 0 if token or delivered_at > now + CLOCK_STEP_MS else due)
-            for key, offset, token, due, delivered_at, now in session.rows(
+            Unsettled(
+                key,
+                offset,
+                token,
+                0 if token or delivered_at > now + CLOCK_STEP_MS else due,
+                losses.is_lost(token, delivered_by),
+            )
+            for key, offset, token, due, delivered_by, delivered_at, now in session.rows(
                 "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, "
-                f"s.delivered_at, {session.dialect.now_ms} "
+                f"s.delivered_by, s.delivered_at, {session.dialect.now_ms} "
                 f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(STATE, 's')} "
                 f"ON {BY_KEY} WHERE s.acked = %s",
                 (*chunk, *ref, False),

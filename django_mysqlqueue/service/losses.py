@@ -2,6 +2,9 @@
 
 A row of delivery state without a token waits for another attempt. One with a token is held, or was lost with its
 subscriber. The token of a suspected poison message is below 0.
+
+A loss is nobody's decision. So in ordered mode, a lost message that waits holds its partition until it has ended. Every
+outcome of a handler that makes a message wait takes the subscriber's name out of the row.
 """
 
 from __future__ import annotations
@@ -47,6 +50,11 @@ def wait_ms(token: int, retries: int, backoff: Backoff) -> int:
         backoff: the handler's backoff.
     """
     return round(backoff.delay(retries) * 1000) if token < 0 and retries else 0
+
+
+def is_lost(token: int, delivered_by: str) -> bool:
+    """Return whether a row waits because its subscriber was lost, or released it without starting it since."""
+    return not token and bool(delivered_by)
 
 
 def make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int]], now: int) -> None:

@@ -109,7 +109,7 @@ class _Judgement:
         """Decide about a row. Rows of a partition must be judged in the order of their offsets in ordered mode."""
         claimant, now, result = self.taking.claimant, self.taking.now, self.taking.result
         if is_later(row.due_at, row.delivered_at, now) and (claimant.shared or not row.token):
-            self._wait(key, offset, row.due_at)
+            self._wait(key, offset, row.due_at, is_lost=losses.is_lost(row.token, row.delivered_by))
             return
         if (key, offset) in self.undecided:
             self.rest(key, offset, now + RECHECK_MS)
@@ -136,7 +136,7 @@ class _Judgement:
         elif wait := losses.wait_ms(row.token, row.retries, claimant.backoff):
             self.waits.append((key, offset, now + wait))
             self.lost.append(Event.of(last, Outcome.LOST))
-            self._wait(key, offset, now + wait)
+            self._wait(key, offset, now + wait, is_lost=True)
         elif self._take(claimed, limit_key) and row.token:
             self.lost.append(Event.of(last, Outcome.LOST))
 
@@ -151,9 +151,12 @@ class _Judgement:
         result.passed[Outcome.SUPERSEDED] += 1
         result.flushed.unfinished.add(key)
 
-    def _wait(self, key: str, offset: int, until: int) -> None:
+    def _wait(self, key: str, offset: int, until: int, *, is_lost: bool) -> None:
+        """Leave a row for later. If it was lost, or in strict order, nothing of its partition overtakes it."""
         self.taking.result.later[key, offset] = until
-        if self.taking.claimant.strict:
+        if is_lost:
+            self.taking.result.lost_later.add((key, offset))
+        if is_lost or self.taking.claimant.strict:
             self.closed.add(key)
 
     def _take(self, claimed: Claimed, limit_key: str) -> bool:

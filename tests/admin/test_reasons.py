@@ -178,6 +178,20 @@ def test_messages_that_are_due_again_are_claimed_first(db):
     assert why(second) == WaitReason("behind", offset=first)
 
 
+def test_a_lost_message_holds_its_partition(client):
+    sub = Sub(handler(function=fail, backoff=WAITS, max_attempts=9), claim_size=1, prefetch=1)
+    first, second = log(2, "a")
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    DeliveryState.objects.update(delivered_by="lost:1")
+    assert why(first) is None
+    assert why(second) == WaitReason("lost", offset=first)
+    text, link = told(client, second)
+    assert text.startswith(f"It waits for message {first} of its partition, whose subscriber was lost")
+    assert f"offset={first}" in link
+
+
 def waiting(count, *, before, until):
     """Stores messages of the partition a that wait for another attempt, as a subscriber would."""
     DeliveryState.objects.bulk_create(

@@ -64,7 +64,7 @@ def act(payload: dict[str, Any]) -> None:
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hang":
-        time.sleep(60)
+        time.sleep(payload.get("seconds", 60))
     elif what == "wait":
         # Says that it runs, then waits until the test lets it go on.
         Path(payload["started"]).touch()

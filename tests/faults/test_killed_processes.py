@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.management.commands import queuestatus
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import polling, sequencing
 from django_mysqlqueue.service.counts import Count
@@ -161,6 +161,62 @@ def test_random_kills(start, tmp_path):
     assert not QueueMessage.objects.filter(topic__endswith="_dlq").exists()
     shown = {one.ref: one for one in queuestatus.read_status("default").queue.groups}
     assert shown["atomic", "p.plain"].lag == Count(0)
+
+
+@pytest.mark.promise("Order")
+def test_a_message_whose_process_is_killed_twice_holds_its_partition(start, tmp_path):
+    """The third process finds the loss, and waits before it calls the handler again: nothing overtakes meanwhile."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    publish("p.plain", {"n": 0, "do": "wait", "started": str(started), "go": str(go)}, key="k")
+    publish_many("p.plain", (Message({"n": n}, key="k") for n in range(1, 30)))
+    for _ in range(2):
+        victim = start("--group", "atomic")
+        wait_for(started.exists, victim)
+        victim.send(signal.SIGKILL)
+        victim.wait()
+        started.unlink()
+    go.touch()
+    publish_many("p.plain", (Message({"n": n}, key="other") for n in range(30)))
+    last = start("--group", "atomic", "--drain")
+    assert last.wait(60) == 0, last.output
+    rows = effects("atomic")
+    assert [number for key, _, number in rows if key == "k"] == list(range(30))
+    assert [number for key, _, number in rows if key == "other"] == list(range(30))
+    assert ("k", 2, 0) in rows
+
+
+@pytest.mark.promise("Order")
+def test_the_order_of_effects_while_the_owner_of_a_key_is_killed_again_and_again(start):
+    """Each effect is atomic, and no handler fails: so the effects of a key are in the order of the log."""
+    rng = random.Random(5)
+    keys = rng.choices(range(7), weights=[24, 3, 3, 2, 2, 1, 1], k=600)
+    numbered = enumerate(keys)
+    publish_many("p.plain", (Message({"n": n, "do": "hang", "seconds": 0.03}, key=f"k{key}") for n, key in numbered))
+    names = ("a", "b", "c")
+    workers = {name: start("--group", "atomic", "--name", name) for name in names}
+
+    def owner():
+        held = DeliveryState.objects.filter(partition_key="k0", acked=False).exclude(delivery_token=0).first()
+        lease = PartitionLease.objects.filter(partition_key="k0").first()
+        if held is None or lease is None or lease.leased_by != held.delivered_by:
+            return None
+        name = lease.leased_by.partition(":")[0]
+        return name if name in names and workers[name].is_there() else None
+
+    for _ in range(5):
+        wait_for(lambda: owner() is not None)
+        time.sleep(rng.uniform(0.1, 0.5))  # a few messages
+        victim = owner() or names[0]
+        workers[victim].send(signal.SIGKILL)
+        workers[victim].wait()
+        workers[victim] = start("--group", "atomic", "--name", victim)
+    wait_for(drained("atomic", "p.plain"), timeout=120)
+    for worker in workers.values():
+        worker.send(signal.SIGTERM)
+    assert [worker.wait() for worker in workers.values()] == [0, 0, 0]
+    for key in range(7):
+        expected = [n for n, other in enumerate(keys) if other == key]
+        assert [number for name, _, number in effects("atomic") if name == f"k{key}"] == expected, key
 
 
 def test_shards_drain_their_own_partitions(start):

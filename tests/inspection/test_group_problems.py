@@ -158,19 +158,17 @@ def test_a_message_that_has_failed_is_stuck_after_a_while():
 
 
 def test_a_message_whose_subscriber_was_lost_has_not_failed():
-    def lost(by=""):
+    def lost(by="", mode="ordered"):
         one = dataclasses.replace(head(60, attempts=1, by=by), last_error="")
-        return only(group(one, subscribers=[live()]))
+        return only(group(one, subscribers=[live()], mode=mode))
 
-    assert lost().text == "The subscriber of message 7 of g/t was lost. The message has waited for 1 min."
+    text = "Partition 'k' of g/t waits for message 7, whose subscriber was lost. It has waited for 1 min."
+    assert lost().text == text
+    in_shared_mode = "The subscriber of message 7 of g/t was lost. The message has waited for 1 min."
+    assert (lost(mode="shared").text, lost(mode="shared").severity) == (in_shared_mode, 2)
     assert (lost().severity, lost("gone").severity, lost("s").severity) == (1, 1, 2)
     assert "log of the lost subscriber" in lost("gone").advice
     assert lost("s").advice == "Wait until the attempt in flight has ended."
-    one = dataclasses.replace(head(60, attempts=1), last_error="")
-    (problem,) = group_problems.progress(
-        group(one, subscribers=[live()]), handler("t", "g", on_failure="block"), NOW, TIMES, moves=False
-    )
-    assert problem.text.startswith("Partition 'k' of g/t waits for message 7, whose subscriber was lost.")
 
 
 def test_a_partition_that_no_subset_contains():

@@ -485,8 +485,11 @@ class Machine(OtherDatabase, SqlClients):
         if held.claimed.suspect and call._record_start(held.claimed, USING) is not None:
             return  # it is another's by now: the handler is not called
         process.begin_all(held)
-        if held.claimed.suspect and held.claimed.ref in self.model.lives:
-            life = self.model.lives[held.claimed.ref]
+        if held.claimed.ref not in self.model.lives:
+            return
+        life = self.model.lives[held.claimed.ref]
+        life.lost.add(held.claimed.offset)
+        if held.claimed.suspect:
             life.died[held.claimed.offset] = held.claimed.attempt
             wait = life.spec.backoff.delay(held.claimed.attempt)
             life.rests_until[held.claimed.offset] = self.clock.now + round(wait * 1000)

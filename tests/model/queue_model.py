@@ -112,6 +112,8 @@ class Life:
     """The attempt that was on record when its process died inside the handler."""
     rests_until: dict[int, int] = field(default_factory=dict)
     """The earliest time of its next start after that, by the database's clock."""
+    lost: set[int] = field(default_factory=set)
+    """Offsets whose process died inside the handler, and of which no handler has said anything since."""
     tokens: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     """What an operator has dead-lettered."""
@@ -245,6 +247,7 @@ class Model:
             ).values_list("leased_by", flat=True)
             assert list(owner) == [who], f"4: started without the lease: {about}, held by {list(owner)}"
             self._check_order(life, claimed, about)
+            self._check_lost(life, claimed, about)
             if life.spec.on_failure == "block":
                 self._check_strict_order(life, claimed, ended, about)
         life.started.setdefault(offset, claimed.key)
@@ -328,6 +331,18 @@ class Model:
         ]
         assert not missed, f"11: {missed} were not started before it: {about}"
 
+    def _check_lost(self, life: Life, claimed: Claimed, about: str) -> None:
+        """A loss is nobody's decision: nothing of its partition overtakes the message until it has ended."""
+        rows = DeliveryState.objects.filter(
+            consumer_group=claimed.ref.group,
+            topic=claimed.ref.topic,
+            partition_key=claimed.key,
+            message_offset__lt=claimed.offset,
+            acked=False,
+        ).values_list("message_offset", flat=True)
+        waiting = [offset for offset in rows if offset in life.lost and not self._need_not(life, offset)]
+        assert not waiting, f"11: {waiting} were lost and have not ended: {about}"
+
     def _check_strict_order(
         self, life: Life, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str
     ) -> None:
@@ -350,6 +365,7 @@ class Model:
         life = self.lives[claimed.ref]
         verdict = Verdict(claimed.token, kind, claimed.attempt, self.step)
         life.verdicts.setdefault(claimed.offset, []).append(verdict)
+        life.lost.discard(claimed.offset)
         life.counted[claimed.offset] += kind in ("nack", "reject") and not claimed.suspect
 
     # -- the comparison -------------------------------------------------------

@@ -167,6 +167,29 @@ def test_a_handler_that_ends_its_process_every_time(machine, group):
     )
 
 
+@pytest.mark.promise("Order")
+@pytest.mark.parametrize("group", range(6))
+def test_what_is_published_behind_a_message_that_was_lost_twice(machine, group):
+    """In ordered mode it waits, whoever owns the partition; the other partition does not."""
+    topic = SPECS[group].ref.topic
+    ends = ("end_a_subscriber", {"who": 0, "how": "in a handler", "missed": True, "script": []})
+    begins = ("start_a_subscriber", {"which": 1 << group, "claim_size": 10})
+    work = ("all_work", {"rounds": 2, "script": []})
+    play(
+        machine,
+        ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),
+        ("end_a_subscriber", {"who": 1, "how": "leave", "missed": False, "script": []}),
+        *[ends, begins] * 2,
+        ("publish", {"messages": [(topic, "x", 0, 0), (topic, "y", 0, 0)], "commit": True}),
+        work,
+        ("end_a_subscriber", {"who": 0, "how": "leave", "missed": False, "script": []}),
+        begins,
+        work,
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        work,
+    )
+
+
 @pytest.mark.promise("Filters")
 @pytest.mark.parametrize("how", ["register", "override"])
 @pytest.mark.parametrize("first", ["poller", "handler"])

@@ -11,7 +11,8 @@ from django_mysqlqueue import operations, publish
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support.harness import USING, sequence
+from tests.support.handlers import Recorder
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.sql_clients import nothing_is_left, numbers, pass_time, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
@@ -174,6 +175,52 @@ def test_a_message_that_is_always_lost_is_dead_lettered(connect, mode):
     dead = OutboxMessage.objects.get()
     assert dead.failure_count == 5
     assert "was lost while it handled attempt 5" in dead.last_error
+
+
+@pytest.mark.promise("Order")
+def test_nothing_of_its_partition_overtakes_a_message_that_was_lost_twice(connect):
+    register("ordered")
+    publish_numbers(3, keys=1)
+    assert numbers(connect().claim(2)) == [0, 1]
+    pass_time(61)
+    assert numbers(connect().claim()) == [0]
+    pass_time(61)
+    DeliveryState.objects.filter(delivery_token__lt=0).update(retry_count=3)  # its wait grows
+    client, other = connect(), connect()
+    assert client.claim() == []
+    publish("t", {"n": 3}, key="k0")
+    publish("t", {"n": 4}, key="k1")
+    sequence()
+    (row,) = other.claim()
+    assert numbers([row]) == [4]
+    assert other.ack(row["handle"]) == "acked"
+    assert client.claim() == other.claim() == []
+    pass_time(30)
+    taken = []
+    while rows := client.claim():
+        taken += numbers(rows)
+        assert {client.ack(row["handle"]) for row in rows} == {"acked"}
+    assert taken == [0, 1, 2, 3]
+
+
+def test_a_subscriber_beside_the_client_holds_its_partition_too(connect):
+    register("ordered")
+    publish_numbers(1)
+    for _ in range(2):
+        assert numbers(connect().claim()) == [0]
+        pass_time(61)
+    DeliveryState.objects.update(retry_count=3)
+    assert connect().claim() == []
+    publish("t", {"n": 1}, key="k0")
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    sub.settle()
+    assert got.payloads == []
+    pass_time(30)
+    sub.poller.reset()
+    sub.beat()
+    sub.settle()
+    assert [one["n"] for one in got.payloads] == [0, 1]
 
 
 @MODES

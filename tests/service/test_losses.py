@@ -8,7 +8,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_overview, message_history, partitions
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
-from django_mysqlqueue.operations import dead_lettering, retrying, steps
+from django_mysqlqueue.operations import dead_lettering, retrying, seeking, steps
 from django_mysqlqueue.service import claiming, leasing, releasing, scheduling, settling
 from django_mysqlqueue.service.claims import Want
 from django_mysqlqueue.service.refs import GroupRef
@@ -46,6 +46,13 @@ def lose(clock, times, **options):
             sub = Sub(slow(**options)).step()
         last = die(sub)
     return last
+
+
+def lose_twice(clock, **options):
+    """Lose the first message that is due, whatever else there is in the partition, with two subscribers."""
+    for _ in range(2):
+        die(Sub(slow(**options)).step())
+        clock.advance(61)
 
 
 def row():
@@ -179,14 +186,135 @@ def test_in_strict_order_a_lost_message_behind_it_waits_too(db, clock):
     assert DeliveryState.objects.filter(delivery_token=0).count() == 1
 
 
-def test_without_strict_order_messages_behind_it_are_handled(db, clock):
+@pytest.mark.promise("Order")
+def test_everything_behind_it_waits_and_no_other_partition(db, clock):
+    """Its process was killed twice: that is nobody's decision."""
+    publish("t", 0, key="k")
+    lose(clock, 2)
+    publish_many("t", [Message(1, key="k"), Message(2, key="other")])
+    clock.advance(61)
+    got = Recorder()
+    sub = Sub(slow(function=got))
+    sub.settle()
+    assert got.payloads == [2]
+    sub.poller.reset()
+    sub.settle()
+    sub.leave()
+    heir = Sub(slow(function=got))
+    heir.settle()
+    assert got.payloads == [2]
+    clock.advance(101)
+    heir.beat()
+    heir.settle()
+    assert got.payloads == [2, 0, 1]
+
+
+@pytest.mark.promise("Order")
+def test_what_was_lost_with_it_waits_behind_it(db, clock):
+    publish_many("t", (Message(number, key="k") for number in range(4)))
+    lose_twice(clock)
+    got = Recorder()
+    sub = Sub(slow(function=got))
+    sub.settle()
+    assert got.payloads == []
+    clock.advance(101)
+    sub.beat()
+    sub.settle()
+    assert got.payloads == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def three(db, clock):
+    """Three messages that wait for another attempt, of which the second one is lost twice in the meantime."""
+    publish_many("t", (Message(number, key="k") for number in range(3)))
+    got = Recorder(lambda delivery: delivery.snooze(1) if delivery.payload == 1 else delivery.nack(delay=200))
+    first = Sub(slow(function=got))
+    first.settle()
+    first.leave()
+    clock.advance(2)
+    lose_twice(clock)
+
+
+@pytest.mark.promise("Order")
+def test_a_retry_behind_it_waits_and_one_before_it_does_not(three, clock):
+    got = Recorder()
+    sub = Sub(slow(function=got))
+    sub.settle()
+    assert got.payloads == []
+    clock.advance(85)  # the wait after the loss takes longer than the others
+    sub.beat()
+    sub.settle()
+    assert got.payloads == [0]
+    clock.advance(20)
+    sub.beat()
+    sub.settle()
+    assert got.payloads == [0, 1, 2]
+
+
+def test_a_claim_takes_nothing_behind_it(three, clock):
+    """Whatever the owner remembers of its rows."""
+    finder = Sub(slow()).step()
+    clock.advance(85)
+    rows = list(DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True))
+    request = claiming.ClaimRequest(finder.poller.groups[0].claimant, [Want("k", tuple(rows))], claiming.new_token())
+    claim = claiming.claim(USING, request)
+    assert [one.offset for one in claim.deliveries] == rows[:1]
+    assert claim.lost_later == {("k", rows[1])}
+
+
+@pytest.mark.promise("Order")
+def test_a_suspect_that_fails_lets_later_messages_overtake_it(db, clock):
+    """That is a decision."""
+    publish_many("t", (Message(number, key="k") for number in range(3)))
+    lose_twice(clock)
+    Sub(slow()).step().leave()
+    clock.advance(101)
+    got = Recorder(lambda delivery: delivery.nack() if delivery.payload == 0 else None)
+    sub = Sub(slow(function=got))
+    sub.settle()
+    assert got.payloads == [0, 1, 2]
+    sub.leave()
+    publish("t", 3, key="k")
+    Sub(slow(function=got)).settle()
+    assert got.payloads == [0, 1, 2, 3]
+
+
+def test_in_shared_mode_messages_behind_it_are_handled(db, clock):
+    publish("t", 0, key="k")
+    lose(clock, 2, mode="shared")
+    publish("t", 1, key="k")
+    clock.advance(61)
+    got = Recorder()
+    Sub(slow(mode="shared", function=got)).settle()
+    assert got.payloads == [1]
+
+
+@pytest.mark.promise("Order")
+@pytest.mark.parametrize("act", ["dead-letter", "retry", "retry at a time", "seek"])
+def test_an_operator_ends_the_wait_of_its_partition(db, clock, act):
     publish("t", 0, key="k")
     lose(clock, 2)
     publish("t", 1, key="k")
     clock.advance(61)
     got = Recorder()
-    Sub(slow(function=got)).settle()
-    assert got.payloads == [1]
+    sub = Sub(slow(function=got))
+    sub.settle()
+    assert got.payloads == []
+    offset = row().message_offset
+    if act == "dead-letter":
+        assert dead_lettering.dead_letter_now(USING, G, [offset], actor="ada") == 1
+    elif act == "retry":
+        assert retrying.retry(USING, G, actor="ada") == 1
+    elif act == "retry at a time":
+        due = Session(USING).now() + 3000
+        assert retrying.retry(USING, G, actor="ada", due=due) == 1
+        clock.advance(4)
+    else:
+        seeking.seek(USING, G, seeking.Position(offset), actor="ada")
+    sub.beat()
+    sub.poller.look_now()
+    sub.settle()
+    assert got.payloads == ([1] if act in ("dead-letter", "seek") else [0, 1])
 
 
 @both_modes

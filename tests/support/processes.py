@@ -80,8 +80,11 @@ class Worker:
     def is_ready(self):
         return "subscriber.started" in self.output
 
+    def is_there(self):
+        return self.process.poll() is None
+
     def end(self):
-        if self.process.poll() is None:
+        if self.is_there():
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()

@@ -40,6 +40,9 @@ TEXTS = {
     "blocked": gettext_lazy(
         "It waits for message %(offset)s of its partition, which is not settled: the group blocks on failure."
     ),
+    "lost": gettext_lazy(
+        "It waits for message %(offset)s of its partition, whose subscriber was lost, to keep the order."
+    ),
     "behind": gettext_lazy("It waits for message %(offset)s: the group claims messages of a partition in order."),
     "pending": gettext_lazy(
         "At least %(pending)s messages of its partition wait for another attempt. The group claims no new messages of "

@@ -32,12 +32,11 @@ BEGIN
       AND s.invisible_until <= IF(v_looks_ahead, {{latest}}, v_now)
       AND (s.invisible_until <= v_now OR s.delivered_at > v_now + {{clock_step_ms}})
       AND (h.subscriber_name IS NULL OR h.subscriber_name = p_me)
-      AND (NOT p_strict OR NOT EXISTS (
+      AND NOT EXISTS (
         SELECT 1 FROM queue_delivery_state e FORCE INDEX (PRIMARY)
         WHERE e.consumer_group = p_group AND e.topic = p_topic AND e.partition_key = s.partition_key
-          AND e.message_offset < s.message_offset AND e.acked = 0 AND e.delivery_token = 0
-          AND e.invisible_until > v_now AND e.delivered_at <= v_now + {{clock_step_ms}}
-      ))
+          AND e.message_offset < s.message_offset AND {{waits}} AND (p_strict OR e.delivered_by <> '')
+      )
     LIMIT {{page}};
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
   {{on_error}};

@@ -1,6 +1,7 @@
 -- Take a message that was claimed before, if it may start now. p_result:
 --   taken, suspect   it is in this claim, as a suspected poison message in the second case
---   later            it waits; also after this claim has found it lost
+--   later            it waits
+--   lost             it waits since a subscriber was lost with it: in ordered mode it holds its partition
 --   ended            it is settled: dead-lettered, expired, or deleted from the log
 --   left             it is a suspected poison message, which this claim may not take
 --   locked, gone     another transaction has locked it, or it is settled already
@@ -30,7 +31,7 @@ BEGIN
       AND acked = 0;
     SET p_result = IF(v_there, 'locked', 'gone');
   ELSEIF v_due > p_now AND v_at <= p_now + {{clock_step_ms}} AND (p_mode = 'shared' OR v_token = 0) THEN
-    SET p_result = 'later';
+    SET p_result = IF(v_token = 0 AND v_by <> '', 'lost', 'later');
   ELSE
     SELECT metadata, created_at, original_id INTO v_metadata, v_created_at, v_original_id
     FROM queue_messages WHERE `offset` = p_offset;
@@ -56,7 +57,7 @@ BEGIN
       SET delivery_token = 0, delivered_at = p_now, invisible_until = p_now + ROUND(v_wait)
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries, 'lost', v_at, v_by, '', '', p_options);
-      SET p_result = 'later';
+      SET p_result = 'lost';
     ELSEIF v_by <> '' AND NOT p_may_suspect THEN
       SET p_result = 'left';
     ELSE

@@ -62,7 +62,7 @@ take: BEGIN
       SET p_taken = p_taken + 1;
     ELSEIF v_result = 'suspect' THEN
       SET p_taken = 1, p_suspect = TRUE;
-    ELSEIF v_result IN ('locked', 'left') OR (v_strict AND v_result = 'later') THEN
+    ELSEIF v_result IN ('locked', 'left', 'lost') OR (v_strict AND v_result = 'later') THEN
       SET v_closed = TRUE;
     ELSEIF v_result IN ('ended', 'gone') THEN
       SET v_unsettled = v_unsettled - 1;

@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
-from django_mysqlqueue.service.leasing import MAX_PENDING, Lease
+from django_mysqlqueue.service.leasing import MAX_PENDING, Lease, Unsettled
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -45,6 +45,8 @@ class OwnedPartition:
     """Whether there may be unclaimed messages above its position."""
     pending: dict[int, int] = field(default_factory=dict)
     """Unsettled offsets that are not in flight here → when they are due, in epoch milliseconds."""
+    lost: set[int] = field(default_factory=set)
+    """Those of them that wait since their subscribers were lost: nothing behind them is claimed."""
     in_flight: dict[int, int] = field(default_factory=dict)
     """Offset → token of the deliveries that this process has claimed and whose outcomes are not written yet."""
     rests_until: int = 0
@@ -311,34 +313,36 @@ class OrderedGroup(PolledGroup):
 
         A waiting delivery without such a row was revoked by an operator's seek: it does not start.
         """
-        pending: dict[str, dict[int, int]] = {key: {} for key in keys}
+        pending: dict[str, list[Unsettled]] = {key: [] for key in keys}
         gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_flight.items()}
         for row in leasing.load(Session(self.using), self.ref, keys):
             if self.partitions[row.key].in_flight.get(row.offset) != row.token:
-                pending[row.key][row.offset] = row.due
+                pending[row.key].append(row)
             else:
                 gone.discard((row.key, row.offset, row.token))
         for delivery in self.inbox.drop_stale(self.ref, gone):
             self.partitions[delivery.key].in_flight.pop(delivery.offset, None)
-        for key, offsets in pending.items():
+        for key, rows in pending.items():
             partition = self.partitions[key]
             self._wait_for_none(partition)
             partition.rests_until = 0
             partition.fresh = True
-            for offset, due in offsets.items():
-                self._wait_for(partition, offset, due)
+            for row in rows:
+                self._wait_for(partition, row.offset, row.due, is_lost=row.is_lost)
             self._look_at(partition)
             self._reload.discard(key)
         self.unfinished |= set(keys)
 
-    def _wait_for(self, partition: OwnedPartition, offset: int, due: int) -> None:
+    def _wait_for(self, partition: OwnedPartition, offset: int, due: int, *, is_lost: bool = False) -> None:
         if not partition.owned:
             return  # Its new owner waits.
         partition.pending[offset] = due
+        (partition.lost.add if is_lost else partition.lost.discard)(offset)
         self._due.set((partition.key, offset), due)
 
     def _no_longer_waits(self, partition: OwnedPartition, offset: int) -> None:
         partition.pending.pop(offset, None)
+        partition.lost.discard(offset)
         self._due.discard((partition.key, offset))
 
     def _wait_for_none(self, partition: OwnedPartition) -> None:
@@ -424,24 +428,20 @@ class OrderedGroup(PolledGroup):
         if now < partition.rests_until and partition.pending:
             del self.todo[key]  # Until ``_wake_due`` puts it back.
             return None
-        offsets = sorted(partition.pending)
-        if self.handler.on_failure == "block" and offsets:
-            if partition.in_flight:
-                del self.todo[key]
-                return None
-            ready: list[int] = []
-            for offset in offsets:
-                if partition.pending[offset] > now or len(ready) == limit:
-                    break
-                ready.append(offset)
-            if not ready:
-                del self.todo[key]
-                return None
-            return Want(key, due=tuple(ready))
-        due = [offset for offset in offsets if partition.pending[offset] <= now]
+        strict = self.handler.on_failure == "block" and bool(partition.pending)
+        if strict and partition.in_flight:
+            del self.todo[key]
+            return None
+        due, closed = [], strict
+        for offset in sorted(partition.pending):
+            if partition.pending[offset] <= now:
+                due.append(offset)
+            elif strict or offset in partition.lost:
+                closed = True
+                break
         if due:
             return Want(key, due=tuple(due[:limit]))
-        if partition.fresh and len(offsets) < MAX_PENDING:
+        if partition.fresh and not closed and len(partition.pending) < MAX_PENDING:
             return Want(key, look_at=limit)
         del self.todo[key]
         return None
@@ -477,7 +477,7 @@ class OrderedGroup(PolledGroup):
         for key, offset in claim.settled | {(delivery.key, delivery.offset) for delivery, _ in claim.dead}:
             self._no_longer_waits(self.partitions[key], offset)
         for (key, offset), due in claim.later.items():
-            self._wait_for(self.partitions[key], offset, due)
+            self._wait_for(self.partitions[key], offset, due, is_lost=(key, offset) in claim.lost_later)
         now = self.context.clock.now()
         for key in claim.locked - claim.lost:
             # An atomic handler of a lost owner may keep its row locked for a while: try again a little later.
