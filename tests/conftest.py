@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
 from django_mysqlqueue.admin.shared import SharedReads
-from django_mysqlqueue.service import known_topics
+from django_mysqlqueue.service import clocks, known_topics
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
@@ -128,19 +129,29 @@ def engine(db: None) -> str:
 
 
 class Clock:
-    """Moves the database's clock, as every statement of the queue in this process sees it."""
+    """Moves the database's clock, as every statement of the queue in this process sees it.
+
+    ``advance``: as if the time had passed. ``step``: subscribers see that the clock alone has moved.
+    """
 
     def __init__(self) -> None:
         self._dialect = dialect_of(connection)
         self._expression = type(self._dialect).now_ms
         self._offset = 0
+        self._passed = 0.0
 
     def advance(self, seconds: float) -> None:
+        self._passed += seconds
+        clocks.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + self._passed)
+        self.step(seconds)
+
+    def step(self, seconds: float) -> None:
         self._offset += int(seconds * 1000)
         self._dialect.now_ms = f"({self._expression} + {self._offset})"
 
     def restore(self) -> None:
         self._dialect.__dict__.pop("now_ms", None)
+        clocks.time = time
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ JAVA_VERSION = 17
 BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
 CLIENT_PACKAGES = ("mariadb-client-core",)
 """The command-line client, which sets up servers of both kinds."""
+CLOCK_PACKAGES = ("libfaketime",)
 NODE_PACKAGES = ("nodejs", "npm")
 NODE_DRIVER = "mysql2@3.24.6"
 CHROMIUM = "/usr/bin/chromium"
@@ -242,6 +243,21 @@ def node() -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(work, folder, symlinks=True)
     return folder
+
+
+def faketime() -> Path:
+    """Return libfaketime's library, which moves the clock of a server. It is installed if needed.
+
+    Raises:
+        NotAvailable: It is missing.
+    """
+    places = [Path("/usr/lib") / library / "faketime" / "libfaketimeMT.so.1" for _, library in LOADERS.values()]
+    if not any(path.exists() for path in places):
+        apt_install(CLOCK_PACKAGES)
+    for path in places:
+        if path.exists():
+            return path
+    raise NotAvailable("libfaketime was not found: install Debian's package libfaketime")
 
 
 def server_folder(engine: str) -> Path:

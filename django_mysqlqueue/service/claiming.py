@@ -49,6 +49,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.shared
     began = time.monotonic()
     fence = groups.fence(session, ref)
+    fenced = time.monotonic()
     keys = {want.key for want in request.wants}
     lost: set[str] = set()
     if not shared:
@@ -69,12 +70,16 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
+    clock = request.clock
+    if clock is not None:
+        clock.check(fence.now, fenced - began)
+    is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
     reservation = None
     if request.holding is not None:
-        reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms)
+        reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms, clock)
     budget = Budget(request.max_bytes, request.max_rows)
     coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now)
-    taking = Taking(session, request, fence.now, budget, reservation, result, coalescing, offsets.keys())
+    taking = Taking(session, request, fence.now, budget, reservation, result, coalescing, offsets.keys(), is_doubtful)
     redelivered = redeliver(taking)
     fresh, positions = take_new(taking, offsets)
     coalescing.store()

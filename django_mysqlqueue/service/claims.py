@@ -12,6 +12,7 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import losses
+from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
@@ -142,6 +143,8 @@ class ClaimRequest:
     start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""
+    clock: DatabaseClock | None = None
+    """The clock that the claimant knows: after a step, what others hold is not taken for lost. None: any."""
     max_slots: int = 2**62
     """Maximum number of redeliveries with slots to take."""
     max_suspects: int = 2**62

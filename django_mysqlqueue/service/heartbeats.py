@@ -155,18 +155,23 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
         return run(using, delete)
 
 
-def fresh(alias: str, session: Session) -> str:
+def fresh(alias: str, session: Session, now: str = "") -> str:
     """Return the condition that a heartbeat row is recent. Its parameters are LEASE_DURATION in milliseconds, twice.
 
     A heartbeat further in the future than the duration of a lease was written by a clock that was corrected since. It
     counts as old.
+
+    Args:
+        alias: of the row.
+        session: the session.
+        now: the expression for the time (default: the statement's). Its parameters come before each LEASE_DURATION.
     """
-    now = session.dialect.now_ms
+    now = now or session.dialect.now_ms
     return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
 
 
 def live(
-    session: Session, refs: Sequence[GroupRef], lease_ms: int, *, broken: bool = True
+    session: Session, refs: Sequence[GroupRef], lease_ms: int, *, broken: bool = True, now: int | None = None
 ) -> dict[GroupRef, dict[str, Subset]]:
     """Return the live subscribers of each group, in order of name, with their subsets.
 
@@ -175,16 +180,18 @@ def live(
         refs: the groups.
         lease_ms: LEASE_DURATION in milliseconds.
         broken: whether to include those whose work for the group has broken down (``report``).
+        now: the database's time by which to judge, in epoch milliseconds (default: that of the statement).
     """
     if not refs:
         return {}
+    given = ("", (lease_ms, lease_ms)) if now is None else ("%s", (now, lease_ms, now, lease_ms))
     found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
     for group, topic, name, info in session.rows(
         "SELECT h.consumer_group, h.topic, h.subscriber_name, h.info "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} {session.dialect.join_to(HEARTBEATS, 'h')} "
         "ON h.consumer_group = v.g AND h.topic = v.t "
-        f"WHERE {fresh('h', session)}",
-        (*flat(refs), lease_ms, lease_ms),
+        f"WHERE {fresh('h', session, given[0])}",
+        (*flat(refs), *given[1]),
     ):
         known = json.loads(info)
         if broken or "error" not in known:

@@ -9,11 +9,13 @@ or with a lost one.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, losses, partitions, unclaimed
+from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -141,7 +143,14 @@ class Acquired:
 
 
 def acquire(
-    using: str, ref: GroupRef, subscriber: str, keys: Collection[str], *, lease_ms: int, steal: bool = True
+    using: str,
+    ref: GroupRef,
+    subscriber: str,
+    keys: Collection[str],
+    *,
+    lease_ms: int,
+    steal: bool = True,
+    clock: DatabaseClock | None = None,
 ) -> Acquired:
     """Acquire leases that have no owner or, with ``steal``, a lost one.
 
@@ -154,20 +163,27 @@ def acquire(
         keys: the partitions.
         lease_ms: LEASE_DURATION in milliseconds.
         steal: whether to take leases over from lost subscribers.
+        clock: the clock that the new owner knows: after a step, nothing is stolen.
     """
     wanted = sorted(keys)
 
     def take(session: Session) -> Acquired:
+        began = time.monotonic()
         fence = groups.fence(session, ref)
         if fence is None or fence.paused:
             return Acquired(set(), set(), paused=fence is not None, dropped=fence is None)
         if fence.mode != ConsumerGroup.Mode.ORDERED:
             return Acquired(set(), set(), other_mode=fence.mode)
+        may_steal = steal
+        if clock is not None:
+            clock.check(fence.now, time.monotonic() - began)
+            may_steal = steal and not clock.is_doubtful(lease_ms)
         _create_missing(session, ref, wanted)
-        # First the lock, then the owner's heartbeat: a heartbeat that is read under the lock is not out of date.
+        # First the lock, then the owner's heartbeat: a heartbeat that is read under the lock is not out of date. It is
+        # judged by the time that was compared, because the clock may step before the next statement.
         owners = lock(session, ref, wanted, skip_locked=True)
-        alive = set(heartbeats.live(session, [ref], lease_ms)[ref])
-        kept = {owner for owner in owners.values() if owner and (owner in alive or not steal)} - {subscriber}
+        alive = set(heartbeats.live(session, [ref], lease_ms, now=fence.now)[ref])
+        kept = {owner for owner in owners.values() if owner and (owner in alive or not may_steal)} - {subscriber}
         free = sorted(key for key, owner in owners.items() if owner not in kept)
         _assign(session, ref, free, subscriber)
         return Acquired(set(free), set(owners) - set(free))

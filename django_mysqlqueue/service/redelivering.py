@@ -221,6 +221,8 @@ def _due_shared(taking: Taking) -> list[tuple[str, int]]:
     # Deliveries that the claimant holds must not use up the limit.
     limit = max(request.max_due, request.due_window) + len(request.exclude)
     inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
+    if taking.is_doubtful:
+        inside += " AND delivery_token = 0"  # What waits for another attempt: nobody holds it.
     select = (
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} AND invisible_until "

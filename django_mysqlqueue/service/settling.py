@@ -146,7 +146,7 @@ def _stale_text(delivery: Claimed) -> str:
 
 
 def extend_all(
-    using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int
+    using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int, clock_stepped: bool = False
 ) -> set[tuple[str, int, int]]:
     """Extend all deliveries of a shared group that a process holds.
 
@@ -157,6 +157,8 @@ def extend_all(
         ref: the group.
         deliveries: the deliveries.
         milliseconds: the time from now for which other subscribers must not claim them.
+        clock_stepped: whether the database's clock has stepped. If it was set back, claims would take the deliveries
+            for ones whose wait is over (``leasing.is_later``), so they are written as if they were claimed now.
 
     Returns:
         The (partition key, offset, token) of deliveries that this process no longer holds.
@@ -181,11 +183,13 @@ def extend_all(
                 (*flat(chunk), *ref, False),
             )
             if free:
-                until = f"{session.dialect.greatest}(s.invisible_until, {session.dialect.now_ms} + v.ms)"
+                until = f"{session.dialect.now_ms} + v.ms"
+                if clock_stepped:
+                    changes = {"invisible_until": until, "delivered_at": session.dialect.now_ms}
+                else:
+                    changes = {"invisible_until": f"{session.dialect.greatest}(s.invisible_until, {until})"}
                 session.execute(
-                    session.dialect.update_joined(
-                        STATE, ("k", "o", "ms"), len(free), BY_ROW, {"invisible_until": until}
-                    ),
+                    session.dialect.update_joined(STATE, ("k", "o", "ms"), len(free), BY_ROW, changes),
                     (*flat((key, offset, milliseconds) for key, offset, _ in free), *ref),
                 )
         return set(rows) - mine

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, DeliveryLimits, Throttle
 from django_mysqlqueue.models import Slots, SubscriberHeartbeat
 from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.deliveries import Holding, Returned, Slot
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -58,13 +59,20 @@ class Reservation:
     """
 
     def __init__(
-        self, session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding, lease_ms: int
+        self,
+        session: Session,
+        ref: GroupRef,
+        limits: DeliveryLimits,
+        holding: Holding,
+        lease_ms: int,
+        clock: DatabaseClock | None = None,
     ) -> None:
         self._session = session
         self._ref = ref
         self._limits = limits
         self._holding = holding
         self._lease_ms = lease_ms
+        self._clock = clock
         self._throttles: dict[str, Throttle | None] = {}
         self._most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
         self._full_at: dict[str, int] = {}
@@ -90,6 +98,8 @@ class Reservation:
             self._sent_at = self._received_at
             now = self._session.now()
             self._received_at = time.monotonic()
+        if self._clock is not None:
+            self._clock.check(now, self._received_at - self._sent_at)
         self._now = now * 1000
         give_back(self._session, self._ref, self._limits, self._holding.returned)
 
@@ -101,8 +111,11 @@ class Reservation:
         live = ""
         parameters: tuple[object, ...] = ()
         if self._limits.counts_in_flight:
-            live = f"{_with_heartbeats(session)} WHERE s.subscriber_name = '' OR ({heartbeats.fresh('h', session)})"
-            parameters = (self._lease_ms, self._lease_ms)
+            if self._clock is not None and self._clock.is_doubtful(self._lease_ms):
+                alive = "h.deregistered_at = 0"  # Whoever holds slots may live.
+            else:
+                alive, parameters = heartbeats.fresh("h", session), (self._lease_ms, self._lease_ms)
+            live = f"{_with_heartbeats(session)} WHERE s.subscriber_name = '' OR ({alive})"
         for chunk in session.chunks(new):
             self._full_at |= dict.fromkeys(chunk, 0)
             for key, subscriber, full_at, held in session.rows(

@@ -59,6 +59,8 @@ class Taking:
     coalescing: Coalescing
     locked: Collection[str]
     """Partitions whose offsets row the claim has locked."""
+    is_doubtful: bool = False
+    """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
 
     @property
     def claimant(self) -> Claimant:

@@ -41,8 +41,11 @@ BEGIN
       IF v_by IS NOT NULL AND (v_locked IS NULL OR (v_locked = v_token AND NOT v_acked))
          AND (v_mode = 'shared' OR v_owner = v_by) THEN
         UPDATE queue_delivery_state
+        -- What a clock has written that was set back since counts as claimed now. Otherwise, it would count as over.
         SET invisible_until = GREATEST(
-          invisible_until, {{now}} + IF(v_mode = 'ordered', {{lease_ms}}, ROUND(1000 * p_seconds)))
+              IF(delivered_at > {{now}} + {{clock_step_ms}}, 0, invisible_until),
+              {{now}} + IF(v_mode = 'ordered', {{lease_ms}}, ROUND(1000 * p_seconds))),
+            delivered_at = LEAST(delivered_at, {{now}})
         WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
           AND v_locked IS NOT NULL;
         CALL queue__beat(p_group, p_topic, v_by, 0);

@@ -12,6 +12,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.runtime.polling.relays import Relays
 from django_mysqlqueue.runtime.polling.ticking import Ticker
+from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
@@ -32,22 +33,6 @@ class Heartbeat(Protocol):
         """Note that the leases have been read again under lock."""
 
 
-class Clock:
-    """The database's clock, continued by the monotonic clock between polls."""
-
-    def __init__(self) -> None:
-        self.offset_ms = 0.0
-        self.set(0)
-
-    def set(self, database_ms: int) -> None:
-        """Set the clock to the current time of the database, in epoch milliseconds."""
-        self.offset_ms = database_ms - time.monotonic() * 1000
-
-    def now(self) -> int:
-        """Return the current time of the database in epoch milliseconds."""
-        return int(time.monotonic() * 1000 + self.offset_ms)
-
-
 class Progress:
     """When the poller's thread last made progress, by the monotonic clock. Other threads watch it."""
 
@@ -60,16 +45,18 @@ class Progress:
 
 
 class Stealing:
-    """Whether leases of other subscribers may be stolen after a connection error.
+    """Whether leases of other subscribers may be stolen after a connection error, or a step of the database's clock.
 
     The first subscriber to return after a stall of the database must not steal all leases, because the others are
     about to send heartbeats. So nothing is stolen until one renewal interval after the first heartbeat that followed
-    the error.
+    the error. After a step of the clock, nothing is stolen for the duration of a lease (``DatabaseClock``).
     """
 
-    def __init__(self, heartbeat: Heartbeat, interval: float) -> None:
+    def __init__(self, heartbeat: Heartbeat, clock: DatabaseClock, settings: Settings) -> None:
         self._heartbeat = heartbeat
-        self._interval = interval
+        self._clock = clock
+        self._lease_ms = settings.lease_duration * 1000
+        self._interval = settings.lease_renewal_interval
         self._recovered_at: float | None = None
         self._from = 0.0
 
@@ -92,7 +79,7 @@ class Stealing:
         if self._recovered_at is not None and self._heartbeat.beat_at > self._recovered_at:
             self._from = self._heartbeat.beat_at + self._interval
             self._recovered_at = None
-        return time.monotonic() >= self._from
+        return time.monotonic() >= self._from and not self._clock.is_doubtful(self._lease_ms)
 
 
 class Prefetch:
@@ -180,7 +167,7 @@ class Context:
     takes_all: bool = False
     """Whether to ignore fair shares, because the subscriber runs only briefly and alone."""
     limits: Limits = LIMITS
-    clock: Clock = field(default_factory=Clock)
+    clock: DatabaseClock = field(default_factory=DatabaseClock)
     progress: Progress = field(default_factory=Progress)
     relays: Relays = field(default_factory=lambda: Relays(""))
     """Those from this database to others."""
@@ -191,7 +178,7 @@ class Context:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefetch", Prefetch(self.inbox, self.settings.prefetch))
-        object.__setattr__(self, "stealing", Stealing(self.heartbeat, self.settings.lease_renewal_interval))
+        object.__setattr__(self, "stealing", Stealing(self.heartbeat, self.clock, self.settings))
 
     @property
     def watch(self) -> Watch:

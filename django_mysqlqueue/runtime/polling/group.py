@@ -354,6 +354,7 @@ class PolledGroup(WantingGroup):
             after_clock_step=max_due > 0 and self._after_clock_step(),
             passes=self._outcomes_passed(),
             holding=holding,
+            clock=self.context.clock,
             max_slots=self._room_for_slots() if max_due and self.limited.is_partial else 2**62,
             max_suspects=int(not self.inbox.has_suspect(self.ref)) if self.limited else 2**62,
         )

@@ -242,7 +242,13 @@ class OrderedGroup(PolledGroup):
             return
         more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
         taken = leasing.acquire(
-            self.using, self.ref, self.context.subscriber, wanted, lease_ms=self.context.lease_ms, steal=steal
+            self.using,
+            self.ref,
+            self.context.subscriber,
+            wanted,
+            lease_ms=self.context.lease_ms,
+            steal=steal,
+            clock=self.context.clock,
         )
         if taken.other_mode:
             self.check_mode(taken.other_mode)

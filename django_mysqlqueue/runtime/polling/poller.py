@@ -339,7 +339,10 @@ class Poller:
         began = time.monotonic()
         look = polling.poll(session, [group.ref for group in self.ordered])
         took = time.monotonic() - began
-        self.context.clock.set(look.now)
+        if step := self.context.clock.set(look.now, took):
+            event(logging.WARNING, "clock.stepped", seconds=round(step, 3))
+            for shared in self.shared:
+                shared.extend_now()
         self.next_deliver_at = look.next_deliver_at
         self.outbox_idle = not look.due
         self._notice_free_leases(free=look.free_leases)

@@ -65,6 +65,10 @@ class SharedGroup(PolledGroup):
         """Make the next claim also look for rows that a clock, since corrected, left far in the future."""
         self._expects_clock_step = True
 
+    def extend_now(self) -> None:
+        """Extend deliveries with the next turn."""
+        self._extend_at = 0.0
+
     def wake_at(self) -> float:
         """Return when deliveries have to be extended, or something no longer waits for a slot (monotonic)."""
         return min(self._extend_at, super().wake_at())
@@ -72,7 +76,7 @@ class SharedGroup(PolledGroup):
     def reset(self) -> None:
         """Forget every hint, and extend deliveries with the next turn."""
         super().reset()
-        self._extend_at = 0.0
+        self.extend_now()
 
     def turn(self) -> bool:
         """Extend deliveries if it is time, then write and claim as in ordered mode."""
@@ -91,7 +95,8 @@ class SharedGroup(PolledGroup):
         held = self.inbox.held(self.ref)
         if held:
             milliseconds = int(self.handler.visibility_timeout * 1000)
-            lost = settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds)
+            stepped = self.context.clock.is_doubtful(milliseconds)
+            lost = settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds, clock_stepped=stepped)
             self.inbox.drop_stale(self.ref, lost)
         self.inbox.keep(self.ref, began + self.handler.visibility_timeout)
         self._extend_at = began + self.handler.visibility_timeout / 3
