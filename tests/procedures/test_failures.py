@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from django.db.models import F
 
 from django_mysqlqueue import operations, publish
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service.refs import GroupRef
@@ -36,6 +38,15 @@ def test_a_failed_message_comes_again_after_the_backoff(client, mode):
     assert client.ack(again["handle"]) == "acked"
     assert nothing_is_left()
     assert list(DeliveryEvent.objects.values_list("outcome", "attempt", "error")) == [("failed", 1, "boom")]
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3, 4, 5, 8, 12, 13, 100])
+def test_the_backoff_is_that_of_subscribers(client, attempts):
+    for backoff in (Backoff(jitter=0.0), Backoff(initial=0.25, factor=3.5, maximum=90.5, jitter=0.0)):
+        options = {name: getattr(backoff, name) for name in ("initial", "factor", "maximum", "jitter")}
+        client.run("CALL queue__backoff(%s, %s, @wait)", attempts, json.dumps(options))
+        (row,) = client.run("SELECT @wait AS wait")
+        assert row["wait"] == pytest.approx(1000 * backoff.delay(attempts))
 
 
 @MODES
