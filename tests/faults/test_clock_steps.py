@@ -42,7 +42,7 @@ def clock(engine, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
         patch.setenv("FAKETIME_TIMESTAMP_FILE", str(path))
-        patch.setenv("FAKETIME_NO_CACHE", "1")
+        patch.setenv("FAKETIME_CACHE_DURATION", "1")
         patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         with private_server() as server:
             patch.undo()
@@ -60,6 +60,7 @@ def calls(group):
     return sorted((*map(float, name.split("|")[1:]), number) for name, number in rows)
 
 
+@pytest.mark.timeout(600)  # That server is slow.
 @pytest.mark.promise("Clocks", "One owner")
 def test_live_subscribers_keep_what_they_hold(clock, tmp_path):
     server, path = clock
