@@ -79,7 +79,9 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
         reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms, clock)
     budget = Budget(request.max_bytes, request.max_rows)
     coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now)
-    taking = Taking(session, request, fence.now, budget, reservation, result, coalescing, offsets.keys(), is_doubtful)
+    taking = Taking(
+        session, request, fence.now, budget, reservation, result, coalescing, offsets.keys(), is_doubtful=is_doubtful
+    )
     redelivered = redeliver(taking)
     fresh, positions = take_new(taking, offsets)
     coalescing.store()

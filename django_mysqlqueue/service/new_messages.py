@@ -100,7 +100,7 @@ def _places(taking: Taking, offsets: Mapping[str, Offsets]) -> dict[str, _Place]
     claimant, result = taking.claimant, taking.result
     places: dict[str, _Place] = {}
     for want in taking.wants():
-        if want.look_at <= 0:
+        if want.look_at <= 0 or (want.key in taking.closed and not claimant.shared):
             continue
         if want.key in offsets:
             # More than the claim takes: those in front may have no slot.

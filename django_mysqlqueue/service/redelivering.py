@@ -48,18 +48,17 @@ def redeliver(taking: Taking) -> list[Claimed]:
             taking.slots.read([])
             due = _due(taking)
     rows = _lock_due(session, claimant.ref, due)
-    closed: set[str] = set()
     if len(rows) < len(due):
         unsettled = _still_unsettled(session, claimant.ref, [row for row in due if row not in rows])
-        closed = {key for key, _ in unsettled}
-        result.locked |= closed
+        result.locked |= {key for key, _ in unsettled}
+        taking.closed.update(result.locked)
         result.settled |= set(due) - set(rows) - unsettled
     contents.update(_contents(taking, [row for row in rows if row[1] not in contents]))
     limit_keys = taking.limit_keys([(key, offset, contents[offset].metadata) for key, offset in rows])
     undecided = _read_coalesce_keys(taking, contents, rows)
-    judgement = _Judgement(taking, undecided, closed, most=taking.request.max_due if claimant.shared else len(due))
+    judgement = _Judgement(taking, undecided, most=taking.request.max_due if claimant.shared else len(due))
     for key, offset in filter(rows.__contains__, due):  # The oldest first in shared mode.
-        if claimant.shared or key not in judgement.closed:
+        if claimant.shared or key not in taking.closed:
             limit_key = limit_keys.get((key, offset), NO_KEY)
             judgement.judge(key, offset, rows[key, offset], contents[offset].size, limit_key)
     judgement.write()
@@ -87,8 +86,6 @@ class _Judgement:
     taking: Taking
     undecided: Collection[tuple[str, int]]
     """Messages with a coalesce key of which nothing can be decided now (shared mode)."""
-    closed: set[str]
-    """Partitions of which nothing more is taken (ordered mode)."""
     most: int
     """Maximum number of rows to take."""
     taken: list[Claimed] = field(default_factory=list)
@@ -157,7 +154,7 @@ class _Judgement:
         if is_lost:
             self.taking.result.lost_later.add((key, offset))
         if is_lost or self.taking.claimant.strict:
-            self.closed.add(key)
+            self.taking.closed.add(key)
 
     def _take(self, claimed: Claimed, limit_key: str) -> bool:
         """Take a row if it fits and has a slot. Otherwise nothing of its partition overtakes it in ordered mode."""
@@ -167,7 +164,7 @@ class _Judgement:
             self.taking.result.has_due = True
             return False
         if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
-            self.closed.add(claimed.key)
+            self.taking.closed.add(claimed.key)
             self.taking.result.held_up.add(claimed.key)
             return False
         taken = self.taking.take(claimed, limit_key)
@@ -178,7 +175,7 @@ class _Judgement:
             if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
                 self.taking.coalescing.took(claimed.key, claimed.offset)
             return True
-        self.closed.add(claimed.key)
+        self.taking.closed.add(claimed.key)
         if isinstance(taken, Rest):
             if self.taking.claimant.shared:
                 self.rest(claimed.key, claimed.offset, taken.until)

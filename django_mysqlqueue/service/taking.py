@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX, PUBLISHER_KEY, lane_of
@@ -59,6 +59,8 @@ class Taking:
     coalescing: Coalescing
     locked: Collection[str]
     """Partitions whose offsets row the claim has locked."""
+    closed: set[str] = field(default_factory=set)
+    """Partitions of which this claim takes nothing more, so that nothing overtakes a message (ordered mode)."""
     is_doubtful: bool = False
     """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
 

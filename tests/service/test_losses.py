@@ -253,10 +253,12 @@ def test_a_retry_behind_it_waits_and_one_before_it_does_not(three, clock):
 
 def test_a_claim_takes_nothing_behind_it(three, clock):
     """Whatever the owner remembers of its rows."""
+    publish("t", 3, key="k")
     finder = Sub(slow()).step()
     clock.advance(85)
     rows = list(DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True))
-    request = claiming.ClaimRequest(finder.poller.groups[0].claimant, [Want("k", tuple(rows))], claiming.new_token())
+    want = Want("k", due=tuple(rows), look_at=9)
+    request = claiming.ClaimRequest(finder.poller.groups[0].claimant, [want], claiming.new_token())
     claim = claiming.claim(USING, request)
     assert [one.offset for one in claim.deliveries] == rows[:1]
     assert claim.lost_later == {("k", rows[1])}
