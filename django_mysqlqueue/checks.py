@@ -389,7 +389,10 @@ def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -
 
 @checks.register(checks.Tags.database)
 def check_procedures(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about stored procedures of another release or for other settings, and about missing ones (W021)."""
+    """Warn about stored procedures of another release or for other settings, and about missing ones (W021).
+
+    Warn about a server on which sessions can set the clock of the procedures (W029).
+    """
     if conf.problems():
         return []
     found: list[checks.CheckMessage] = []
@@ -399,11 +402,15 @@ def check_procedures(*, databases: Sequence[str] | None = None, **kwargs: Any) -
         try:
             with sessions.sound(alias):
                 state = installing.state(alias)
+                follows = state.is_installed and installing.follows_sessions(alias)
         except (SubscriberError, DatabaseError):
             continue  # E008 reports it; or the server cannot be reached
         is_wanted = alias in {
             queue_alias(topic=name) for names in conf.get_settings().sql_topics.values() for name in names
         }
+        if follows:
+            hint = "Start the server without this option."
+            found.append(checks.Warning(installing.SYSDATE_IS_NOW, hint=hint, id="django_mysqlqueue.W029"))
         if state.is_current or not (state.is_installed or is_wanted):
             continue
         text = (

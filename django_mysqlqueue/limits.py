@@ -153,6 +153,12 @@ SESSION_MYSQL = (
         "FIND_IN_SET('EMPTY_STRING_IS_NULL', @@SESSION.sql_mode) > 0",
         "an empty string is stored as NULL, which the queue's columns refuse (error 1048)",
     ),
+    SessionVariable(
+        "timestamp",
+        "DEFAULT",
+        "TIMESTAMPDIFF(SECOND, NOW(), SYSDATE()) NOT BETWEEN -60 AND 60",
+        "the queue takes this time for the current one",
+    ),
 )
 """Session variables on MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. No privilege is needed."""
 

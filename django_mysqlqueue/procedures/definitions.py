@@ -25,7 +25,6 @@ from django_mysqlqueue.limits import (
     LATENCY_COLUMNS,
     LATEST_DELIVERY,
     NAME_LENGTH,
-    NOW_MS_MYSQL,
     PARTITION_PREFIX,
     PUBLISHER_KEY,
     REPLACES,
@@ -145,7 +144,12 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
     return {
         **{name: str(number) for name, number in numbers.items()},
         **names,
-        "now": f"({NOW_MS_MYSQL})",
+        "now": "@queue__now",
+        "select_in_utc": (
+            "SET STATEMENT time_zone = '+00:00' FOR SELECT"
+            if mariadb
+            else "SELECT /*+ SET_VAR(time_zone = '+00:00') */"
+        ),
         "bytewise": bytewise,
         "group": f"VARCHAR({NAME_LENGTH}) {bytewise}",
         "topic": f"VARCHAR({TOPIC_COLUMN_LENGTH}) {bytewise}",

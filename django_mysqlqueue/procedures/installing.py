@@ -28,6 +28,12 @@ WAIT = 10
 wait for the DROP meanwhile."""
 
 
+SYSDATE_IS_NOW = (
+    "The server was started with --sysdate-is-now, so a client in plain SQL that sets its session's timestamp changes "
+    "the clock of its calls: it may take messages from their owners."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """How the procedures of a database compare with those of this release and its settings."""
@@ -74,6 +80,12 @@ def state(using: str) -> State:
         different=tuple(sorted(name for name in expected.keys() & found.keys() if found[name] != expected[name])),
         unknown=tuple(sorted(found.keys() - expected.keys())),
     )
+
+
+def follows_sessions(using: str) -> bool:
+    """Return whether SYSDATE(), the clock of the procedures, follows the timestamp of a session (--sysdate-is-now)."""
+    row = Session(using).row("SELECT SLEEP(0.001), SYSDATE(6) = NOW(6)")
+    return row is not None and bool(row[1])
 
 
 def install(using: str) -> State:

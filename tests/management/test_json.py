@@ -166,7 +166,7 @@ def test_procedures(db):
     assert missing["up_to_date"] is False
     assert read()["installed"] == missing["installed"] != []
     assert read("--check") == {
-        "database": USING, "up_to_date": True, "installed": [], "replaced": [], "removed": [],
+        "database": USING, "up_to_date": True, "sysdate_is_now": False, "installed": [], "replaced": [], "removed": [],
     }  # fmt: skip
     statements = read("--print")["statements"]
     assert f"DROP PROCEDURE IF EXISTS {missing['installed'][0]}" in statements

@@ -127,6 +127,7 @@ def test_a_claim_counts_after_it_has_locked_everything_else(connect, mode):
     publish_numbers(KEYS, keys=KEYS, expires_in=0.001)
     client, other = connect(), connect()
     with other.transaction():
+        other.run("CALL queue__clock()")
         other.run("CALL queue__count(%s, %s, 'expired', 1, 0)", *REF)
         with in_background(client.claim) as claiming:
             assert ConsumerOffset.objects.count() == KEYS

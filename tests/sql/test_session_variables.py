@@ -20,8 +20,8 @@ from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
 
-BAD = "completion_type = 2, sql_select_limit = 2, sql_safe_updates = 1, sql_big_selects = 0"
-BAD_NAMES = {"completion_type", "sql_select_limit", "sql_safe_updates", "sql_big_selects"}
+BAD = "completion_type = 2, sql_select_limit = 2, sql_safe_updates = 1, sql_big_selects = 0, timestamp = 1000000000"
+BAD_NAMES = {"completion_type", "sql_select_limit", "sql_safe_updates", "sql_big_selects", "timestamp"}
 
 
 @pytest.fixture

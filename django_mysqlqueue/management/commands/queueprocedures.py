@@ -49,6 +49,8 @@ class Command(QueueCommand):
                 self._print(using, as_json=as_json)
             else:
                 self._install(using, as_json=as_json)
+                if not as_json and installing.follows_sessions(using):
+                    self.stderr.write(self.style.WARNING(installing.SYSDATE_IS_NOW))
         except OperationRefused as error:
             raise CommandError(str(error)) from error
 
@@ -83,7 +85,8 @@ class Command(QueueCommand):
 
     def _write_state(self, using: str, state: installing.State) -> None:
         changes = {verb: names for names, verb in _changes(state)}
-        self.write_json({"database": using, "up_to_date": state.is_current, **changes})
+        facts = {"up_to_date": state.is_current, "sysdate_is_now": installing.follows_sessions(using), **changes}
+        self.write_json({"database": using, **facts})
 
     def _print(self, using: str, *, as_json: bool) -> None:
         procedures = installing.wanted(using)

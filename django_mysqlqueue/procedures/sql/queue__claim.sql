@@ -31,6 +31,7 @@ BEGIN
   {{begin}};
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NOT NULL AND NOT v_paused THEN
+    CALL queue__clock();
     SET v_now = {{now}};
     SET p_until = v_now + IF(
       v_mode = 'ordered', {{lease_ms}}, ROUND(1000 * JSON_UNQUOTE(JSON_EXTRACT(v_options, '$.visibility_timeout'))));

@@ -10,9 +10,9 @@ BEGIN
     CHAR_LENGTH(p_error) <= {{error_length}}, p_error, CONCAT('…', RIGHT(p_error, {{error_length}} - 1)));
   -- The copy first: if it is killed in between, and the client commits, the message is not lost.
   INSERT INTO queue_outbox
-    (topic, partition_key, id, payload, metadata, original_id, original_topic, original_offset, failed_group, failed_at,
-     failure_count, last_error)
-  SELECT CONCAT(p_topic, {{dlq_suffix}}), m.partition_key, v_id, m.payload, m.metadata,
+    (topic, partition_key, id, payload, metadata, created_at, original_id, original_topic, original_offset,
+     failed_group, failed_at, failure_count, last_error)
+  SELECT CONCAT(p_topic, {{dlq_suffix}}), m.partition_key, v_id, m.payload, m.metadata, {{now}},
          IF(m.original_id = '', m.id, m.original_id), IF(m.original_topic = '', m.topic, m.original_topic),
          IF(m.original_offset = 0, m.`offset`, m.original_offset), p_group, {{now}}, p_attempts, v_error
   FROM queue_messages m WHERE m.`offset` = p_offset;

@@ -41,6 +41,7 @@ BEGIN
             RESIGNAL;
           END IF;
         END;
+        CALL queue__clock();
         CALL queue__sweep(p_group, p_topic, v_mode);
         CALL queue__beat(p_group, p_topic, v_me, {{lease_ms}} DIV 6);
         CALL queue__find(p_group, p_topic, v_mode, v_me, v_start, p_limit + {{spare}},
@@ -55,6 +56,7 @@ BEGIN
       END IF;
     END LOOP;
     IF v_taken > 0 AND v_mode = 'ordered' THEN
+      CALL queue__clock();
       CALL queue__beat(p_group, p_topic, v_me, 0);  -- It is the owner until v_until.
     END IF;
   END IF;

@@ -29,6 +29,7 @@ BEGIN
       -- Under the lease's lock: whoever takes the partition over has read the heartbeat before, or will find this one.
       SELECT leased_by INTO v_owner FROM queue_partition_leases
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE;
+      CALL queue__clock();
       SELECT delivered_by INTO v_by FROM queue_delivery_state
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
         AND acked = 0 AND delivery_token = v_token;

@@ -27,6 +27,7 @@ BEGIN
     WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
     FOR UPDATE;
   END IF;
+  CALL queue__clock();  -- The lock may have been waited for.
   IF v_found AND v_acked AND v_token = p_token AND p_action = 'ack' AND NOT p_inside THEN
     -- A second ack of the same delivery. In a transaction, it is stale: its effects would be there twice.
     SET p_result = 'acked', p_latency = NULL;
