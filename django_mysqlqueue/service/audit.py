@@ -153,6 +153,11 @@ def ending(using: str, operation: int) -> Iterator[None]:
     run(using, lambda session: end(session, operation))
 
 
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that are older than ``KEEP_SECONDS``."""
+    return delivery_events.older(session, OPERATIONS, "started_at", int(KEEP_SECONDS * 1000))
+
+
 def collect(using: str) -> int:
     """Delete some of the rows that are older than ``KEEP_SECONDS``, by primary key; return how many."""
 

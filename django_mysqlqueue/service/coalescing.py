@@ -14,7 +14,7 @@ from django_mysqlqueue.limits import COALESCE, KEY_LENGTH, REPLACES
 from django_mysqlqueue.models import CoalesceKey, QueueMessage
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.sql.session import Session, above, above_values, flat, run
 
 KEYS = CoalesceKey._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -191,13 +191,21 @@ def has_keys(session: Session, topic: str) -> bool:
 # -- GC ---------------------------------------------------------------------------
 
 
-_ABOVE = " OR ".join(
-    f"({' AND '.join([*(f's.{name} = %s' for name in KEY[:number]), f's.{KEY[number]} > %s'])})"
-    for number in range(len(KEY))
-)
-"""The condition that a row is above a primary key. The servers read ranges of the index for it, not for row values."""
 START = ("", "", "", "")
 """A primary key below all others."""
+
+
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that ``collect`` deletes."""
+    return f"{KEYS} s WHERE NOT {_is_there(session)}", ()
+
+
+def _latest(session: Session) -> str:
+    return f"{session.dialect.greatest}(s.message_offset, s.superseding_offset)"
+
+
+def _is_there(session: Session) -> str:
+    return f"EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = {_latest(session)})"
 
 
 def collect(
@@ -218,13 +226,12 @@ def collect(
     """
     session = Session(using)
     names = ", ".join(f"s.{name}" for name in KEY)
-    place = after or START
-    latest = f"{session.dialect.greatest}(s.message_offset, s.superseding_offset)"
+    latest = _latest(session)
     rows = session.rows(
-        f"SELECT {names}, {latest}, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = {latest}) "
+        f"SELECT {names}, {latest}, NOT {_is_there(session)} "
         f"FROM {KEYS} s{session.dialect.force_index('PRIMARY')} "
-        f"WHERE s.consumer_group >= %s AND ({_ABOVE}) ORDER BY {names} LIMIT %s",
-        (place[0], *(value for number in range(len(place)) for value in place[: number + 1]), limit),
+        f"WHERE {above(KEY)} ORDER BY {names} LIMIT %s",
+        (*above_values(after or START), limit),
     )
     gone = [row[:5] for row in rows if row[5]]
 

@@ -250,6 +250,11 @@ def _delete(session: Session, table: str, ids: Iterable[int]) -> None:
 # -- GC ---------------------------------------------------------------------------
 
 
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that ``collect`` deletes."""
+    return f"{DEBOUNCED} s WHERE NOT {IS_THERE}", ()
+
+
 def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[int, int | None]:
     """Delete the rows, among the next ones, whose message is no longer in the outbox: an earlier release has moved it.
 

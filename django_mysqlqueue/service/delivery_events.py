@@ -94,10 +94,20 @@ def record_passed(session: Session, ref: GroupRef, passed: Sequence[tuple[str, i
         record(session, [Event(ref, key, offset, 0, outcome, 0, 0, by) for key, offset, outcome in passed])
 
 
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the events that are older than ``HISTORY_RETENTION``."""
+    return older(session, EVENTS, "settled_at", int(get_settings().history_retention * 1000))
+
+
 def collect(using: str) -> int:
     """Delete some of the events that are older than ``HISTORY_RETENTION``, by primary key; return how many."""
     keep_ms = int(get_settings().history_retention * 1000)
     return run(using, lambda session: delete_old(session, EVENTS, "settled_at", keep_ms))
+
+
+def older(session: Session, table: str, column: str, keep_ms: int) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that ``delete_old`` deletes in the end."""
+    return f"{table} WHERE {column} < {session.dialect.now_ms} - %s", (keep_ms,)
 
 
 def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:

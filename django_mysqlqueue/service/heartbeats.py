@@ -207,14 +207,19 @@ def versions(session: Session, lease_ms: int) -> dict[str, str]:
     return {name: str(json.loads(info).get("version", "")) for name, info in rows}
 
 
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the heartbeats that ``forget_old`` deletes."""
+    return f"{HEARTBEATS} WHERE heartbeat_at < {session.dialect.now_ms} - %s", (FORGET_AFTER_MS,)
+
+
 def forget_old(using: str, *, limit: int = 500) -> int:
     """Delete heartbeats that are a day old, by primary key; return how many."""
 
     def delete(session: Session) -> int:
+        old, parameters = outdated(session)
         rows = session.rows(
-            f"SELECT consumer_group, topic, subscriber_name FROM {HEARTBEATS} "
-            f"WHERE heartbeat_at < {session.dialect.now_ms} - %s ORDER BY {', '.join(KEY)} LIMIT %s",
-            (FORGET_AFTER_MS, limit),
+            f"SELECT consumer_group, topic, subscriber_name FROM {old} ORDER BY {', '.join(KEY)} LIMIT %s",
+            (*parameters, limit),
         )
         if not rows:
             return 0

@@ -281,6 +281,14 @@ def restart(session: Session, offsets: Collection[int]) -> None:
     job_stages.revive(session, {row.stage for row in read(session, ids).values() if row.stage})
 
 
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the results that have ended and are older than ``RESULTS_RETENTION``."""
+    return (
+        f"{RESULTS} WHERE status IN (%s, %s) AND finished_at > 0 AND finished_at < {session.dialect.now_ms} - %s",
+        (SUCCESSFUL, FAILED, int(get_settings().results_retention * 1000)),
+    )
+
+
 def collect(using: str) -> int:
     """Delete some of the results that have ended and are older than ``RESULTS_RETENTION``; return how many."""
     keep_ms = int(get_settings().results_retention * 1000)

@@ -18,7 +18,7 @@ from django_mysqlqueue.service import audit, groups, heartbeats, losses, partiti
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, above, above_values, flat, run
 
 LEASES = PartitionLease._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -41,6 +41,7 @@ def is_later(due_at: int, delivered_at: int, now: int) -> bool:
     return due_at > now and delivered_at <= now + CLOCK_STEP_MS
 
 
+KEY = ("consumer_group", "topic", "partition_key")
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 
 
@@ -303,6 +304,45 @@ def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[st
         return set(drained)
 
     return run(using, delete) if keys else set()
+
+
+def collect(
+    using: str, *, after: tuple[str, ...] | None = None, limit: int = 500, dry_run: bool = False
+) -> tuple[int, tuple[str, ...] | None]:
+    """Delete the leases, among the next ones, of drained partitions that have had no live owner for a day.
+
+    Their owners' heartbeats were deleted (``heartbeats.forget_old``). Subscribers take such leases over earlier, but
+    clients in plain SQL look only at partitions with messages.
+
+    Args:
+        using: alias of the queue's database.
+        after: the primary key of the row after which to continue; None: from the start.
+        limit: maximum number of rows to look at.
+        dry_run: if True, only count.
+
+    Returns:
+        How many were deleted, and the primary key of the last row; None if there are no more.
+    """
+    session = Session(using)
+    names = ", ".join(f"s.{name}" for name in KEY)
+    rows = session.rows(
+        f"SELECT {names}, s.leased_by, s.leased_at < {session.dialect.now_ms} - %s AND "
+        "(s.leased_by = '' OR h.subscriber_name IS NULL) "
+        f"FROM {LEASES} s{session.dialect.force_index('PRIMARY')} "
+        f"{session.dialect.join_to(heartbeats.HEARTBEATS, 'h', left=True)} ON h.consumer_group = s.consumer_group "
+        f"AND h.topic = s.topic AND h.subscriber_name = s.leased_by WHERE {above(KEY)} ORDER BY {names} LIMIT %s",
+        (heartbeats.FORGET_AFTER_MS, *above_values(after or ("", "", "")), limit),
+    )
+    left: dict[tuple[GroupRef, str], list[str]] = {}
+    for group, topic, key, owner, is_left in rows:
+        if is_left:
+            left.setdefault((GroupRef(group, topic), owner), []).append(key)
+    deleted = 0
+    for (ref, owner), keys in sorted(left.items()):
+        # Most have work: their leases are not locked.
+        drained = set(keys) - with_work(session, ref, keys)
+        deleted += len(drained if dry_run else drop_drained(using, ref, owner, drained))
+    return deleted, tuple(rows[-1][:3]) if len(rows) == limit else None
 
 
 def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,41 +71,44 @@ class Collected:
     """The messages among them whose topic had no group, by topic."""
 
 
-def collect(
-    using: str,
-    *,
-    dry_run: bool = False,
-    tell: Callable[[Orphans], object] | None = None,
-    progress: Callable[[int], object] = lambda messages: None,
-    limits: Limits = STEP,
-) -> Collected:
+def collect(using: str, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
     """Run a full round over all topics and partitions.
 
     Args:
         using: alias of the queue's database.
         dry_run: if True, only count.
-        tell: called after each step that deleted orphans, with those of the step.
-        progress: called after each step with the number of messages that it deleted or counted.
         limits: the limits of each step.
     """
-    messages = rows = 0
-    orphans: dict[str, Orphans] = {}
+    found = list(steps(using, dry_run=dry_run, limits=limits))
+    return Collected(
+        sum(step.messages for step in found),
+        sum(step.offsets_rows for step in found),
+        None,
+        by_topic(orphans for step in found for orphans in step.orphans),
+    )
+
+
+def steps(using: str, *, dry_run: bool = False, limits: Limits = STEP) -> Iterator[Collected]:
+    """Run a full round, and yield the result of each step."""
     place: Checkpoint | None = Checkpoint()
     while place is not None:
         step = collect_step(using, place, dry_run=dry_run, limits=limits)
-        messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
-        progress(step.messages)
-        for one in step.orphans:
-            if tell is not None:
-                tell(one)
-            before = orphans.get(one.topic, one._replace(messages=0))
-            orphans[one.topic] = Orphans(
-                one.topic,
-                before.messages + one.messages,
-                min(before.oldest_at, one.oldest_at),
-                max(before.newest_at, one.newest_at),
-            )
-    return Collected(messages, rows, None, tuple(orphans.values()))
+        place = step.place
+        yield step
+
+
+def by_topic(found: Iterable[Orphans]) -> tuple[Orphans, ...]:
+    """Add up the orphans of several steps, by topic."""
+    total: dict[str, Orphans] = {}
+    for one in found:
+        before = total.get(one.topic, one._replace(messages=0))
+        total[one.topic] = Orphans(
+            one.topic,
+            before.messages + one.messages,
+            min(before.oldest_at, one.oldest_at),
+            max(before.newest_at, one.newest_at),
+        )
+    return tuple(total.values())
 
 
 def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:

@@ -102,14 +102,26 @@ def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
     run(using, write)
 
 
+def _kept_ms() -> dict[int, int]:
+    return {MINUTE: MINUTES_KEPT * 1000, HOUR: int(get_settings().history_retention * 1000)}
+
+
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that are too old."""
+    now = session.now()
+    return (
+        f"{ROLLUPS} WHERE {' OR '.join(['grain = %s AND bucket_at < %s'] * 2)}",
+        tuple(flat((grain, now - kept) for grain, kept in _kept_ms().items())),
+    )
+
+
 def collect(using: str) -> int:
     """Delete rows that are too old, by primary key; return how many."""
-    keep_ms = {MINUTE: MINUTES_KEPT * 1000, HOUR: int(get_settings().history_retention * 1000)}
 
     def delete(session: Session) -> int:
         now = session.now()
         deleted = 0
-        for grain, kept in keep_ms.items():
+        for grain, kept in _kept_ms().items():
             rows = session.rows(
                 f"SELECT {', '.join(KEY)} FROM {ROLLUPS}{session.dialect.force_index('PRIMARY')} "
                 f"WHERE grain = %s AND bucket_at < %s ORDER BY {', '.join(KEY)} LIMIT %s",

@@ -348,21 +348,29 @@ def advance(session: Session, milliseconds: int) -> None:
     session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
 
 
-def collect(using: str, *, limit: int = 500) -> int:
-    """Delete rows that no longer limit anything, by primary key; return how many.
+def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the rows that no longer limit anything.
 
     These are the rows of keys of which a full burst may start, and those of subscribers that have had no heartbeat for
     a day.
     """
+    now = f"{session.dialect.now_ms} * 1000"
+    rows = (
+        f"{SLOTS} s{session.dialect.force_index('queue_slots_full_at')}{_with_heartbeats(session)} "
+        f"WHERE s.full_at < {now} AND ((s.subscriber_name = '' AND s.limit_key <> '') OR (s.subscriber_name <> '' "
+        f"AND s.full_at < {now} - %s AND h.subscriber_name IS NULL))"
+    )
+    return rows, (FORGET_AFTER_US,)
+
+
+def collect(using: str, *, limit: int = 500) -> int:
+    """Delete rows that no longer limit anything, by primary key; return how many."""
 
     def delete(session: Session) -> int:
         now = f"{session.dialect.now_ms} * 1000"
+        old, parameters = outdated(session)
         rows = session.rows(
-            f"SELECT {', '.join(f's.{name}' for name in KEY)} FROM {SLOTS} s"
-            f"{session.dialect.force_index('queue_slots_full_at')}{_with_heartbeats(session)} WHERE s.full_at < {now} "
-            "AND ((s.subscriber_name = '' AND s.limit_key <> '') OR (s.subscriber_name <> '' "
-            f"AND s.full_at < {now} - %s AND h.subscriber_name IS NULL)) LIMIT %s",
-            (FORGET_AFTER_US, limit),
+            f"SELECT {', '.join(f's.{name}' for name in KEY)} FROM {old} LIMIT %s", (*parameters, limit)
         )
         deleted = 0
         for ref in sorted({GroupRef(group, topic) for group, topic, _, _ in rows}):

@@ -41,6 +41,23 @@ def last_row(columns: int) -> str:
     return f" UNION ALL SELECT NULL{', 0' * (columns - 1)}"
 
 
+def above(key: Sequence[str]) -> str:
+    """Return the condition that a row ``s`` is above a primary key; its parameters are those of ``above_values``.
+
+    The servers read ranges of the index for it, not for row values.
+    """
+    terms = (
+        " AND ".join([*(f"s.{name} = %s" for name in key[:number]), f"s.{key[number]} > %s"])
+        for number in range(len(key))
+    )
+    return f"s.{key[0]} >= %s AND ({' OR '.join(f'({term})' for term in terms)})"
+
+
+def above_values(place: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the parameters of ``above`` for a primary key."""
+    return (place[0], *(value for number in range(len(place)) for value in place[: number + 1]))
+
+
 class Session:
     """A connection that executes statements. The service layer sends all its SQL through it."""
 

@@ -34,7 +34,7 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, rollups, samples
+from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, pruning, rollups, samples
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.sql.session import Session, run
@@ -310,6 +310,12 @@ def _() -> None:
     delivery_events.collect(ALIAS)
     rollups.collect(ALIAS)
     audit.collect(ALIAS)
+
+
+@act("prune", counted, audited=False)
+def _() -> None:
+    for _ in pruning.prune(ALIAS):
+        pass
 
 
 def begin(one: Act) -> None:

@@ -548,6 +548,19 @@ def old_slots() -> World:
     return world
 
 
+def left() -> World:
+    """The owner of the leases, of which one is drained, is lost for longer than its heartbeat is kept."""
+    world = drained()
+    SubscriberHeartbeat.objects.filter(consumer_group="g").delete()
+    PartitionLease.objects.filter(consumer_group="g").update(leased_at=1)
+    return world
+
+
+@case("collect leases", left)
+def _(world: World) -> None:
+    leasing.collect(ALIAS)
+
+
 @case("collect slots", old_slots)
 def _(world: World) -> None:
     slots.collect(ALIAS)

@@ -19,7 +19,7 @@ from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.limits import run_id
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
@@ -606,6 +606,17 @@ def _(a: Actor) -> object:
 @operation("drop drained leases")
 def _(a: Actor) -> object:
     return leasing.drop_drained(ALIAS, G, WHO, KEYS)
+
+
+def _without_heartbeats(a: Actor) -> None:
+    """The owner has had none for so long that GC has deleted it."""
+    SubscriberHeartbeat.objects.using(USING).filter(consumer_group=G.group, subscriber_name=WHO).delete()
+    PartitionLease.objects.using(USING).filter(consumer_group=G.group).update(leased_at=1)
+
+
+@operation("collect leases", prepare=_without_heartbeats)
+def _(a: Actor) -> object:
+    return leasing.collect(ALIAS)[0]
 
 
 @operation("release everything")

@@ -407,6 +407,9 @@ def special() -> Iterable[Pair]:
         "emptied", ("collect",), ("sequence", "a turn, ordered", "seek to the beginning", "join", "collect")
     )
     yield from each("emptied", ("drop drained leases",), ("sequence", "take over", "claim"))
+    others = ("sequence", "take over", "claim", "join", "a turn, ordered", "seek to the beginning", "collect leases")
+    yield from each("all_settled", ("collect leases",), (*others, "drop drained leases", "drop"))
+    yield from each("emptied", ("collect leases",), others)
     yield from each(
         "buried", ("redrive", "discard", "replace"), ("redrive", "discard", "replace", "drop", "collect", "sequence")
     )

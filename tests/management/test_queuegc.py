@@ -28,9 +28,9 @@ def test_dry_run_counts_and_deletes_nothing(collectable):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     models = (*GROUP_STATE, QueueMessage)
     before = [list(model.objects.order_by("pk").values()) for model in models]
-    assert run("queuegc", "--dry-run") == "Would delete 7 messages.\n"
+    assert run("queuegc", "--dry-run") == "Would delete 7 messages and 1 old heartbeat.\n"
     assert [list(model.objects.order_by("pk").values()) for model in models] == before
-    assert run("queuegc").startswith("Deleted 7 messages,")
+    assert run("queuegc").startswith("Deleted 7 messages")
     assert run("queuegc", "--dry-run") == "Would delete 0 messages.\n"
 
 
@@ -49,13 +49,13 @@ def test_gc_deletes_what_is_passed(collectable):
 def test_gc_keeps_the_retention(collectable, settings, value, deleted):
     settings.MYSQLQUEUE = value
     assert run("queuegc", "--dry-run") == f"Would delete {deleted} messages.\n"
-    assert run("queuegc").startswith(f"Deleted {deleted} messages,")
+    assert run("queuegc").startswith(f"Deleted {deleted} messages")
 
 
 @pytest.mark.promise("Retention")
 def test_gc_waits_for_a_group_that_has_never_run(collectable):
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
     assert run("queuegc", "--dry-run") == "Would delete 0 messages.\n"
-    assert run("queuegc").startswith("Deleted 0 messages,")
+    assert run("queuegc").startswith("Deleted 0 messages")
     run("queuedropgroup", "new", "t", "--noinput")
-    assert run("queuegc").startswith("Deleted 7 messages,")
+    assert run("queuegc").startswith("Deleted 7 messages")

@@ -9,7 +9,8 @@ from django.core.management.base import CommandParser
 from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.runtime.log import moment, orphans_deleted
-from django_mysqlqueue.service import heartbeats, retention
+from django_mysqlqueue.service import pruning
+from django_mysqlqueue.service.retention import Orphans, by_topic
 
 
 class Command(QueueCommand):
@@ -23,33 +24,33 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--dry-run", action="store_true", help="show how many messages would be deleted, then exit")
+        parser.add_argument("--dry-run", action="store_true", help="show how many rows would be deleted, then exit")
         add_format(parser)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         dry_run = options["dry_run"]
-        tell = None if dry_run else orphans_deleted
+        rows = dict.fromkeys(pruning.KINDS, 0)
+        found: list[Orphans] = []
         with progress_bar("gc", None, options) as bar:
-            collected = retention.collect(using, dry_run=dry_run, tell=tell, progress=bar.update)
-        beats = 0 if dry_run else heartbeats.forget_old(using)
+            for step in pruning.prune(using, dry_run=dry_run):
+                rows[step.kind] += step.rows
+                found += step.orphans
+                for one in () if dry_run else step.orphans:
+                    orphans_deleted(one)
+                bar.update(step.rows)
+        orphans = by_topic(found)
         if options["format"] == "json":
-            facts = {
-                "dry_run": dry_run,
-                "messages": collected.messages,
-                "partition_positions": collected.offsets_rows,
-                "heartbeats": beats,
-                "topics_without_group": [one._asdict() for one in collected.orphans],
-            }
+            facts = {"dry_run": dry_run, **rows, "topics_without_group": [one._asdict() for one in orphans]}
             self.write_json({"database": using, **facts})
             return
-        if dry_run:
-            self.stdout.write(f"Would delete {counted(collected.messages, 'message')}.")
-        else:
-            self.stdout.write(
-                f"Deleted {counted(collected.messages, 'message')}, "
-                f"{counted(collected.offsets_rows, 'partition position')} and {counted(beats, 'old heartbeat')}."
-            )
-        for one in collected.orphans:
+        counts = [
+            f"{rows[kind]:,} {name.one if rows[kind] == 1 else name.many}"
+            for kind, name in pruning.KINDS.items()
+            if rows[kind] or kind == "messages"
+        ]
+        texts = [*counts[:-2], " and ".join(counts[-2:])]
+        self.stdout.write(f"{'Would delete' if dry_run else 'Deleted'} {', '.join(texts)}.")
+        for one in orphans:
             text = (
                 f"{counted(one.messages, 'message')} of topic {one.topic!r}, which has no consumer group, "
                 f"logged from {moment(one.oldest_at)} to {moment(one.newest_at)}."

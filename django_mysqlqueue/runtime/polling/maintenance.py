@@ -6,27 +6,12 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
 
 from django_mysqlqueue.runtime.log import orphans_deleted
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
-from django_mysqlqueue.service import (
-    audit,
-    coalescing,
-    debouncing,
-    delivery_events,
-    heartbeats,
-    job_results,
-    leasing,
-    retention,
-    rollups,
-    samples,
-    slots,
-    watermarks,
-)
+from django_mysqlqueue.service import leasing, pruning, samples, watermarks
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.service.samples import Sample
 from django_mysqlqueue.sql.session import Session
 
@@ -38,13 +23,6 @@ SLICE = 500
 """Partitions per step."""
 PAUSE = 0.05
 """Seconds between two steps of a round, for claims and flushes."""
-
-
-class Collect(Protocol):
-    """A step of GC through a table: it continues after a primary key, and returns that of the next step."""
-
-    def __call__(self, using: str, *, after: Any) -> tuple[int, Any]:
-        """Delete rows; return how many, and the last primary key."""
 
 
 class Maintenance:
@@ -131,17 +109,10 @@ class Maintenance:
         yield
         yield from self._find_work(claimed)
         yield from self._sweep_watermarks()
-        yield from self._collect()
-        heartbeats.forget_old(self._using)
-        yield
-        yield from self._collect_rows(coalescing.collect)
-        yield from self._collect_rows(debouncing.collect)
-        for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
-            while forget(self._using):
-                yield
-        if any(job_results.is_of_jobs(group.ref) for group in self._groups):
-            while job_results.collect(self._using):
-                yield
+        for step in pruning.prune(self._using):
+            for orphans in step.orphans:
+                orphans_deleted(orphans)
+            yield
 
     def _find_work(self, claimed: Mapping[GroupRef, int] | None = None) -> Iterator[None]:
         """Notify each group of all partitions that may have work, known to it or not.
@@ -194,20 +165,3 @@ class Maintenance:
             yield
             if after is None:
                 break
-
-    def _collect_rows(self, collect: Collect) -> Iterator[None]:
-        after: Any = None
-        while True:
-            _, after = collect(self._using, after=after)
-            yield
-            if after is None:
-                break
-
-    def _collect(self) -> Iterator[None]:
-        place: Checkpoint | None = Checkpoint()
-        while place is not None:
-            step = retention.collect_step(self._using, place)
-            for orphans in step.orphans:
-                orphans_deleted(orphans)
-            place = step.place
-            yield

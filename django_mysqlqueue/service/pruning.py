@@ -1,0 +1,123 @@
+"""What grows and is no longer needed is deleted here, table by table, in bounded steps.
+
+Subscribers take one step per turn of their maintenance, ``queuegc`` takes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from django_mysqlqueue.service import (
+    audit,
+    coalescing,
+    debouncing,
+    delivery_events,
+    heartbeats,
+    job_results,
+    leasing,
+    retention,
+    rollups,
+    slots,
+)
+from django_mysqlqueue.service.retention import Orphans
+from django_mysqlqueue.sql.session import Session
+
+
+class Pruned(NamedTuple):
+    """The result of a step."""
+
+    kind: str
+    """A key of ``KINDS``."""
+    rows: int
+    """How many rows it has deleted, or would delete."""
+    orphans: tuple[Orphans, ...] = ()
+    """See ``retention.Collected``."""
+
+
+def prune(using: str, *, dry_run: bool = False) -> Iterator[Pruned]:
+    """Delete everything that is no longer needed, and yield the result of each step.
+
+    Each step looks at a bounded number of rows, and deletes those that nobody needs in a short transaction. If it is
+    interrupted, the next call does the rest.
+
+    Args:
+        using: alias of the queue's database.
+        dry_run: if True, only count. Positions of partitions are not counted: they go after the messages.
+    """
+    for step in retention.steps(using, dry_run=dry_run):
+        yield Pruned("messages", step.messages, step.orphans)
+        if step.offsets_rows:
+            yield Pruned("partition_positions", step.offsets_rows)
+    for kind, (delete, count) in _HOW.items():
+        for rows in (count(using),) if dry_run else delete(using):
+            yield Pruned(kind, rows)
+
+
+def _until_none(collect: Callable[[str], int], using: str) -> Iterator[int]:
+    """Call a function that deletes some of the oldest rows, as long as it finds any."""
+    rows = 1
+    while rows:
+        rows = collect(using)
+        yield rows
+
+
+def _through(collect: Callable[..., tuple[int, Any]], using: str) -> Iterator[int]:
+    """Call a function that goes through a table by its primary key."""
+    after: Any = None
+    while True:
+        rows, after = collect(using, after=after)
+        yield rows
+        if after is None:
+            break
+
+
+def _count(outdated: Callable[[Session], tuple[str, tuple[object, ...]]], using: str) -> int:
+    session = Session(using)
+    rows, parameters = outdated(session)
+    row = session.row(f"SELECT COUNT(*) FROM {rows}", parameters)
+    assert row is not None  # noqa: S101  # An aggregate has one row.
+    return int(row[0])
+
+
+def _left_leases(using: str) -> int:
+    return sum(_through(partial(leasing.collect, dry_run=True), using))
+
+
+_HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
+    "heartbeats": (partial(_until_none, heartbeats.forget_old), partial(_count, heartbeats.outdated)),
+    # After the heartbeats, which protect leases and slots.
+    "leases": (partial(_through, leasing.collect), _left_leases),
+    "coalesce_keys": (partial(_through, coalescing.collect), partial(_count, coalescing.outdated)),
+    "debounced": (partial(_through, debouncing.collect), partial(_count, debouncing.outdated)),
+    "slots": (partial(_until_none, slots.collect), partial(_count, slots.outdated)),
+    "delivery_events": (partial(_until_none, delivery_events.collect), partial(_count, delivery_events.outdated)),
+    "rollups": (partial(_until_none, rollups.collect), partial(_count, rollups.outdated)),
+    "operations": (partial(_until_none, audit.collect), partial(_count, audit.outdated)),
+    "job_results": (partial(_until_none, job_results.collect), partial(_count, job_results.outdated)),
+}
+"""How rows of a kind are deleted, and counted. The results of jobs take the stages of their chains with them."""
+
+
+class Name(NamedTuple):
+    """What rows of a kind are called."""
+
+    one: str
+    many: str
+
+
+KINDS = {
+    "messages": Name("message", "messages"),
+    "partition_positions": Name("partition position", "partition positions"),
+    "heartbeats": Name("old heartbeat", "old heartbeats"),
+    "leases": Name("lease", "leases"),
+    "coalesce_keys": Name("coalesce key", "coalesce keys"),
+    "debounced": Name("note of a debounced message", "notes of debounced messages"),
+    "slots": Name("slot", "slots"),
+    "delivery_events": Name("delivery event", "delivery events"),
+    "rollups": Name("rollup", "rollups"),
+    "operations": Name("audit log entry", "audit log entries"),
+    "job_results": Name("job result", "job results"),
+}
+"""The kinds of rows that ``prune`` deletes."""
