@@ -136,7 +136,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_retryable(self, error: Error) -> bool:
-        """Return whether it is a deadlock or a lock wait timeout, after which the transaction can run again."""
+        """Return whether a transaction can run again after an error: it lost to another, or waited for too long."""
 
     def hides_transactions(self, error: Error) -> bool:
         """Return whether the server refuses to show its transactions, in general or to this user."""

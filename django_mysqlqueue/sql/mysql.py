@@ -270,8 +270,12 @@ class MySQL(Dialect):
         return f"LAST_INSERT_ID() + {place} * @@SESSION.auto_increment_increment" if place else "LAST_INSERT_ID()"
 
     def is_retryable(self, error: Error) -> bool:
-        """Return whether it is a deadlock or a lock wait timeout."""
-        return isinstance(error, OperationalError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
+        """Return whether it is a deadlock, a lock wait timeout, or a row that was changed since the snapshot."""
+        return isinstance(error, OperationalError) and error.args[:1] in (
+            (DEADLOCK,),
+            (LOCK_WAIT_TIMEOUT,),
+            (CHANGED_SINCE_SNAPSHOT,),
+        )
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
         """Return SET TRANSACTION, unless the connection's isolation level is READ COMMITTED."""

@@ -342,6 +342,43 @@ def test_a_busy_relay_is_left_alone(db, engine):
     assert pass_on() == 1
 
 
+def test_a_watermark_that_another_process_stores_meanwhile(db, engine):
+    """With MariaDB's snapshot isolation, the statement that waited for the row is an error."""
+    if engine == "sqlite":
+        pytest.skip("cannot hold on SQLite: one writer at a time")
+    publish_via(1)
+    pass_on()
+    publish_via(2)
+    sequence(SOURCE)
+    done, errors = [], []
+
+    def work():
+        try:
+            done.append(relay(SOURCE, TARGET))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            close_connections()
+
+    thread = threading.Thread(target=work)
+    with transaction.atomic(using=SOURCE):
+        RelayWatermark.objects.update(read_at=1)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while (
+            not RelayPosition.objects.using(TARGET)
+            .filter(relayed_offset__gte=QueueMessage.objects.latest("offset").offset)
+            .exists()
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)  # It waits for the row of the watermark now.
+    thread.join(20)
+    assert not errors
+    assert [one.messages for one in done] == [1]
+    assert watermark(Session(SOURCE), TARGET).relayed_offset == QueueMessage.objects.latest("offset").offset
+
+
 # -- databases that were restored ---------------------------------------------
 
 

@@ -393,12 +393,14 @@ def _collected(
 def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, done: Settled | None) -> bool:
     """Whether a group's watermark has passed a message that is in the log no more.
 
-    Where GC may have forgotten the row of the partition as well, it is enough that the message was settled.
+    Where GC may have forgotten the row of the partition as well, it is enough that the message was settled. A row at
+    the group's start may be a new one, of a partition whose messages were all handled and deleted in between.
     """
     if message.offset <= offsets_of(later, ref, message.key).acked:
         return True
     before, now = earlier.offsets.get((ref, message.key)), later.offsets.get((ref, message.key))
-    if before is not None and now is not None and before <= now:
+    is_new = now is not None and now.claimed == later.groups[ref].start_offset
+    if before is not None and now is not None and before <= now and not is_new:
         return False
     if done is None or (ref, message.offset) in done:
         return True
