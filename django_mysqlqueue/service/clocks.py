@@ -14,8 +14,8 @@ class DatabaseClock:
     After a step in either direction, heartbeats and visibility timeouts that were written before it look too old, or
     lie in the future, although their subscribers live. Live subscribers write them again, so nothing is judged by them
     until their duration has passed since the step, by this process's monotonic clock. A subscriber that has not written
-    them by then starts nothing any more by its own. Whoever judges compares the clocks in its transaction
-    (``check``), because the step may have happened since the last poll.
+    them by then starts nothing any more by its own. A transaction that judges by them compares the
+    clocks itself (``check``), because the step may have happened since the last poll.
     """
 
     def __init__(self) -> None:

@@ -112,7 +112,7 @@ class Reservation:
         parameters: tuple[object, ...] = ()
         if self._limits.counts_in_flight:
             if self._clock is not None and self._clock.is_doubtful(self._lease_ms):
-                alive = "h.deregistered_at = 0"  # Whoever holds slots may live.
+                alive = "h.deregistered_at = 0"  # All that hold slots may live.
             else:
                 alive, parameters = heartbeats.fresh("h", session), (self._lease_ms, self._lease_ms)
             live = f"{_with_heartbeats(session)} WHERE s.subscriber_name = '' OR ({alive})"

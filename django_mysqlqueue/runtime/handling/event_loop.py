@@ -4,8 +4,8 @@ By itself, ``async_to_sync`` creates a loop for each call. An HTTP client's conn
 closed loop after each message.
 
 A task or callback that raises SystemExit or KeyboardInterrupt makes asyncio leave the loop, after it has stored the
-error in the task as any other one. So the loop simply goes on: what awaits the task fails with the error, and no other
-handler notices it.
+error in the task as any other one. So the loop is entered again: what awaits the task fails with the error, and no
+other handler notices it.
 """
 
 from __future__ import annotations
