@@ -27,7 +27,9 @@ class _Rule(NamedTuple):
 def checked(
     error: type[Exception] = ValueError, *, only: Iterable[str] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: a call with an argument of another type raises an error that names the value and the rule.
+    """Return a decorator: a call whose arguments do not have the types of the signature raises an error.
+
+    The error names the argument, its value and the rule.
 
     Args:
         error: the class of the error.
@@ -46,7 +48,11 @@ def checked(
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             found = rules()
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:
+                return function(*args, **kwargs)  # Its error names the function.
+            for name, value in given.items():
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
                 for one in value if several else (value,):
                     if name in found and not found[name].allows(one):
@@ -113,7 +119,7 @@ def _rule_of_class(kind: Any, name: str) -> _Rule:
             "a number of at least 0", lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0
         )
     if kind is str:
-        return _Rule("a str without lone surrogates", _is_text)
+        return _Rule("a str (valid Unicode)", _is_text)
     if kind is NoneType:
         return _Rule("None", lambda value: value is None)
     if kind is Any or not isinstance(kind, type):  # A variable of types has no class.
