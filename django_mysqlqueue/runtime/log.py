@@ -37,7 +37,9 @@ def with_database(alias: str | None) -> Iterator[None]:
         _thread.database = before
 
 
-def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None = None, **fields: Any) -> None:
+def event(
+    level: int, verb: str, *, exc_info: bool | BaseException = False, stacks: str | None = None, **fields: Any
+) -> None:
     """Log the line ``verb key=value …``.
 
     The details are also in the record's attribute ``mysqlqueue``, a dict with the verb as ``event``.
@@ -45,7 +47,7 @@ def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None =
     Args:
         level: a level of ``logging``.
         verb: the name of the event.
-        exc_info: whether to add the traceback of the exception that is being handled.
+        exc_info: whether to add the traceback of the exception that is being handled, or another exception.
         stacks: the record's ``stack_info``, which formatters show below the line.
         fields: the details, in the order of the line.
     """

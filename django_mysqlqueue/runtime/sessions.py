@@ -311,7 +311,8 @@ def _confirm_closed(connection: Any) -> None:
     statement = changed.get(alias)
     if statement is None and connection.autocommit and not is_astray(connection):
         return
-    text = _LEFT_OPEN.format(alias, "set_autocommit(False)" if statement is None else shortened(statement))
+    by = shortened(statement) if statement else "SQL" if connection.autocommit else "set_autocommit(False)"
+    text = _LEFT_OPEN.format(alias, by)
     try:
         is_open = holds_transaction(connection)
     except Error as error:

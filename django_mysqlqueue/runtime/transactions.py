@@ -23,7 +23,7 @@ from django_mysqlqueue.sql.statements import shortened
 
 _ENDED = (
     "{} ended the transaction of the atomic handler. What it has committed stays; what the handler wrote after it is "
-    "rolled back. A handler that commits, rolls back or changes tables itself must have atomic=False."
+    "rolled back. A handler that commits, rolls back or executes DDL must not use atomic=True."
 )
 _thread = threading.local()
 

@@ -341,7 +341,7 @@ def _run_atomic(
         if errors is not None:
             errors.append(cause)
         first = deliveries[0]._claimed
-        event(logging.ERROR, "on_commit.failed", **delivery_fields(first), error=error_line(cause), exc_info=True)
+        event(logging.ERROR, "on_commit.failed", **delivery_fields(first), error=error_line(cause), exc_info=cause)
     except _Stale as error:
         # The flush detects the stale ones again, and logs them.
         text = "The delivery was claimed again or settled in the meantime: the handler's writes were rolled back."

@@ -103,7 +103,9 @@ def test_a_transaction_that_a_handler_leaves_open_fails_its_attempt(db, what):
     """What it wrote is rolled back: with an ack, it would be lost."""
     survival = Survival(lambda delivery: LEFT_OPEN[what]())
     survival.check(dead=True)
-    assert "left a transaction open" in survival.dead[0].last_error
+    error = survival.dead[0].last_error
+    assert "left a transaction open" in error
+    assert ("set_autocommit" in error) == (LEFT_OPEN[what] is leave_autocommit_off)
     assert not Effect.objects.filter(name="left open").exists()
 
 
