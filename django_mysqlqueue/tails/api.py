@@ -430,10 +430,9 @@ def tail(
         topic: the topic, which may be a DLQ topic.
         since: begin with the first message that entered the log at this time or later: an aware datetime, or a
             duration before now as a timedelta or in seconds.
-        offset: begin with this offset; 0: with the oldest message. It is at most one above the highest offset that
-            there was in the database, of any topic. Without ``since`` and ``offset``, a tail that
-            follows begins with the next message; otherwise it returns the newest messages, as many as ``limit``
-            (default: 10).
+        offset: begin with this offset; 0: with the oldest message. If it is more than one above the end of the log,
+            that of all topics, the tail begins with a gap. Without ``since`` and ``offset``, a tail that follows begins
+            with the next message; otherwise it returns the newest messages, as many as ``limit`` (default: 10).
         key: only messages that were published with this key. If ``PARTITIONS`` does not apply to the topic now,
             messages from a time when it did are not found.
         where: only messages whose metadata match: a filter as for subscriptions.

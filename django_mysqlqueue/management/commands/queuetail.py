@@ -132,8 +132,9 @@ class Command(QueueCommand):
         if isinstance(one, Gap):
             if one.truncated:
                 return self.style.WARNING(
-                    f"The log has lost its messages from offset {one.after + 1} to {one.until}: the database was "
-                    "restored, or a failover lost transactions. Other messages get these offsets."
+                    f"The log ends at offset {one.after}, and this tail was to continue after {one.until}: that offset "
+                    "is wrong, or the database was restored, or a failover lost transactions. The tail continues after "
+                    f"{one.after}."
                 )
             return self.style.WARNING(f"GC has deleted messages up to offset {one.until} before they were read.")
         parts = [
