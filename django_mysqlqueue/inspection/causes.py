@@ -32,7 +32,7 @@ ADVICE = {
     "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
     "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
     "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
-    "broken": gettext_lazy("Report the traceback in its log; it retries by itself. A restart may heal it for a while."),
+    "broken": gettext_lazy("Report the traceback in its log. It retries; if the error repeats, restart the process."),
     "outbox": gettext_lazy("Check the log of the subscribers. “manage.py queuesequence” moves the messages meanwhile."),
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
@@ -69,8 +69,8 @@ SEVERAL = {
         "%(number)s subscriber is lost: no heartbeat", "%(number)s subscribers are lost: no heartbeat", "number"
     ),
     "broken": ngettext_lazy(
-        "The work of %(number)s subscriber for a group breaks down because of a bug of the queue",
-        "The work of %(number)s subscribers for a group breaks down because of a bug of the queue",
+        "%(number)s subscriber cannot work for a group because of a bug in the queue",
+        "%(number)s subscribers cannot work for a group because of a bug in the queue",
         "number",
     ),
     "paused": ngettext_lazy("%(number)s group is paused", "%(number)s groups are paused", "number"),

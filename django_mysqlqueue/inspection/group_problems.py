@@ -255,11 +255,11 @@ def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadM
 
 
 def _broken(group: GroupOverview) -> Iterator[Problem]:
-    """Yield live subscribers whose work for the group breaks down."""
+    """Yield live subscribers that cannot work for the group because of a bug."""
     works = any(not row.error for row in group.live)
     for row in group.live:
         if row.error:
-            text = _("The work of subscriber %(name)s for %(ref)s breaks down because of a bug of the queue.")
+            text = _("Subscriber %(name)s cannot work for %(ref)s because of a bug in the queue.")
             values = {"name": row.name, "ref": group.ref}
             severity = 0 if group.has_work and not works else 1
             yield Problem(severity, "broken", text % values, group.ref, subscriber=row.name, error=row.error)

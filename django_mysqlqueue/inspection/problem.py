@@ -55,7 +55,7 @@ class Problem:
     - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
     - ``stuck``: the first unsettled message of a partition has failed.
     - ``silent``: a subscriber is lost.
-    - ``broken``: a subscriber's work for a group breaks down because of a bug of the queue.
+    - ``broken``: a subscriber cannot work for a group because of a bug in the queue.
     - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
     - ``failing``: too many attempts of a group fail.

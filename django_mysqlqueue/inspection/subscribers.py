@@ -28,7 +28,7 @@ class SubscriberStatus:
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
-    (``started_at``), and what its work for the group has broken down with (``error``)."""
+    (``started_at``), and the error because of which it cannot work for the group (``error``)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -39,7 +39,7 @@ class SubscriberStatus:
 
     @property
     def error(self) -> str:
-        """The error with which its work for the group has broken down because of a bug; empty while it works."""
+        """The error, a bug, because of which it could not work for the group in the last minute; empty if none."""
         return str(self.info.get("error", ""))
 
     @property
