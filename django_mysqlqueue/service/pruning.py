@@ -1,4 +1,4 @@
-"""What grows and is no longer needed is deleted here, table by table, in bounded steps.
+"""Delete the rows that are no longer needed, table by table, in bounded steps.
 
 Subscribers take one step per turn of their maintenance, ``queuegc`` takes them all.
 """
@@ -113,7 +113,7 @@ KINDS = {
     "heartbeats": Name("old heartbeat", "old heartbeats"),
     "leases": Name("lease", "leases"),
     "coalesce_keys": Name("coalesce key", "coalesce keys"),
-    "debounced": Name("note of a debounced message", "notes of debounced messages"),
+    "debounced": Name("debounced message row", "debounced message rows"),
     "slots": Name("slot", "slots"),
     "delivery_events": Name("delivery event", "delivery events"),
     "rollups": Name("rollup", "rollups"),
