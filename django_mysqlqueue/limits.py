@@ -157,7 +157,7 @@ SESSION_MYSQL = (
         "timestamp",
         "DEFAULT",
         "TIMESTAMPDIFF(SECOND, NOW(), SYSDATE()) NOT BETWEEN -60 AND 60",
-        "the queue takes this time for the current one",
+        "the queue uses this time as the current time",
     ),
 )
 """Session variables on MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. No privilege is needed."""

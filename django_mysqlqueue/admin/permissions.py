@@ -156,7 +156,7 @@ def search_refused() -> str:
     """Return the message for users who may not search error texts."""
     return _(
         "Nothing was changed. To filter by error text, you need the permission to view payloads, because the search "
-        "reads the stored text, which is hidden from you, or parts of which REDACT hides."
+        "reads the stored text, some or all of which is hidden from you."
     )
 
 

@@ -148,4 +148,4 @@ def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: st
 
 def ends_keys() -> str:
     """Return the warning of a preview that takes messages with coalesce keys from a group."""
-    return _("Earlier messages that one of them has superseded, because of its coalesce key, are not handled either.")
+    return _("If one of them has superseded earlier messages with its coalesce key, those are not handled either.")

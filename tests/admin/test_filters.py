@@ -142,7 +142,7 @@ def test_a_message_that_supersedes_others_bypasses_the_filter(client):
     sub.step(times=3)
     register(EU.as_json())
     tag, text, why, note = shown(client, QueueMessage.objects.latest("offset").offset)
-    assert text == "It supersedes earlier messages of its coalesce key: the group's filter does not apply to it."
+    assert text == "It has superseded messages with its coalesce key: the group's filter does not apply to it."
     assert why == 'Filter: region is "eu".'
     assert (tag, note) == ("not claimed yet", "")
 

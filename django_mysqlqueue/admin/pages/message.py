@@ -415,7 +415,7 @@ class MessagePage(Page):
         assert state.filter is not None  # noqa: S101  # the caller has asked
         if state.matches is None:
             only = _("The message is for this group only: the group's filter does not apply to it.")
-            others = _("It supersedes earlier messages of its coalesce key: the group's filter does not apply to it.")
+            others = _("It has superseded messages with its coalesce key: the group's filter does not apply to it.")
             return Step(only if found.entry.target_group else others, error=_filter_text(state.filter))
         why = self._why(found, state.filter)
         if state.matches:
