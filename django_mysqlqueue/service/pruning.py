@@ -100,24 +100,17 @@ _HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
 """How rows of a kind are deleted, and counted. The results of jobs take the stages of their chains with them."""
 
 
-class Name(NamedTuple):
-    """What rows of a kind are called."""
-
-    one: str
-    many: str
-
-
 KINDS = {
-    "messages": Name("message", "messages"),
-    "partition_positions": Name("partition position", "partition positions"),
-    "heartbeats": Name("old heartbeat", "old heartbeats"),
-    "leases": Name("lease", "leases"),
-    "coalesce_keys": Name("coalesce key", "coalesce keys"),
-    "debounced": Name("debounced message row", "debounced message rows"),
-    "slots": Name("slot", "slots"),
-    "delivery_events": Name("delivery event", "delivery events"),
-    "rollups": Name("rollup", "rollups"),
-    "operations": Name("audit log entry", "audit log entries"),
-    "job_results": Name("job result", "job results"),
+    "messages": "message",
+    "partition_positions": "partition position",
+    "heartbeats": "old heartbeat",
+    "leases": "lease",
+    "coalesce_keys": "coalesce key",
+    "debounced": "debounced message row",
+    "slots": "slot",
+    "delivery_events": "delivery event",
+    "rollups": "rollup",
+    "operations": "audit log row",
+    "job_results": "job result",
 }
-"""The kinds of rows that ``prune`` deletes."""
+"""The kinds of rows that ``prune`` deletes, each with its noun."""

@@ -193,7 +193,7 @@ def test_a_dry_run_counts_what_the_run_deletes(outdated):
     assert {kind: planned[kind] for kind in pruning.KINDS} == expected
     assert run("queuegc", "--dry-run") == (
         "Would delete 7 messages, 1,101 old heartbeats, 2 leases, 1 coalesce key, 1 debounced message row, "
-        "2 slots, 1,100 delivery events, 4 rollups, 1,100 audit log entries and 3 job results.\n"
+        "2 slots, 1,100 delivery events, 4 rollups, 1,100 audit log rows and 3 job results.\n"
     )
 
 

@@ -43,11 +43,7 @@ class Command(QueueCommand):
             facts = {"dry_run": dry_run, **rows, "topics_without_group": [one._asdict() for one in orphans]}
             self.write_json({"database": using, **facts})
             return
-        counts = [
-            f"{rows[kind]:,} {name.one if rows[kind] == 1 else name.many}"
-            for kind, name in pruning.KINDS.items()
-            if rows[kind] or kind == "messages"
-        ]
+        counts = [counted(rows[kind], noun) for kind, noun in pruning.KINDS.items() if rows[kind] or kind == "messages"]
         texts = [*counts[:-2], " and ".join(counts[-2:])]
         self.stdout.write(f"{'Would delete' if dry_run else 'Deleted'} {', '.join(texts)}.")
         for one in orphans:
