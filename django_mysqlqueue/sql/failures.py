@@ -55,7 +55,7 @@ def summarize(using: str, error: Error) -> str:
         case "busy":
             text = _("The database %(alias)s is busy: another transaction holds a lock")
         case "interrupted":
-            text = _("The database %(alias)s has interrupted a statement: it took too long, or somebody has ended it")
+            text = _("The database %(alias)s has interrupted a statement: it took too long, or was killed")
         case _:
             text = _("The database %(alias)s reports an error")
     return text % {"alias": repr(using), "migrate": migrate_command(using)}
