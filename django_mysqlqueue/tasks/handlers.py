@@ -12,7 +12,6 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError
 from django.dispatch import Signal
 
-from django_mysqlqueue.arguments import shown
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
@@ -276,9 +275,10 @@ def _content(payload: Any) -> tuple[str, dict[str, Any]]:
     except (ValueError, TypeError, KeyError):
         path, args, kwargs = None, [], {}
     if not isinstance(path, str) or len(path) > JOB_PATH_LENGTH:
+        # Without the payload: the error is logged.
         raise InvalidJob(
-            f"The payload {shown(payload)} is not a job: it must be a JSON object with task (a dotted path of at most "
-            f"{JOB_PATH_LENGTH} characters), args (a list) and kwargs (an object)."
+            f"A payload of type {type(payload).__name__} is not a job: it must be a JSON object with task (a dotted "
+            f"path of at most {JOB_PATH_LENGTH} characters), args (a list) and kwargs (an object)."
         )
     return path, {"args": args, "kwargs": kwargs}
 

@@ -458,6 +458,7 @@ def test_a_message_that_is_no_job(payload):
     (one,) = deliver_all(raise_exceptions=False)
     assert one.outcome == "dead_lettered"
     assert "is not a job: it must be a JSON object with task" in one.error
+    assert "tests.app" not in one.error  # Payloads are not logged.
 
 
 @pytest.mark.parametrize("content_type", [5, None, [], "application/octet-stream", "text/plain"])
