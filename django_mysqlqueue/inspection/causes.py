@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
@@ -396,7 +396,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     parts = [f"{text}: {_names(names)}"]
     if cause.messages:
         parts.append(waiting(cause.messages))
-    return Cause(cause.problems, "; ".join(parts) + ".", cause.advice, cause.sample)
+    return replace(cause, text="; ".join(parts) + ".")
 
 
 def _advice(problems: Sequence[Problem]) -> str:
