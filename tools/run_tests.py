@@ -70,7 +70,13 @@ REPEATED = (
     "tests/sql",
 )
 # With the conformance tests, what depends most on the version of the server.
-CORE = ("tests/crash/test_operations.py", "tests/procedures", "tests/sql")
+CORE = (
+    *(f"tests/service/test_{name}.py" for name in ("coalescing", "cut_off", "losses", "pruning")),
+    "tests/crash/test_operations.py",
+    "tests/procedures",
+    "tests/runtime/handling/test_ended_transactions.py",
+    "tests/sql",
+)
 # Checks of the soak test. Coverage of the package would take twice their time.
 OF_TOOLS = tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_soak_*.py")))
 NOT_INHERITED = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDONTWRITEBYTECODE")

@@ -11,9 +11,11 @@ from django.contrib.auth.models import User
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.refs import GroupRef
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, page, query_of
 from tests.support.handlers import fail
-from tests.support.harness import Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.scenarios import dead_letters, log
 
 PLACES = [one.name for one in PAGES]
@@ -172,8 +174,17 @@ def test_subscribers_and_their_shares(client):
     answer = client.get(ROOT + "subscribers/")
     workers = {worker.name: worker for worker in answer.context["workers"]}
     assert (workers[one.name].live, workers[dead.name].live) == (True, False)
-    assert [(number, share) for _, number, share in workers[one.name].groups] == [(3, "75%")]
+    assert [(number, share) for _, number, share, _ in workers[one.name].groups] == [(3, "75%")]
     assert [(owner, number) for owner, _, number in answer.context["orphans"]] == [("left", 1)]
+
+
+def test_a_subscriber_that_cannot_work_for_a_group(client):
+    one = Sub(handler("t", "g"))
+    heartbeats.report(USING, one.name, GroupRef("g", "t"), "KeyError: 'k'")
+    text = unescape(client.get(ROOT + "subscribers/").content.decode())
+    assert re.search(r"cannot work</span> <code><bdi>KeyError: 'k'", text)
+    heartbeats.report(USING, one.name, GroupRef("g", "t"), "")
+    assert "cannot work" not in client.get(ROOT + "subscribers/").content.decode()
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -95,8 +95,9 @@ class Worker:
     """Time since its last heartbeat."""
     info: dict[str, Any]
     subset: str
-    groups: list[tuple[GroupRef, int, str]] = field(default_factory=list)
-    """For each group: the number of partitions that it owns, and its share of all partitions with an owner."""
+    groups: list[tuple[GroupRef, int, str, str]] = field(default_factory=list)
+    """For each group: the number of partitions that it owns, its share of all partitions with an owner, and the error
+    because of which it cannot work for the group."""
 
 
 class SubscribersPage(Page):
@@ -123,7 +124,7 @@ class SubscribersPage(Page):
             worker = workers.setdefault(row.name, Worker(row.name, row.live, seen, row.info, subset))
             number = shares.get((row.name, row.ref), 0)
             share = f"{number / owned[row.ref]:.0%}" if number else ""
-            worker.groups.append((row.ref, number, share))
+            worker.groups.append((row.ref, number, share, self.errors.whole(row.error, row.ref.topic)))
         known = {(row.name, row.ref) for found in rows.values() for row in found}
         return {
             "workers": list(workers.values()),
