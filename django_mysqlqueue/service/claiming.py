@@ -49,7 +49,10 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.shared
     began = time.monotonic()
     fence = groups.fence(session, ref)
-    fenced = time.monotonic()
+    clock = request.clock
+    if clock is not None and fence is not None:
+        # At once: a wait for the locks that follow, or a slow flush, would look like a step back.
+        clock.check(fence.now, time.monotonic() - began)
     keys = {want.key for want in request.wants}
     lost: set[str] = set()
     if not shared:
@@ -70,15 +73,12 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
-    clock = request.clock
-    if clock is not None:
-        clock.check(fence.now, fenced - began)
     is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
     reservation = None
     if request.holding is not None:
         reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms, clock)
     budget = Budget(request.max_bytes, request.max_rows)
-    coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now)
+    coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now, is_doubtful=is_doubtful)
     taking = Taking(
         session, request, fence.now, budget, reservation, result, coalescing, offsets.keys(), is_doubtful=is_doubtful
     )

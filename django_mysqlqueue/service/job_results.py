@@ -161,7 +161,7 @@ def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outc
         fail_messages(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended})
 
 
-def release(session: Session, deliveries: Iterable[Claimed]) -> None:
+def release(session: Session, deliveries: Iterable[Claimed], *, waits: bool = True) -> None:
     """Make jobs ready again whose claims ended before they started. Their subscribers do not count as workers.
 
     A job without an attempt keeps ``started_at``: the time for which its task may be unknown counts from there.
@@ -173,7 +173,7 @@ def release(session: Session, deliveries: Iterable[Claimed]) -> None:
     ids = {job: worker for job, worker in ids.items() if statuses.get(job) == RUNNING}
     rows = [
         (row.id, row.worker_ids.removesuffix(f"{ids[row.id]}\n"))
-        for row in read(session, ids, session.dialect.for_update).values()
+        for row in read(session, ids, session.dialect.for_update if waits else session.dialect.skip_locked).values()
         if row.status == RUNNING
     ]
     for chunk in session.chunks(rows, weight=lambda row: len(row[1])):

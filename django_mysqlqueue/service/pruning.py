@@ -55,10 +55,15 @@ def prune(using: str, *, dry_run: bool = False) -> Iterator[Pruned]:
             yield Pruned(kind, rows)
 
 
-def _until_none(collect: Callable[[str], int], using: str) -> Iterator[int]:
-    """Call a function that deletes some of the oldest rows, as long as it finds any."""
-    rows = 1
-    while rows:
+FEW = 100
+"""Number of rows of a step below which the rest is left to the next round. All tables grow while they are pruned: a
+round that goes on until there is nothing left would never reach the next table, nor its end."""
+
+
+def _until_few(collect: Callable[[str], int], using: str) -> Iterator[int]:
+    """Call a function that deletes some of the oldest rows, as long as it finds many."""
+    rows = FEW
+    while rows >= FEW:
         rows = collect(using)
         yield rows
 
@@ -86,16 +91,16 @@ def _left_leases(using: str) -> int:
 
 
 _HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
-    "heartbeats": (partial(_until_none, heartbeats.forget_old), partial(_count, heartbeats.outdated)),
+    "heartbeats": (partial(_until_few, heartbeats.forget_old), partial(_count, heartbeats.outdated)),
     # After the heartbeats, which protect leases and slots.
     "leases": (partial(_through, leasing.collect), _left_leases),
     "coalesce_keys": (partial(_through, coalescing.collect), partial(_count, coalescing.outdated)),
     "debounced": (partial(_through, debouncing.collect), partial(_count, debouncing.outdated)),
-    "slots": (partial(_until_none, slots.collect), partial(_count, slots.outdated)),
-    "delivery_events": (partial(_until_none, delivery_events.collect), partial(_count, delivery_events.outdated)),
-    "rollups": (partial(_until_none, rollups.collect), partial(_count, rollups.outdated)),
-    "operations": (partial(_until_none, audit.collect), partial(_count, audit.outdated)),
-    "job_results": (partial(_until_none, job_results.collect), partial(_count, job_results.outdated)),
+    "slots": (partial(_until_few, slots.collect), partial(_count, slots.outdated)),
+    "delivery_events": (partial(_until_few, delivery_events.collect), partial(_count, delivery_events.outdated)),
+    "rollups": (partial(_until_few, rollups.collect), partial(_count, rollups.outdated)),
+    "operations": (partial(_until_few, audit.collect), partial(_count, audit.outdated)),
+    "job_results": (partial(_until_few, job_results.collect), partial(_count, job_results.outdated)),
 }
 """How rows of a kind are deleted, and counted. The results of jobs take the stages of their chains with them."""
 

@@ -54,12 +54,12 @@ def release_unfinished(
 
     def release(session: Session) -> None:
         # Without locks of offsets rows, which would have to be waited for. The next owner advances the watermarks.
-        left = settling.apply(session, ref, settlements, {}, max_attempts=max_attempts).locked
+        left = settling.apply(session, ref, settlements, {}, max_attempts=max_attempts, waits=False).locked
         for _ in range(RECHECKS):
             if not left:
                 break
             time.sleep(RECHECK)
-            left = settling.apply(session, ref, left, {}, max_attempts=max_attempts).locked
+            left = settling.apply(session, ref, left, {}, max_attempts=max_attempts, waits=False).locked
 
     # Once: the process has little time left, in which it has to release its leases too.
     run(using, release, attempts=1)

@@ -244,6 +244,7 @@ def apply(
     *,
     max_attempts: int | None,
     also: Collection[str] = (),
+    waits: bool = True,
 ) -> Flushed:
     """Do a flush in the caller's transaction.
 
@@ -256,6 +257,8 @@ def apply(
         offsets: the offsets rows that the transaction has locked.
         max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
         also: further partitions whose watermarks can advance.
+        waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
+            stay RUNNING until their next claim.
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
@@ -281,7 +284,7 @@ def apply(
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
     if job_results.is_of_jobs(ref):
-        _follow_jobs(session, settlements, flushed)
+        _follow_jobs(session, settlements, flushed, waits=waits)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # A partition without an offsets row (the group was dropped, or GC deleted it) has no watermark to advance.
@@ -325,7 +328,7 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
     )
 
 
-def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: Flushed, *, waits: bool) -> None:
     """Write what has become of the jobs, except those whose outcome was not written now."""
     not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
     dead = {delivery for delivery, _ in flushed.dead}
@@ -346,7 +349,7 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
             released.append(delivery)
     job_results.follow(session, ends)
     if released:
-        job_results.release(session, released)
+        job_results.release(session, released, waits=waits)
     job_results.fail_messages(session, uncalled)
 
 

@@ -30,12 +30,23 @@ class Coalescing:
     a key may start (shared mode), and noted for which one the group gives up others.
     """
 
-    def __init__(self, session: Session, ref: GroupRef, policy: FilterPolicy | None, *, shared: bool, now: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        ref: GroupRef,
+        policy: FilterPolicy | None,
+        *,
+        shared: bool,
+        now: int,
+        is_doubtful: bool = False,
+    ) -> None:
         self._session = session
         self._ref = ref
         self._policy = policy
         self._shared = shared
         self._now = now
+        self._is_doubtful = is_doubtful
+        """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
         self._keys: dict[tuple[str, int], Coalesced] = {}
         """By partition and offset."""
         self._latest: dict[Coalesced, int] = {}
@@ -120,7 +131,7 @@ class Coalescing:
                 (*flat(chunk), *self._ref, False),
             ):
                 wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
-                if leasing.is_later(due_at, delivered_at, self._now):
+                if self._is_doubtful or leasing.is_later(due_at, delivered_at, self._now):
                     self._until[keys[partition, offset]] = self._now + wait
                 else:
                     due[partition, offset] = self._now + wait

@@ -230,8 +230,9 @@ def test_the_slots_of_a_live_subscriber_stay_its_own_when_the_clock_steps(db, cl
     other.poller._poll()
     clock.step(seconds)
     other.poller._next_poll = float("inf")
-    other.poller.groups[0].notify("b")
-    other.poller._turn(other.poller.groups[0])
+    for _ in range(3):  # The first claim reads the options of the group, the second one creates the offsets row.
+        other.poller.groups[0].notify("b")
+        other.poller._turn(other.poller.groups[0])
     assert other.take() is None
     owner.run(held)
     owner.flush()

@@ -21,6 +21,7 @@ from django_mysqlqueue.models import (
     Operation,
     OutboxMessage,
     QueueMessage,
+    Slots,
 )
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive import manifest
@@ -55,6 +56,9 @@ def recorded(db, alias):
         for ref in ConsumerGroup.objects.values_list("consumer_group", "topic"):
             CoalesceKey.objects.create(
                 consumer_group=ref[0], topic=ref[1], partition_key="drop", coalesce_key="drop", message_offset=0
+            )
+            Slots.objects.create(
+                consumer_group=ref[0], topic=ref[1], limit_key="drop", subscriber_name="drop", full_at=0
             )
             operations.drop_group(*ref, actor="test")
     return found.of

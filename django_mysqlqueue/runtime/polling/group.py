@@ -242,6 +242,11 @@ class PolledGroup(WantingGroup):
                 raise
             self._after_flush(settlements, flushed)
 
+    def cut_off(self) -> list[Settlement]:
+        """Return the outcomes that are left, and a release for each delivery that is handled: the process exits."""
+        self._write_locked()
+        return self.inbox.cut_off(self.ref)
+
     def _take_unfinished(self) -> set[str]:
         """Take the partitions whose watermarks the next flush advances: no more than fit a short transaction."""
         taken = set(islice(self.unfinished, self.context.limits.flushed))

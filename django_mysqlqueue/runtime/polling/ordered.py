@@ -111,7 +111,11 @@ class OrderedGroup(PolledGroup):
         super().reset()
         self.waiting.clear()
         self._due.clear()
-        self._reload = {key for key, partition in self.partitions.items() if partition.owned}
+        self.reload()
+
+    def reload(self) -> None:
+        """Load all owned partitions again with the next turn: after a step of the clock, their times are others."""
+        self._reload = set(self.owned())
 
     def start_over(self, error: Exception) -> int:
         """Begin with an empty memory. The leases stay, to be verified, and what is in flight is what the inbox has."""

@@ -286,14 +286,20 @@ class Poller:
             seconds: after this time no further transaction begins. What is left then is lost with the process.
         """
         until = time.monotonic() + seconds
+        failures: list[Exception] = []
         self.context.inbox.close()
-        for group in self.groups:
-            settlements = self.context.inbox.cut_off(group.ref)
-            while settlements and time.monotonic() < until:
-                part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
-                releasing.release_unfinished(
-                    self.context.using, group.ref, part, max_attempts=group.handler.max_attempts
-                )
+        for group in list(self.groups):
+            try:
+                settlements = group.cut_off()
+                while settlements and time.monotonic() < until:
+                    part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
+                    releasing.release_unfinished(
+                        self.context.using, group.ref, part, max_attempts=group.handler.max_attempts
+                    )
+            except Exception as error:  # noqa: BLE001  # The messages of the other groups are not lost for it.
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def sleep(self) -> None:
         """Sleep until something is due, or until something happens in this process."""
@@ -343,6 +349,8 @@ class Poller:
             event(logging.WARNING, "clock.stepped", seconds=round(step, 3))
             for shared in self.shared:
                 shared.extend_now()
+            for ordered in self.ordered:
+                ordered.reload()
         self.next_deliver_at = look.next_deliver_at
         self.outbox_idle = not look.due
         self._notice_free_leases(free=look.free_leases)
