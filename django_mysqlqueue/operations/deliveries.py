@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.limits import COUNTED
@@ -120,12 +121,15 @@ def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> s
 
 def _order_warnings(found: FoundGroup) -> list[str]:
     """Return what moving retries means for the messages behind them."""
-    match blocks_on_failure(found.mode, known_handlers().get(found.ref)):
-        case True:
-            return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
-        case None:
-            return [_('If the handler has on_failure="block", all later messages of their partitions wait, too.')]
-    return []
+    blocks = blocks_on_failure(found.mode, known_handlers().get(found.ref))
+    if blocks:
+        return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
+    warnings = []
+    if blocks is None:
+        warnings.append(_('If the handler has on_failure="block", all later messages of their partitions wait, too.'))
+    if found.mode == ConsumerGroup.Mode.ORDERED:
+        warnings.append(_("Later messages of a partition wait for a message whose subscriber was lost."))
+    return warnings
 
 
 def _waiting_rows(
