@@ -106,6 +106,24 @@ def test_whatever_the_poller_does_for_a_group_stops_only_that_group(db, caplog, 
     assert lag() == lag("other", "u") == 0
 
 
+@MODES
+def test_an_outcome_whose_row_was_locked_is_written_after_a_breakdown(db, mode):
+    got = Recorder()
+    sub = Sub(handler(mode=mode, function=got))
+    publish("t", 1, key="k")
+    sub.step()
+    sub.work()
+    group = group_of(sub)
+    group._locked = list(sub.inbox.take_settlements(REF))
+    assert group._locked
+    group.start_over(Bug("no"))
+    end_pauses(sub)
+    sub.settle()
+    assert got.payloads == [1]
+    assert lag() == 0
+    assert not DeliveryState.objects.exists()
+
+
 DEEP = [
     ("claim fails", claiming, "claim"),
     ("payloads cannot be read", payloads, "read"),
