@@ -17,6 +17,7 @@ from django_mysqlqueue.models import (
     DeliveryState,
     OutboxMessage,
     PartitionLease,
+    RelayWatermark,
     Slots,
     SubscriberHeartbeat,
 )
@@ -249,6 +250,19 @@ def have_arrived(world: World, picture: Picture) -> None:
 
 
 @case("relay", relayable, commits=None, rerun=True, check=have_arrived)
+def _(world: World) -> None:
+    while relaying.relay(ALIAS, ALIAS, max_rows=2).more:
+        pass
+
+
+def restored() -> World:
+    """The log as of a backup, with a watermark above its end."""
+    world = relayable()
+    RelayWatermark.objects.using(ALIAS).create(target=ALIAS, relayed_offset=10**6, read_offset=10**6)
+    return world
+
+
+@case("relay from a log that went back", restored, commits=None, rerun=True, check=have_arrived)
 def _(world: World) -> None:
     while relaying.relay(ALIAS, ALIAS, max_rows=2).more:
         pass
