@@ -287,9 +287,11 @@ def check_unique(evidence: JobEvidence) -> Verdict:
 def check_cancelled(evidence: JobEvidence) -> Verdict:
     """Check that a job that was cancelled while it waited has failed, and has not started afterwards.
 
-    A process that was frozen may start a job that it had claimed before another process did.
+    A process that was frozen may start a job that it had claimed before another process did. The dead letter of a job
+    that was cancelled between two attempts may be redriven.
     """
-    cancelled = {job for job, found in evidence.cancelled.items() if records.CANCELLED in found}
+    ours = evidence.cancelled.keys() - evidence.redriven.keys()
+    cancelled = {job for job in ours if records.CANCELLED in evidence.cancelled[job]}
 
     def violations() -> Iterator[str]:
         for job in sorted(cancelled):
@@ -298,7 +300,7 @@ def check_cancelled(evidence: JobEvidence) -> Verdict:
                 yield f"{job} was cancelled, but is {result and result.status} with {result and result.last}"
         for step in evidence.steps:
             at = evidence.cancelled_at.get(step.message_id)
-            if step.verb != STARTED or at is None or step.at <= at:
+            if step.verb != STARTED or at is None or step.at <= at or step.message_id in evidence.redriven:
                 continue
             if not any(one.kind in FREEZES and one.pid == step.pid and one.until > at for one in evidence.troubles):
                 yield f"{step.message_id} started {step.at - at:.1f} s after it was cancelled"

@@ -55,6 +55,7 @@ EXPECTED_ERRORS = frozenset(
         "child.killed",
         "database.unavailable",
         "delivery.dead_lettered",
+        "handlers.abandoned",
         "heartbeat.withheld",
         "shutdown.timed_out",
     }
