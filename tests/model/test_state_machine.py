@@ -29,10 +29,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_mysqlqueue.procedures import installing
+from django_mysqlqueue.sql.session import Session
 from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
 from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
-from tests.model.sql_clients import GROUPS
+from tests.model.sql_clients import GROUPS, OWN_CLOCK
 from tests.support.filtering import EU, US
 from tests.support.harness import USING
 from tests.support.sql_clients import Client
@@ -59,6 +60,8 @@ def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog:
         if engine != "sqlite":
             installing.install(USING)  # nothing is done if they are there
             stack.callback(installing.remove, USING)
+            for statement in OWN_CLOCK:
+                Session(USING).execute(statement)
             client = stack.enter_context(contextlib.closing(Client(MOVES)))
         for thread in threads:
             stack.callback(thread.shutdown)
