@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import set_script_prefix
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
@@ -417,7 +418,7 @@ def test_operations_lead_back_to_the_page_of_the_same_database(client, both):
 
 def test_the_command_that_changes_the_rest_names_the_database(client, empty_databases, settings):
     values = {"topic": "orders_dlq", "group": "", "error": "", "since": None, "until": None}
-    command = OPERATIONS["redrive"](values, "ada", QUEUE).command_line
+    command = OPERATIONS["redrive"](values, "ada", QUEUE, ErrorTexts(None)).command_line
     assert command() == "manage.py queueredrive orders_dlq --database queue"
     settings.MYSQLQUEUE = {"DATABASE": QUEUE}
     assert command() == "manage.py queueredrive orders_dlq"

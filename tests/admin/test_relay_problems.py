@@ -6,9 +6,10 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service.relaying import Refusal, note_refusal
+from django_mysqlqueue.service.relaying import note_refusal
 from django_mysqlqueue.service.sequencing import sequence
 from tests.support.dashboard import ROOT, page
+from tests.support.harness import first_place
 
 VIA, HOME = "default", "queue"
 
@@ -27,7 +28,7 @@ def test_a_refused_message_is_opened(client):
     publish("orders", 1, id="i1")
     sequence(VIA)
     offset = QueueMessage.objects.get().offset
-    note_refusal(VIA, HOME, Refusal(offset, "DataError: too long"))
+    note_refusal(VIA, HOME, first_place(VIA), "DataError: too long")
     one = linked(client)
     assert "message 'i1' of topic 'orders'" in one.cause.text
     assert (one.action, f"offset={offset}" in one.link) == ("Open message", True)
