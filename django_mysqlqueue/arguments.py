@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args
 
 P = ParamSpec("P")
 R = TypeVar("R")
-COUNTS = ("limit", "runs")
-"""Names of integers that must be at least 1."""
+LEAST = {"limit": 1, "runs": 0}
+"""The least values of integers with these names."""
 HIGHEST = 2**63 - 1
 SHOWN = 60
 """Maximum number of characters of a value that an error shows."""
@@ -111,8 +111,8 @@ def _rule(hint: Any, name: str) -> _Rule:
 
 def _rule_of_class(kind: Any, name: str) -> _Rule:
     if kind is int:
-        lowest = 1 if name in COUNTS else -HIGHEST
-        text = "an integer of at least 1" if name in COUNTS else "an integer of at most 63 bits"
+        lowest = LEAST.get(name, -HIGHEST)
+        text = f"an integer of at least {lowest}" if name in LEAST else "an integer of at most 63 bits"
         return _Rule(text, lambda value: type(value) is int and lowest <= value <= HIGHEST)
     if kind is float:
         return _Rule(

@@ -15,6 +15,7 @@ def archived_offset(session: Session) -> int:
     gap do not count.
     """
     row = session.row(
-        f"SELECT MIN(s.hi) FROM {SEGMENTS} s WHERE NOT EXISTS (SELECT 1 FROM {SEGMENTS} n WHERE n.lo = s.hi + 1)"
+        f"SELECT MIN(s.hi) FROM {SEGMENTS} s WHERE NOT EXISTS "
+        f"(SELECT 1 FROM {SEGMENTS} n{session.dialect.force_index('PRIMARY')} WHERE n.lo = s.hi + 1)"
     )
     return 0 if row is None or row[0] is None else int(row[0])

@@ -269,10 +269,10 @@ def _heartbeats_first() -> AbstractContextManager[object]:
             _inside.alive = live(session, [ref], _inside.lease_ms)
         return lock(session, ref, *args, **kwargs)
 
-    def reading(session: Session, refs: Any, lease_ms: int) -> Any:
+    def reading(session: Session, refs: Any, lease_ms: int, **options: Any) -> Any:
         if getattr(_inside, "lease_ms", None) is not None and _inside.alive is not None:
             return _inside.alive
-        return live(session, refs, lease_ms)
+        return live(session, refs, lease_ms, **options)
 
     return both(
         lambda: patch.object(leasing, "acquire", acquiring),

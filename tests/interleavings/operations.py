@@ -19,7 +19,7 @@ from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.limits import run_id
-from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, PartitionLease, RelayWatermark, SubscriberHeartbeat
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
@@ -240,6 +240,16 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     """From the database to itself."""
     return relaying.relay(ALIAS, ALIAS, max_rows=2).messages
+
+
+def _with_a_watermark_above_the_end(a: Actor) -> None:
+    """As after a restore of the log."""
+    RelayWatermark.objects.using(USING).create(target=ALIAS, relayed_offset=10**6, read_offset=10**6)
+
+
+@operation("relay from a log that went back", prepare=_with_a_watermark_above_the_end)
+def _(a: Actor) -> object:
+    return relaying.relay(ALIAS, ALIAS, max_rows=2).repeats
 
 
 @operation("note a refusal")
@@ -561,6 +571,11 @@ def _(a: Actor) -> object:
 @operation("beat")
 def _(a: Actor) -> object:
     return heartbeats.beat(ALIAS, WHO, [G], {})
+
+
+@operation("report a breakdown")
+def _(a: Actor) -> object:
+    return heartbeats.report(ALIAS, WHO, G, "KeyError: 'k'")
 
 
 @operation("beat of a newcomer")

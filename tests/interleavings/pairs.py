@@ -216,10 +216,16 @@ def superseding() -> Iterable[Pair]:
         yield from each(world, claims[:1], ("claim that passes what has expired", *changes))
 
 
+def breakdowns() -> Iterable[Pair]:
+    """What tells that the work for a group breaks down, beside what else writes heartbeats."""
+    yield from each("busy", ("report a breakdown",), ("beat", "deregister", "forget old heartbeats"))
+
+
 def relaying() -> Iterable[Pair]:
     """Relays beside each other, and beside what writes and deletes what they read."""
     yield from each("relayed", ("relay",), ("relay", "sequence", "collect", "claim", "publish"))
     yield from each("relayed", ("note a refusal",), ("note a refusal", "relay", "collect"))
+    yield from each("relayed", ("relay from a log that went back",), ("sequence", "claim"))
     divide = "divide a topic's messages"
     yield from each("busy", (divide,), (divide, "sequence", "publish", "relay"))
     yield from each("busy", ("move a topic here",), ("claim", "sequence", "collect", "beat"))
@@ -605,6 +611,7 @@ def pairs() -> dict[str, Pair]:
         *superseding(),
         *debouncing(),
         *relaying(),
+        *breakdowns(),
         *jobs(),
         *recurring(),
         *sql_clients(),

@@ -338,7 +338,7 @@ def test_an_invalid_rate(rate, says):
 def test_the_path_of_a_task_with_a_rate_may_not_be_too_long(tasks, monkeypatch):
     path = "tests." + "x" * 176
     monkeypatch.setitem(job_queues.rates, path, Rate(1, "h"))
-    long = type("Long", (), {"module_path": path, "run_after": None})
+    long = type("Long", (), {"module_path": path, "run_after": None, "priority": 0, "queue_name": "free"})
     monkeypatch.setattr("django_mysqlqueue.tasks.backend.BaseTaskBackend.validate_task", lambda *given: None)
     with pytest.raises(InvalidTask, match="a task with a rate may have at most 181 characters"):
         tasks.free.get_backend().validate_task(long())

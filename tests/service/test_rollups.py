@@ -19,7 +19,7 @@ from tests.support.scenarios import G, log
 def test_rollups_count_what_happened(db, clock):
     log(5, "abc")
     sub = Sub(handler(function=lambda delivery: fail(delivery) if delivery.payload == 2 else None, max_attempts=2))
-    clock.advance(2)
+    clock.step(2)
     sub.settle()
     sub.poller.write_rollups()
     sub.poller.write_rollups()  # nothing is counted twice

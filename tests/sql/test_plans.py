@@ -33,6 +33,7 @@ LOCKING = re.compile(r": UPDATE|: DELETE|: INSERT|FOR UPDATE|IN SHARE MODE")
 WALKS = {
     **MAY_WALK,
     "service.scheduling.advance": "moves all that waits, in tests of users",
+    "service.relaying._go_back": "reads a row for each topic, after a database went back",
     "service.slots.advance": "as scheduling.advance",
     "service.expiry.advance": "as scheduling.advance",
     "service.debouncing.advance": "as scheduling.advance",
