@@ -15,7 +15,7 @@ def archived_offset(session: Session) -> int:
     gap do not count.
     """
     row = session.row(
-        f"SELECT MIN(s.hi) FROM {SEGMENTS} s WHERE NOT EXISTS "
-        f"(SELECT 1 FROM {SEGMENTS} n{session.dialect.force_index('PRIMARY')} WHERE n.lo = s.hi + 1)"
+        f"SELECT MIN(s.hi) FROM {SEGMENTS} s {session.dialect.join_to(SEGMENTS, 'n', left=True)} ON n.lo = s.hi + 1 "
+        "WHERE n.lo IS NULL"
     )
     return 0 if row is None or row[0] is None else int(row[0])

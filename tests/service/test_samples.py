@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -404,7 +405,13 @@ def test_each_minute_has_a_round(monkeypatch, lasts):
     now = 1000.25
     monkeypatch.setattr(maintenance.time, "monotonic", lambda: now)
     keeping = maintenance.Maintenance(
-        USING, [], [], check_tail=lambda session: None, clock=lambda: round((now + 77) * 1000), entered=dict
+        USING,
+        [],
+        [],
+        check_tail=lambda session: None,
+        clock=lambda: round((now + 77) * 1000),
+        entered=dict,
+        apart=lambda group: contextlib.nullcontext(),
     )
     began = []
 
