@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.servers_only, pytest.mark.own_server]
 FILE = Path(__file__).with_name("plans.txt")
 """Written with TEST_WRITE_PLANS=1. It is the same for both servers."""
 WHOLE = ", whole"
+CLUSTERED = {"ALL": "PRIMARY"}
+"""A table is its primary key: servers call reading the whole of it either a scan of the table or of that index."""
 LOCKING = re.compile(r": UPDATE|: DELETE|: INSERT|FOR UPDATE|IN SHARE MODE")
 WALKS = {
     **MAY_WALK,
@@ -139,7 +141,10 @@ def _accesses(sql: str, params: Any, dives: int) -> Iterator[tuple[str, str]]:
     for row in rows:
         name = str(row["table"])
         if aliases.get(name, name) in TABLES and row["select_type"] != "INSERT":
-            yield name, f"{row['key'] or 'no index'}{WHOLE if row['type'] in ('ALL', 'index') else ''}"
+            yield (
+                name,
+                f"{row['key'] or CLUSTERED.get(row['type'], 'no index')}{WHOLE if row['type'] in ('ALL', 'index') else ''}",
+            )
 
 
 def await_purge() -> None:
