@@ -141,10 +141,8 @@ def _accesses(sql: str, params: Any, dives: int) -> Iterator[tuple[str, str]]:
     for row in rows:
         name = str(row["table"])
         if aliases.get(name, name) in TABLES and row["select_type"] != "INSERT":
-            yield (
-                name,
-                f"{row['key'] or CLUSTERED.get(row['type'], 'no index')}{WHOLE if row['type'] in ('ALL', 'index') else ''}",
-            )
+            index = row["key"] or CLUSTERED.get(row["type"], "no index")
+            yield name, f"{index}{WHOLE if row['type'] in ('ALL', 'index') else ''}"
 
 
 def await_purge() -> None:
