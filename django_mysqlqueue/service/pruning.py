@@ -57,7 +57,7 @@ def prune(using: str, *, dry_run: bool = False) -> Iterator[Pruned]:
 
 FEW = 100
 """Number of rows of a step below which the rest is left to the next round. All tables grow while they are pruned: a
-round that goes on until there is nothing left would never reach the next table, nor its end."""
+round that continues until there is nothing left would never reach the next table, nor its end."""
 
 
 def _until_few(collect: Callable[[str], int], using: str) -> Iterator[int]:
