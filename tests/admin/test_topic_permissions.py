@@ -344,8 +344,10 @@ def test_no_operation_reaches_other_topics(viewer, hidden_queue, name):
     for send in (viewer.get, viewer.post):
         answer = send(f"{ROOT}do/{name}/", given)
         assert answer.status_code == 403
-        # A form repeats what was asked for.
-        assert "hidden." not in re.sub(r'value="hidden\.topic"', "", answer.content.decode())
+        text = answer.content.decode()
+        if name == "publish":  # The form, which the viewer may open for their own topic, repeats what they typed.
+            text = text.replace('value="hidden.topic"', "", 1)
+        assert "hidden." not in text
 
 
 def test_operating_needs_viewing(make_client, settings, hidden_queue):

@@ -27,6 +27,7 @@ BOUNDED = (
     "heartbeat.withheld",
     "group.failed",
     "shutdown.timed_out",
+    "handlers.abandoned",
     "child.died",
     "child.killed",
 )
