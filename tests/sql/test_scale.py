@@ -39,6 +39,8 @@ NOT_IN_THE_SCRIPT = {
     "operations.redriving.check_groups": "by an operator",
     "operations.redriving.find_replaced": "by an operator",
     "service.heartbeats.count_lost": "by an operator: reads all subscribers of a day",
+    "service.pruning._count": "by an operator: the dry run of queuegc counts all that it would delete",
+    "operations.steps._require_privileges": "by an operator: an EXPLAIN, which reads no rows",
     "service.heartbeats.versions": "by an operator: reads all subscribers of a day",
     "service.dead_letters.failed_groups": "before an error that an operator gets",
     "operations.steps._locked_text": "before an error that an operator gets",

@@ -512,6 +512,8 @@ def _operate(ref: GroupRef) -> None:
     assert retrying.retry(USING, ref, actor="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
+    for error in ("it broke down", ""):
+        heartbeats.report(USING, held.name, ref, error)
     if mode == "ordered":
         assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
         assert leasing.revoke(USING, ref, ["k0", "k1"], actor="test") == 2

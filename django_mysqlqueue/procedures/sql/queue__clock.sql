@@ -8,7 +8,10 @@ BEGIN
   DECLARE v_zone VARCHAR(100) {{bytewise}};
   {{select_in_utc}} SYSDATE(6), @@SESSION.time_zone INTO v_at, v_zone;
   IF v_zone <> '+00:00' THEN
-    CALL queue__refuse('The procedures were created without their comments, which contain a hint: run queueprocedures, or pass --comments to mysql');
+    CALL queue__refuse(CONCAT(
+      'The procedures were created without their comments, which contain a hint: ',
+      'run queueprocedures, or pass --comments to mysql'
+    ));
   END IF;
   SET @queue__now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', v_at) DIV 1000;
 END
