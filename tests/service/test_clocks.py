@@ -151,6 +151,24 @@ def test_what_a_live_subscriber_holds_is_not_taken_when_the_clock_steps(db, cloc
 
 @pytest.mark.promise("Clocks", "One owner")
 @STEPS
+def test_a_lease_is_not_stolen_when_the_clock_steps_while_leases_are_acquired(db, clock, monkeypatch, seconds):
+    """After the clocks were compared, and before the owner's heartbeat is read."""
+    owner, other = waiting_beside("ordered", Recorder())
+    lock = leasing.lock
+
+    def lock_and_step(*args, **options):
+        clock.step(seconds)
+        return lock(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leasing, "lock", lock_and_step)
+        taken = leasing.acquire(USING, REF, other.name, {"k"}, lease_ms=30_000, clock=other.context.clock)
+    assert taken == leasing.Acquired(set(), {"k"})
+    assert PartitionLease.objects.get().leased_by == owner.name
+
+
+@pytest.mark.promise("Clocks", "One owner")
+@STEPS
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_after_a_step_of_the_clock_a_lost_subscriber_is_relieved_later(db, clock, mode, seconds):
     """Once it would have sent a heartbeat, or extended its deliveries."""
