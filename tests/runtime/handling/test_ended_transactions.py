@@ -321,6 +321,21 @@ def test_a_hook_that_fails_after_the_commit_does_not_fail_the_attempt(db, settin
     assert caplog.records[0].mysqlqueue["error"]
 
 
+@pytest.mark.promise("Exactly-once effects")
+def test_the_commit_before_a_hook_that_failed_is_not_that_of_the_next_transaction(db):
+    """Both are on one connection. The second transaction is rolled back, because its handler closes it."""
+
+    def function(delivery):
+        Effect.objects.create(name=delivery.payload)
+        if delivery.payload == "commits":
+            transaction.on_commit(lambda: 1 / 0)
+        else:
+            connection.close()
+
+    assert on_one_thread(function, "commits", "lost", atomic=True) == [Action.ACK, Action.NACK]
+    assert effects() == ["commits"]
+
+
 def test_a_hook_that_fails_before_the_commit_of_a_block_fails_the_attempt(db):
     """It is the handler's own transaction: the error is raised inside the handler."""
 
