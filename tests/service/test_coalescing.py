@@ -641,6 +641,33 @@ def test_a_message_for_which_a_retry_was_given_up_passes_later_filters(db, mode,
 
 
 @MODES
+def test_a_message_that_superseded_others_supersedes_a_retry_under_later_filters(db, mode, clock):
+    """The latest message of the key does not: under the new filter, the group does not get it."""
+    got = []
+
+    def fails_first(delivery):
+        got.append(delivery.payload)
+        if got == ["retry"]:
+            raise ValueError
+
+    sub = Sub(handler(function=fails_first, mode=mode, filter=BOTH, max_in_flight=1, backoff=WAIT), threads=9)
+    publish("t", "retry", key="k", coalesce="c", metadata={"region": "eu"})
+    sub.settle()
+    publish("t", "other", key="k", metadata={"region": "eu"})
+    publish("t", "eu", key="k", coalesce="c", metadata={"region": "eu"})
+    publish("t", "us", key="k", coalesce="c", metadata={"region": "us"})
+    sub.step(times=3)
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
+    change_filter(ONLY_EU)
+    publish("t", "us, last", key="k", coalesce="c", metadata={"region": "us"})
+    clock.advance(61)
+    sub.settle()
+    assert got == ["retry", "other", "us"]
+    assert sub.inbox.passed_counts("superseded") == {REF: 2}
+    assert lag() == 0
+
+
+@MODES
 def test_a_message_for_which_a_lost_start_was_given_up_passes_later_filters(db, mode, clock):
     got = []
     lost = Sub(getting([], mode=mode, filter=BOTH, max_in_flight=1), name="lost")
