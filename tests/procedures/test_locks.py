@@ -121,6 +121,26 @@ def test_a_claim_repeats_what_a_deadlock_has_rolled_back(connect):
     assert set(PartitionLease.objects.filter(consumer_group="g").values_list("leased_by")) == {(client.name,)}
 
 
+@pytest.mark.promise("Clocks")
+def test_an_outcome_that_has_waited_for_a_lock_has_the_time_after_it(connect):
+    """Otherwise the next attempt would come too early."""
+    register("shared")
+    publish_numbers(1)
+    client, other = connect(), connect()
+    (row,) = client.claim()
+    with other.transaction():
+        other.run("SELECT message_offset FROM queue_delivery_state FOR UPDATE")
+        with in_background(lambda: client.nack(row["handle"], delay=60)) as nacking:
+            time.sleep(0.01)
+            other.run("CALL queue__clock()")
+            (before,) = other.run("SELECT @queue__now AS now")
+            other.run("COMMIT")
+            assert nacking.result() == "failed"
+    state = DeliveryState.objects.get()
+    assert state.delivered_at >= before["now"]
+    assert state.invisible_until == state.delivered_at + 60_000
+
+
 @MODES
 def test_a_claim_counts_after_it_has_locked_everything_else(connect, mode):
     register(mode)
