@@ -13,7 +13,7 @@ from django.db import OperationalError
 from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import DeliveryState, PartitionLease
+from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode, pausing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
@@ -127,6 +127,27 @@ def test_leases_are_released_although_what_runs_is_not(db, monkeypatch, trouble)
     assert PartitionLease.objects.get().leased_by == ""
     assert DeliveryState.objects.get().delivered_by == sub.name
     assert Sub(one).step().take().claimed.suspect
+
+
+@pytest.mark.promise("Shutdown")
+def test_no_heartbeat_follows_the_release_of_everything(db, monkeypatch):
+    """It would register the subscriber again, and others would wait until it is lost."""
+    (worker,) = Subscriber({USING: {REF: handler()}}, get_settings()).workers
+    release, is_beating = releasing.release_all, []
+
+    def release_all(*args, **options):
+        is_beating.append(worker.heart._thread.is_alive())
+        return release(*args, **options)
+
+    monkeypatch.setattr(releasing, "release_all", release_all)
+    worker.heart.start()
+    try:
+        assert worker.heart.beaten.wait(5)
+        in_thread(lambda: worker.release_all(sessions.Timeouts(idle=2, lock_wait=1, network=2, read=2)))
+    finally:
+        worker.heart.stop()
+    assert is_beating == [False]
+    assert SubscriberHeartbeat.objects.get().deregistered_at
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
