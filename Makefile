@@ -3,7 +3,8 @@
 # make serve          serve the example project with the admin and the dashboard at http://127.0.0.1:8000/ (PORT=n)
 # make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in under three minutes
 # make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
-# make test-slow      run the slow tests: the archive under SIGKILL, server settings, the declarative pipeline
+# make coverage       run the same and measure the coverage of the package, branches included
+# make test-slow      run the slow tests: the archive under SIGKILL, server settings, rolling upgrades, the declarative pipeline
 # make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD=)
 # make soak           kill, freeze and disconnect a running queue for MINUTES=n, then account for every message (ENGINE=mariadb|mysql SEED=n REPORT=folder)
 # make conformance    test backends for django.tasks in throw-away environments, and write docs/reference/task-backends.md
@@ -30,7 +31,7 @@ JOBS ?= 1
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve check test test-slow soak explore conformance lint docs reference wheel check-python clean
+.PHONY: help demo pipeline-demo serve check test coverage test-slow soak explore conformance lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -77,6 +78,9 @@ check: check-python
 
 test: check-python
 	$(PYTHON) tools/run_tests.py
+
+coverage: check-python
+	$(PYTHON) tools/run_tests.py --coverage
 
 test-slow: check-python
 	$(PYTHON) tools/run_tests.py --slow

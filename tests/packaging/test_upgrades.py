@@ -166,6 +166,7 @@ def expand(db):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_rolling_upgrade_under_load(expand, scene):
     """Old code goes on while the schema grows; new code joins its groups; one of the old is killed, one leaves."""
     old = [scene.subscriber(OLD, f"old{number}") for number in range(2)]
@@ -191,6 +192,7 @@ def test_a_rolling_upgrade_under_load(expand, scene):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_step_back(scene):
     """New code is replaced by old code again: what it left behind is read, and nothing is lost."""
     new = scene.subscriber(ROOT, "new")
@@ -206,6 +208,7 @@ def test_a_step_back(scene):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_last_releases_schema_migrates_with_what_is_in_it(scene):
     """Old code on its own schema, killed; then ``migrate``; then new code."""
     last = last_migration_of(OLD)
@@ -265,6 +268,7 @@ def sequence_with(code):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_last_release_sequences_priorities_as_they_are(db, settings):
     """Those above 0 are scheduled messages to it, which came due long ago."""
     wanted = publish_with_priorities(settings)
@@ -275,6 +279,7 @@ def test_the_last_release_sequences_priorities_as_they_are(db, settings):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_subscriber_of_the_last_release_handles_priorities(scene, settings):
     """It has the publishers' keys. Then this release handles what the old one sequenced, with keys and priorities."""
     publish_with_priorities(settings)
@@ -310,6 +315,7 @@ def test_a_subscriber_of_the_last_release_handles_priorities(scene, settings):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_priorities_during_a_rolling_upgrade(scene, settings):
     """Old and new subscribers side by side: every message is handled by one or the other."""
     old = scene.subscriber(OLD, "old")
@@ -331,6 +337,7 @@ def test_priorities_during_a_rolling_upgrade(scene, settings):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_limits_during_a_rolling_upgrade(scene):
     """The old subscriber takes no slots, and neither loses messages nor disturbs the accounts of the new one."""
     old = scene.subscriber(OLD, "old")
@@ -348,6 +355,7 @@ def test_limits_during_a_rolling_upgrade(scene):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_last_release_sequences_messages_with_an_expiry(db):
     """It carries along what the publisher asked for."""
     past = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -363,6 +371,7 @@ def test_the_last_release_sequences_messages_with_an_expiry(db):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_last_release_sequences_messages_with_a_coalesce_key(db):
     """The next pass of this release notes their keys, although it finds nothing to move."""
     publish_many("p.plain", [Message(n, coalesce="c") for n in range(5)])
@@ -378,6 +387,7 @@ def test_the_last_release_sequences_messages_with_a_coalesce_key(db):
 
 @pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_last_release_sequences_debounced_messages(db):
     """It keeps their delays, and drops none. What it leaves behind replaces nothing, and GC deletes it."""
     for n in range(3):
