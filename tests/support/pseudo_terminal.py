@@ -79,7 +79,7 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < end, "\n".join(self.lines())
             self.read(0.05)
-        while self.read():
+        while self.read(0.2):  # The kernel hands over what was written last a little later.
             pass
         return self.process.returncode
 
