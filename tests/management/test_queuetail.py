@@ -21,7 +21,7 @@ from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import retention
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
-from tests.support.processes import environment
+from tests.support.processes import deaf_to_ctrl_c, environment, hear_ctrl_c
 
 WAIT = 30.0
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -172,13 +172,14 @@ def test_bad_options_are_named_with_the_rule(db, arguments, text):
 def start(*arguments, **options):
     env = environment() | options.pop("env", {})
     command = [sys.executable, str(ROOT / "manage.py"), "queuetail", *arguments]
-    return subprocess.Popen(command, env=env, cwd=ROOT, **options)
+    return subprocess.Popen(command, env=env, cwd=ROOT, preexec_fn=hear_ctrl_c, **options)
 
 
 @pytest.mark.processes
 def test_it_follows_in_a_pipe_until_ctrl_c(db):
     send("before")
-    process = start("t", "--follow", "--since", "10m", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with deaf_to_ctrl_c():
+        process = start("t", "--follow", "--since", "10m", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         assert json.loads(process.stdout.readline())["payload"] == "before"

@@ -30,7 +30,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
-from tests.support.processes import environment
+from tests.support.processes import deaf_to_ctrl_c, environment
 from tests.support.pseudo_terminal import ENTER, LEAVE, Terminal, opened, resize
 
 HOUR_MS = 3_600_000
@@ -97,7 +97,9 @@ def test_it_shows_the_state_and_changes_of_it_until_q(world):
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_the_terminal_is_restored(world, end, status):
-    with opened_watch() as terminal:
+    with contextlib.ExitStack() as stack:
+        with deaf_to_ctrl_c():
+            terminal = stack.enter_context(opened_watch())
         before = terminal.mode()
         terminal.wait_for("g/t")
         terminal.press("\x1a")  # Ctrl-Z

@@ -31,6 +31,21 @@ SHORT = {
 }
 
 
+def hear_ctrl_c():
+    """``preexec_fn`` of a program that gets Ctrl-C: those in the background of a shell inherit that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def deaf_to_ctrl_c():
+    """The programs that are started meanwhile ignore SIGINT unless they reset it, as after ``make test &``."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def environment(**settings):
     database = connection.settings_dict
     env = {

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tests.support.paths import ROOT
+from tests.support.processes import hear_ctrl_c
 
 HOME = "\x1b[H"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
@@ -98,9 +99,14 @@ def opened(
     environ = {**os.environ, "TERM": "xterm-256color", **(environment or {})}
     environ.pop("NO_COLOR", None)
     resize(slave, columns, lines)
+
+    def prepare() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        hear_ctrl_c()
+
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environ, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=prepare,
     )  # fmt: skip
     terminal = Terminal(process, master, slave)
     try:
