@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, by the types in their signatures."""
+"""Checks of the calls of public functions: of the arguments, by the types in their signatures, and of async code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import cache, wraps
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from django.core.exceptions import SynchronousOnlyOperation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +60,28 @@ def checked(
                     if name in found and not found[name].allows(one):
                         raise error(f"{name} {shown(one)}: must be {found[name].text}")
             return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def sync_only(instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: Django's error for a call from async code names the function to await instead.
+
+    Args:
+        instead: its name.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except SynchronousOnlyOperation:
+                raise SynchronousOnlyOperation(
+                    f"{function.__name__}() cannot be called from async code: use “await {instead}(…)”."
+                ) from None
 
         return call
 

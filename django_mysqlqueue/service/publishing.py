@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
@@ -33,6 +34,7 @@ CHUNK_BYTES = 1_048_576
 OnMismatch = Literal["error", "commit_now", "on_commit"]
 
 
+@sync_only("apublish")
 def publish(
     topic: str,
     payload: Any,
@@ -113,6 +115,7 @@ def publish(
     return row.message_id
 
 
+@sync_only("apublish_many")
 def publish_many(
     topic: str,
     messages: Iterable[Any],

@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_mysqlqueue import job_queues, naming
+from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     message_id: str
 
 
+@sync_only("acancel")
 def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = None, via: str | None = None) -> int:
     """Cancel the scheduled message with an id, in the open transaction of its database if there is one.
 
@@ -65,6 +67,7 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
     )
 
 
+@sync_only("areschedule")
 def reschedule(
     id: str,
     *,

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import job_queues, naming
+from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage
@@ -100,6 +101,7 @@ class MySQLQueueBackend(BaseTaskBackend):
                 f"{task.module_path!r}: the path of a task with a rate may have at most {LANE_KEY_LENGTH} characters."
             )
 
+    @sync_only("aenqueue")
     def enqueue(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
         """Enqueue a job, in the open transaction of the queue's database if there is one.
 

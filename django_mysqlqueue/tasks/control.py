@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, sync_only
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
@@ -28,6 +28,7 @@ REFRESHED = ("status", "started_at", "finished_at", "last_attempted_at", "errors
 """The fields of a result that change."""
 
 
+@sync_only("async_wait")
 def wait(*results: AnyResult, timeout: float | None = None) -> None:
     """Wait until jobs have ended, and refresh their results.
 
@@ -112,6 +113,7 @@ class _Waiting:
         return TimeoutError(f"The job {left[0]}{others} did not end within {timeout:g} s.")
 
 
+@sync_only("acancel_job")
 def cancel_job(result: AnyResult) -> None:
     """Cancel a job that waits, or ask one that runs to stop, and refresh its result.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import time
@@ -9,6 +10,7 @@ from decimal import Decimal
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 from django.utils import timezone
 
@@ -57,6 +59,24 @@ def test_a_job_that_waits_is_cancelled():
     result.refresh()
     assert (result.status, result.attempts, jobs.log) == ("FAILED", 0, [])
     assert not QueueMessage.objects.filter(topic="jobs.default_dlq").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda result: jobs.add.enqueue(1), "aenqueue"),
+        (lambda result: cancel_job(result), "acancel_job"),
+        (lambda result: wait(result, timeout=1), "async_wait"),
+    ],
+)
+def test_a_call_from_async_code_names_the_function_to_await(call, instead):
+    result = jobs.add.enqueue(1)
+
+    async def coroutine():
+        call(result)
+
+    with pytest.raises(SynchronousOnlyOperation, match=rf"use “await {instead}\(…\)”\.$"):
+        asyncio.run(coroutine())
 
 
 def test_a_scheduled_job_leaves_no_message():

@@ -7,9 +7,19 @@ import inspect
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, transaction
 
-from django_mysqlqueue import InvalidMessage, Message, apublish, apublish_many, publish, publish_many
+from django_mysqlqueue import (
+    InvalidMessage,
+    Message,
+    apublish,
+    apublish_many,
+    cancel,
+    publish,
+    publish_many,
+    reschedule,
+)
 from django_mysqlqueue.models import OutboxMessage
 from tests.app.models import Effect
 from tests.support.harness import in_thread
@@ -54,6 +64,25 @@ def test_apublish_refuses_what_publish_refuses(db):
         async_to_sync(apublish)("a b", 1)
     with pytest.raises(InvalidMessage, match="message 1"):
         async_to_sync(apublish_many)("t", [1, object()])
+    assert stored() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: publish("t", 1), "apublish"),
+        (lambda: publish_many("t", [1]), "apublish_many"),
+        (lambda: publish("t", 1, coalesce="c", delay=60), "apublish"),
+        (lambda: cancel("one", topic="t"), "acancel"),
+        (lambda: reschedule("one", topic="t", delay=60), "areschedule"),
+    ],
+)
+def test_a_call_from_async_code_names_the_function_to_await(db, call, instead):
+    async def coroutine():
+        call()
+
+    with pytest.raises(SynchronousOnlyOperation, match=rf"^\w+\(\) cannot be .* use “await {instead}\(…\)”\.$"):
+        asyncio.run(coroutine())
     assert stored() == []
 
 
