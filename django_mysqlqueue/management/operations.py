@@ -16,6 +16,8 @@ from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.humanize import shortened
+from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
@@ -137,7 +139,7 @@ def who() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # in a container, the user may not have a name
         user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+    return shortened(f"{user}@{socket.gethostname()}", most=KEY_LENGTH)
 
 
 def add_group(parser: CommandParser) -> None:

@@ -8,6 +8,7 @@ from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 
 from django_mysqlqueue import subscriber
 from django_mysqlqueue.admin.operations import OPERATIONS
@@ -37,6 +38,14 @@ def test_pause_and_resume(client):
         ("resume", "ada0", ""),
     ]
     assert "at night" in unescape(client.get(f"{ROOT}operations/").content.decode())
+
+
+def test_a_user_whose_name_is_longer_than_the_audit_logs_column_can_operate(client, monkeypatch):
+    """Custom user models may have names of any length."""
+    Sub(handler("t", "g"))
+    monkeypatch.setattr(User, "get_username", lambda user: "é" * 254)
+    assert confirm(client, "pause", group="g", topic="t") == ["The group g/t is paused."]
+    assert Operation.objects.get().actor == "é" * 189 + "…"
 
 
 def test_an_option_is_overridden_shown_and_restored(client, no_handlers):

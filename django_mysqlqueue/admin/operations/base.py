@@ -34,6 +34,8 @@ from django_mysqlqueue.admin.permissions import (
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
+from django_mysqlqueue.humanize import shortened
+from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.refs import GroupRef
@@ -284,7 +286,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             refusal, status = _refused_search(request, form, given.get("error", ""))
         if not refusal and is_valid:
             digest = _digest(form.cleaned_data, dashboard.database)
-            one = operation(form.cleaned_data, request.user.get_username(), using, ErrorTexts(request))
+            one = operation(form.cleaned_data, _actor(request), using, ErrorTexts(request))
             subject = one.subject()
             lacks_reason = confirmed and form.needs_reason and not form.cleaned_data["reason"]
             runs = confirmed and given.get("previewed") == digest and not lacks_reason
@@ -317,6 +319,11 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "back": back,
     }
     return dashboard.response(request, "confirm.html", context, status)
+
+
+def _actor(request: HttpRequest) -> str:
+    """Return the user's name for the audit log, which has less room than some user models."""
+    return shortened(request.user.get_username(), most=KEY_LENGTH)
 
 
 def _refuse(
