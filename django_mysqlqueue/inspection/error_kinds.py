@@ -20,6 +20,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.inspection.shares import deal, read_shares
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -36,6 +37,8 @@ FAILED = (DeliveryEvent.Outcome.FAILED.value, DeliveryEvent.Outcome.DEAD_LETTERE
 """The outcomes of failed attempts, and of messages that an operator has dead-lettered or that have expired."""
 NO_TEXT = "<no text>"
 """The masked text of an error without a text: of ``nack()`` and ``reject()`` without a reason."""
+LOST_TEXT = "<subscriber lost>"
+"""The text of a message that waits because its subscriber was lost, if no attempt at it has had an error."""
 
 State = Literal["retrying", "dead_letters", "settled"]
 
@@ -58,7 +61,8 @@ class ErrorKind:
     ref: GroupRef
     """The group and its topic."""
     text: str
-    """The last line of the error, masked; ``<no text>`` if the error has none."""
+    """The last line of the error, masked; ``<no text>`` if it has none; ``<subscriber lost>`` if no attempt has had an
+    error, but a process has died."""
     retrying: Count
     """Messages with this error that wait for another attempt."""
     dead_letters: Count
@@ -295,7 +299,7 @@ class _Found:
         for ref, rows in found.items():
             for row in rows:
                 if row.is_retrying:
-                    text = self._texts.of(ref, row.end)
+                    text = row.text(ref, self._texts)
                     tally = self.tallies[ref, text]
                     tally.retrying.append(row.offset)
                     if (ref, row.offset, row.attempts, text) not in self._known:
@@ -325,6 +329,7 @@ class _Unsettled(NamedTuple):
     attempts: int
     at: int
     token: int
+    by: str
     end: str
 
     @property
@@ -332,17 +337,22 @@ class _Unsettled(NamedTuple):
         """As in an overview of the group."""
         return not self.token and self.attempts > 0
 
+    def text(self, ref: GroupRef, texts: _Texts) -> str:
+        """Return the masked text of the last error, or what the message waits for if it has none."""
+        return LOST_TEXT if not self.end and losses.is_lost(self.token, self.by) else texts.of(ref, self.end)
+
 
 def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Unsettled]]:
     """Return deliveries of groups that are not settled; those that wait longest first."""
     select = (
-        "SELECT consumer_group, topic, message_offset, retry_count, delivered_at, delivery_token, "
+        "SELECT consumer_group, topic, message_offset, retry_count, delivered_at, delivery_token, delivered_by, "
         f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
         "ORDER BY invisible_until DESC LIMIT %s"
     )
     found: dict[GroupRef, list[_Unsettled]] = {}
-    for group, topic, offset, attempts, at, token, end in _each(session, select, [(*ref, False, most) for ref in refs]):
-        row = _Unsettled(int(offset), int(attempts), int(at), int(token), end)
+    rows = _each(session, select, [(*ref, False, most) for ref in refs])
+    for group, topic, offset, attempts, at, token, by, end in rows:
+        row = _Unsettled(int(offset), int(attempts), int(at), int(token), by, end)
         found.setdefault(GroupRef(group, topic), []).append(row)
     return found
 
@@ -364,7 +374,7 @@ def retrying_of_kind(
     """
     texts = _Texts(shown)
     rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
-    chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and texts.of(ref, one.end) == text]
+    chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and one.text(ref, texts) == text]
     return sorted(chosen), len(rows) <= bounds.errors
 
 

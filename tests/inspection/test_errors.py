@@ -7,11 +7,11 @@ import pytest
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
-from django_mysqlqueue.inspection.error_kinds import retrying_of_kind, whole_line
+from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, retrying_of_kind, whole_line
 from django_mysqlqueue.inspection.shares import deal
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import expiry
+from django_mysqlqueue.service import expiry, settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -284,3 +284,21 @@ def test_a_dead_letter_of_a_redriven_message_is_counted_once():
     sequence()
     fails_with(KeyError("other"), max_attempts=2, backoff=Backoff(initial=0, jitter=0))
     assert counts() == {("g", "t", KIND): ("0", "0", "1"), ("g", "t", "KeyError: 'other'"): ("0", "1", "2")}
+
+
+@both_modes
+def test_a_message_that_waits_after_a_loss_says_so(clock, mode):
+    """No attempt at it has had an error. One that had keeps its text."""
+    publish("t", 1)
+    options = {"function": fail, "mode": mode, "max_attempts": 9, "backoff": WAITS}
+    for _loss in range(2):
+        sub = Sub(handler(**options)).step()
+        held = sub.take()
+        assert not held.claimed.suspect or settling.record_start(USING, held.claimed)
+        clock.advance(61)
+    Sub(handler(**options)).step().leave()
+    assert counts() == {("g", "t", LOST_TEXT): ("1", "0", "1")}
+    (offset,) = offsets_of()
+    assert retrying_of_kind(Session(USING), GroupRef("g", "t"), LOST_TEXT, shown=whole_line) == ([offset], True)
+    DeliveryState.objects.update(last_error="ValueError: no 1")
+    assert counts() == {("g", "t", KIND): ("1", "0", "1")}
