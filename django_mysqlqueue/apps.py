@@ -32,7 +32,7 @@ class DjangoMysqlqueueConfig(AppConfig):
         from django_mysqlqueue import checks, job_queues, schedule_checks  # noqa: F401
         from django_mysqlqueue.schedules import registry as schedules
         from django_mysqlqueue.service import known_topics, wakeups
-        from django_mysqlqueue.sql import sqlite  # noqa: F401  # registers SQL functions on new connections
+        from django_mysqlqueue.sql import connection, sqlite  # noqa: F401  # prepare new connections
         from django_mysqlqueue.subscriptions import registry
 
         wakeups.eager = _deliver_eagerly

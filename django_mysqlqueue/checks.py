@@ -240,6 +240,29 @@ def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
 
 
 @checks.register(checks.Tags.database)
+def check_default_engine(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if the project's own tables beside the queue would not be transactional (W030)."""
+    engines = {alias: _default_engine(alias) for alias in _chosen(databases) if is_server(connections[alias])}
+    return [
+        checks.Warning(
+            f"The server of the queue's database {alias!r} creates tables with {engine} by default. The queue's tables "
+            "use InnoDB, but others have no transactions: what atomic handlers write there is not rolled back.",
+            hint="Set default_storage_engine = InnoDB on the server, or for the connections of this project: "
+            f"DATABASES[{alias!r}]['OPTIONS']['init_command'] = \"SET default_storage_engine = InnoDB\".",
+            id="django_mysqlqueue.W030",
+        )
+        for alias, engine in engines.items()
+        if engine.upper() != "INNODB"
+    ]
+
+
+def _default_engine(alias: str) -> str:
+    with sessions.sound(alias), connections[alias].cursor() as cursor:
+        cursor.execute("SELECT @@SESSION.default_storage_engine")
+        return str(cursor.fetchone()[0])
+
+
+@checks.register(checks.Tags.database)
 def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if the queue is not tested on a server's version (W018)."""
     return [
@@ -469,12 +492,20 @@ def server_problems(alias: str) -> Iterator[str]:
     if not is_server(connection):
         return
     with connection.cursor() as cursor:
-        cursor.execute("SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'binlog_format', 'log_bin')")
+        cursor.execute(
+            "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'binlog_format', 'log_bin', 'enforce_storage_engine')"
+        )
         variables = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
         if variables.get("wsrep_on") == "ON":
             yield f"The queue's database {alias!r} is a Galera node: the sequencer's lock would be local to the node."
         if variables.get("binlog_format") == "STATEMENT" and variables.get("log_bin") == "ON":
             yield f"The queue's database {alias!r} has binlog_format=STATEMENT: READ COMMITTED requires ROW or MIXED."
+        enforced = variables.get("enforce_storage_engine") or "INNODB"
+        if enforced != "INNODB":
+            yield (
+                f"The server of the queue's database {alias!r} creates all tables with {enforced} "
+                "(enforce_storage_engine): the queue requires InnoDB."
+            )
         names = [model._meta.db_table for model in MODELS]
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.sql import FailureKind, dialect_of
 from django_mysqlqueue.sql.statements import execute_unseen
@@ -36,6 +38,29 @@ def server_version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
     if is_server(connection):
         return tuple(connection.mysql_version)  # type: ignore[attr-defined]
     return tuple(connection.Database.sqlite_version_info)  # type: ignore[attr-defined]
+
+
+# -- tables ----------------------------------------------------------------------
+
+
+def _create_in_innodb(*, connection: Any, **kwargs: Any) -> None:
+    """Make migrations create the queue's tables in InnoDB, regardless of the server's default engine."""
+    if is_server(connection):
+        connection.SchemaEditorClass = _in_innodb(type(connection).SchemaEditorClass)
+
+
+@cache
+def _in_innodb(editor: Any) -> Any:
+    class SchemaEditor(editor):  # type: ignore[misc]
+        def table_sql(self, model: Any) -> tuple[str, Any]:
+            sql, parameters = super().table_sql(model)
+            is_own = model._meta.app_label == "django_mysqlqueue"
+            return f"{sql} ENGINE = InnoDB" if is_own else sql, parameters
+
+    return SchemaEditor
+
+
+connection_created.connect(_create_in_innodb, dispatch_uid="django_mysqlqueue.sql.connection")
 
 
 # -- errors and states of the driver and the server ------------------------------
