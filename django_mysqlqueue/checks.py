@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,13 +17,15 @@ from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import list_options
-from django_mysqlqueue.models import MODELS, ConsumerGroup, QueueMessage
+from django_mysqlqueue.models import MODELS, ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import log_id
 from django_mysqlqueue.sql import dialect_of, failures
-from django_mysqlqueue.sql.connection import is_server, server_version
+from django_mysqlqueue.sql.connection import bounded, is_server, server_version
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.effective import GroupOption
 
@@ -32,6 +35,8 @@ MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 MySQL has the collation of the queue's columns, ``utf8mb4_0900_bin``, since 8.0.17, and the row alias of Django's
 upserts since 8.0.19. ``tests/sql/test_mysql_syntax.py`` searches the statements for newer SQL.
 """
+READ = 2.0
+"""Seconds to wait for each answer of a database that is only compared with the others."""
 TESTED = {"mysql": (8, 4)}
 """Versions from ``MINIMUM`` to below these are accepted with a warning, since no test runs on them."""
 
@@ -91,6 +96,49 @@ def check_databases(**kwargs: Any) -> list[checks.CheckMessage]:
             id="django_mysqlqueue.E024",
         )
     ]
+
+
+@checks.register(checks.Tags.database)
+def check_logs(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check that none of the databases has the log of another one of the queue (E024), by the ids of the logs."""
+    chosen = _chosen(databases)
+    if not chosen or len(_aliases()) == 1 or conf.problems() or same_databases() is not None:
+        return []  # Others report it.
+    seen: dict[str, str] = {}
+    found: list[checks.CheckMessage] = []
+    for alias in _aliases():
+        log = _log_of(alias)
+        other = seen.setdefault(log, alias) if log else alias
+        if other != alias and not {other, alias}.isdisjoint(chosen):
+            hint = same_log_hint(log)
+            found.append(checks.Error(same_log_text(other, alias), hint=hint, id="django_mysqlqueue.E024"))
+    return found
+
+
+def _log_of(alias: str) -> str:
+    """Return the id of a database's log; empty if it cannot be read: the tables may not be there yet."""
+    try:
+        # Not only those that were chosen: ``migrate`` works on one at a time.
+        with bounded(alias, read=READ, connect=READ), sessions.sound(alias):
+            return log_id(Session(alias))
+    except Exception:  # noqa: BLE001  # An outage is reported by others; a test may not allow the connection.
+        return ""
+
+
+def same_log_text(one: str, other: str) -> str:
+    """Return that two aliases of the queue lead to the same log."""
+    return (
+        f"The databases {one!r} and {other!r} of the queue have the same log: they are one database, or one of them is "
+        "a copy of the other."
+    )
+
+
+def same_log_hint(log: str) -> str:
+    """Return what to do about it."""
+    return (
+        "Name each database by one alias in MYSQLQUEUE. If one is a copy, give its log an id of its own: "
+        f"UPDATE {Sequencer._meta.db_table} SET log_id = '{uuid.uuid4()}' WHERE log_id = '{log}'"
+    )
 
 
 @checks.register("django_mysqlqueue")

@@ -123,7 +123,7 @@ ROLES: dict[str, Role] = {
                 {
                     models.OutboxMessage: "IUD",
                     models.QueueMessage: "D",
-                    models.Sequencer: "IU",
+                    models.Sequencer: "U",
                     models.ConsumerGroup: "IUD",
                     models.DeliveryState: "UD",
                     models.PartitionLease: "UD",

@@ -16,7 +16,7 @@ from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql import dialect_of, failures
-from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.connection import bounded, database_name
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -59,13 +59,14 @@ def show_banner(
         try:
             # The others must not wait for one that does not answer.
             with bounded(using, read=READ), sessions.sound(using):
-                out.write(f"  database  {using} ({dialect_of(connections[using]).name}: {_name(using)})")
+                engine, name = dialect_of(connections[using]).name, database_name(connections[using])
+                out.write(f"  database  {using} ({engine}: {name})")
                 warnings += _one_partition(using, handlers, settings, threads[using] * (processes or 1))
                 warnings += _mistyped(using, handlers)
         except Error as error:
             if len(databases) == 1:
                 raise
-            out.write(f"  database  {using} ({_name(using)})")
+            out.write(f"  database  {using}")
             warnings.append(f"{failures.explain(using, error)}. It is tried again.")
     most = max(threads.values())
     runs = f"{most} handler thread{'s' if most > 1 else ''}{' for each database' if len(databases) > 1 else ''}"
@@ -87,10 +88,6 @@ def show_banner(
         out.write(style.WARNING(f"  warning   {warning}"))
     out.write("Press Ctrl-C to stop, twice to stop at once.")
     out.flush()
-
-
-def _name(using: str) -> str:
-    return str(connections[using].settings_dict["NAME"])
 
 
 def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler], where: str = "") -> None:

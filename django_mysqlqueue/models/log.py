@@ -79,7 +79,7 @@ class Sequencer(models.Model):
         max_length=LOG_ID_LENGTH,
         db_default="",
         blank=True,
-        help_text=_("identifies this log in the databases to which its messages are relayed"),
+        help_text=_("identifies this log, also under another alias of its database"),
     )
     routes = json_object(_("routes"), _("by topic that moves, the databases from which and to which its messages go"))
 

@@ -7,7 +7,7 @@ from django.db import connections, router
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.sql.connection import in_transaction
+from django_mysqlqueue.sql.connection import in_transaction, named_database, named_place
 
 
 def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
@@ -49,17 +49,16 @@ def queue_aliases() -> list[str]:
 
 
 def same_databases() -> tuple[str, str] | None:
-    """Return two aliases of the queue that lead to one database, or None. Each must have one of its own.
+    """Return two aliases of the queue that surely lead to one database, or None, without a query.
 
-    Otherwise two workers of a process would take each other's leases for their own.
+    Each must have one of its own. Otherwise two workers of a process would take each other's leases for their own.
+    One database can be spelled in two ways: a connection tells by the id of the log (``sequencing.log_id``).
     """
     seen: dict[tuple[str, ...], str] = {}
     for alias in queue_aliases():
-        given = connections[alias].settings_dict
-        if given["NAME"] == ":memory:":
+        if named_database(connections[alias]) == ":memory:":
             continue  # Each connection has one of its own.
-        options = given.get("OPTIONS", {})
-        place = (given["ENGINE"], given["HOST"], str(given["PORT"]), options.get("unix_socket", ""), str(given["NAME"]))
+        place = named_place(connections[alias])
         if place in seen:
             return seen[place], alias
         seen[place] = alias

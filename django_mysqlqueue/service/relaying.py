@@ -15,7 +15,6 @@ message that was read last.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,17 +31,15 @@ from django_mysqlqueue.models import (
     QueueMessage,
     RelayPosition,
     RelayWatermark,
-    Sequencer,
 )
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.log_places import Place
-from django_mysqlqueue.service.sequencing import MUTEX_ID
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, identify
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
 
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
-MUTEX = Sequencer._meta.db_table
 POSITIONS = RelayPosition._meta.db_table
 WATERMARKS = RelayWatermark._meta.db_table
 
@@ -268,25 +265,6 @@ def has_arrived(session: Session, target: str, offset: int) -> bool:
             break
         start = places[-1].offset
     return True
-
-
-def identify(using: str) -> str:
-    """Return the id of a log, and store one if it has none."""
-    query = f"SELECT log_id FROM {MUTEX} WHERE id = %s"
-    row = Session(using).row(query, (MUTEX_ID,))
-    if row is not None and row[0]:
-        return str(row[0])
-
-    def store(session: Session) -> str:
-        session.execute(
-            f"INSERT INTO {MUTEX} (id) VALUES (%s){session.dialect.on_conflict_keep(MUTEX, ('id',))}", (MUTEX_ID,)
-        )
-        session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
-        stored = session.row(query, (MUTEX_ID,))
-        assert stored is not None  # noqa: S101  # It has just been inserted.
-        return str(stored[0])
-
-    return run(using, store)
 
 
 def _lock(session: Session, log_id: str, source: str, target: str) -> _Position | None:

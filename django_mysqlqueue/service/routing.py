@@ -11,8 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from django_mysqlqueue.service.relaying import identify
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, identify
 from django_mysqlqueue.sql.session import Session
 
 HERE = ""

@@ -7,6 +7,7 @@ highest visible offset. Watermarks, GC and all other readers depend on that.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -126,9 +127,26 @@ def take_mutex(session: Session) -> Mutex | None:
     if mutex.exists():
         return None
     session.execute(
-        f"INSERT INTO {MUTEX} (id) VALUES (%s){session.dialect.on_conflict_keep(MUTEX, ('id',))}", (MUTEX_ID,)
+        f"INSERT INTO {MUTEX} (id, log_id) VALUES (%s, %s){session.dialect.on_conflict_keep(MUTEX, ('id',))}",
+        (MUTEX_ID, str(uuid.uuid4())),
     )
     return Mutex()
+
+
+def log_id(session: Session) -> str:
+    """Return the id of a log, which no other log has; empty in a flushed database."""
+    row = session.row(f"SELECT log_id FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
+    return "" if row is None else str(row[0])
+
+
+def identify(using: str) -> str:
+    """Return the id of a log, and give it one if the database was flushed."""
+
+    def store(session: Session) -> str:
+        take_mutex(session)
+        return log_id(session)
+
+    return log_id(Session(using)) or run(using, store)
 
 
 @dataclass(frozen=True, slots=True)

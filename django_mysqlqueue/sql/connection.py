@@ -40,6 +40,38 @@ def server_version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
     return tuple(connection.Database.sqlite_version_info)  # type: ignore[attr-defined]
 
 
+# -- which database it is -----------------------------------------------------------
+
+
+_PLACE = ("host", "port", "unix_socket", "read_default_file", "read_default_group")
+"""The driver's arguments that say where a server is."""
+
+
+def named_database(connection: BaseDatabaseWrapper) -> str:
+    """Return the name of the database in ``DATABASES``, without a query; empty if it is left to an option file."""
+    given = connection.get_connection_params()
+    return str(given.get("db") or given.get("database") or "")
+
+
+def named_place(connection: BaseDatabaseWrapper) -> tuple[str, ...]:
+    """Return what ``DATABASES`` says of where the database is, without a query.
+
+    If it is equal for two aliases, they lead to one database. If it differs, they still may.
+    """
+    given = connection.get_connection_params()
+    engine = connection.settings_dict["ENGINE"]
+    return (engine, named_database(connection), *(str(given.get(name, "")) for name in _PLACE))
+
+
+def database_name(connection: BaseDatabaseWrapper) -> str:
+    """Return the name of the database that a connection works on, as the server says it; empty if it is on none."""
+    if not is_server(connection):
+        return named_database(connection)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT DATABASE()")
+        return str(cursor.fetchone()[0] or "")
+
+
 # -- tables ----------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES, installing
-from django_mysqlqueue.service import groups, relaying, schedules
+from django_mysqlqueue.service import groups, relaying, schedules, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.tasks import (
     acancel_job,
@@ -93,6 +93,7 @@ def queue(db, full, settings):
     settings.TASKS = job_worlds.TASKS
     full.restore()
     empty(OTHER)
+    sequencing.identify(OTHER)  # as ``migrate`` does
 
 
 @contextlib.contextmanager
@@ -312,7 +313,7 @@ LINES = {
 """The command lines of each role, which are run one after the other."""
 ELSEWHERE = {
     "runsubscriber": "test_grants.py: it is a process",
-    "queuegrants": "test_grants.py: it does not connect to the database",
+    "queuegrants": "test_grants.py: it reads the name of the database, for which no privilege is needed",
     "queueprocedures": "needs a user who may create procedures",
     "queuearchive": "tests/pipeline: the role archiver",
     "queuereport": "tests/pipeline: it reads the archive and, as queuetail does, the log",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
+from django.db import Error, connections
 
 from django_mysqlqueue import grants
-from django_mysqlqueue.management.base import QueueCommand, add_format
-from django_mysqlqueue.sql.connection import is_server
+from django_mysqlqueue.management.base import QueueCommand, add_format, database_errors
+from django_mysqlqueue.sql.connection import database_name, is_server, named_database
 
 
 class Command(QueueCommand):
@@ -41,8 +41,9 @@ class Command(QueueCommand):
 
     @contextlib.contextmanager
     def prepared(self, using: str) -> Iterator[None]:
-        """Do nothing: the database is not connected to."""
-        yield
+        """Require no tables: privileges can be granted before they are there."""
+        with database_errors(using):
+            yield
 
     def write_heading(self, using: str, *, is_first: bool) -> None:
         """Write the heading as a comment: all of the output is SQL."""
@@ -62,7 +63,7 @@ class Command(QueueCommand):
         user, _, host = (options["user"] or f"queue_{role.replace('-', '_')}").partition("@")
         if not user or "\\" in f"{user}{host}" or not f"{user}{host}".isprintable():
             raise CommandError(f"--user {options['user']!r}: must be USER or USER@HOST, without backslashes.")
-        found = grants.statements(role, database=str(connection.settings_dict["NAME"]), user=user, host=host or "%")
+        found = grants.statements(role, database=_database(using), user=user, host=host or "%")
         if options["format"] == "json":
             account = {"user": user, "host": host or "%"}
             self.write_json({"database": using, "role": role, **account, "statements": found})
@@ -70,3 +71,20 @@ class Command(QueueCommand):
         self.stdout.write(f"-- {role}: {grants.ROLES[role].work}.")
         for statement in found:
             self.stdout.write(f"{statement};")
+
+
+def _database(using: str) -> str:
+    """Return the name of a database: as its server says it, or as the settings do if the server does not let us in.
+
+    The user of the settings may be one to whom nothing has been granted yet.
+    """
+    connection = connections[using]
+    try:
+        name = database_name(connection)
+    except Error:
+        name = named_database(connection)
+        if not name:
+            raise
+    if not name:
+        raise CommandError(f"The connection to {using!r} is on no database: DATABASES[{using!r}] has no NAME.")
+    return name

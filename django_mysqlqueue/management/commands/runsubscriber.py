@@ -16,7 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
-from django_mysqlqueue.checks import server_problems
+from django_mysqlqueue.checks import same_log_hint, same_log_text, server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
@@ -37,6 +37,7 @@ from django_mysqlqueue.runtime.process.supervisor import Supervisor
 from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import identify
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import is_server
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -141,6 +142,11 @@ class Command(LimitedCommand):
     lifeline: Lifeline | None = None
     _verbosity = 1
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._logs: dict[str, str] = {}
+        """By the id of its log, the alias of each database that workers have prepared, each in its thread."""
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         self.lifeline = Lifeline.inherited()
         if self.lifeline is not None and not self.lifeline.reload:
@@ -177,6 +183,10 @@ class Command(LimitedCommand):
         require_tables(using)
         for problem in server_problems(using):
             raise CommandError(problem)
+        log = identify(using)
+        other = self._logs.setdefault(log, using)
+        if other != using:
+            raise CommandError(f"{same_log_text(other, using)} {same_log_hint(log)}")
 
     def _schedules(self, options: dict[str, Any]) -> Schedules:
         """Return the recurring schedules to run: all, even if the options select handlers; none if it drains.
