@@ -51,6 +51,7 @@ ADVICE = {
     "moves": gettext_lazy("Finish the move, or cancel it."),
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
     "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
+    "refused": gettext_lazy("Correct what the reason names, then start it again."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
     "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
 }
@@ -264,6 +265,8 @@ def find_causes(
     unserved = {one.ref for one in rest if one.kind == "no_subscriber"}
     if unserved:
         found.append(_several(overview, take(lambda one: one.kind in _UNSERVED and one.ref in unserved)))
+    # Each has a reason of its own.
+    found += [_several(overview, [one]) for one in take(lambda one: one.kind == "refused")]
     failures = _by_failure(take(lambda one: one.kind in FAILURES))
     found += [_failure(overview, alike) for alike in failures.values()]
     by_kind: dict[Kind, list[Problem]] = {}

@@ -39,6 +39,7 @@ Kind = Literal[
     "recurring_failed",
     "unavailable",
     "mode",
+    "refused",
 ]
 
 
@@ -75,6 +76,7 @@ class Problem:
     - ``recurring_failed``: the last job of a recurring schedule has failed.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
     - ``mode``: a group is registered with another mode than this project's code declares.
+    - ``refused``: subscribers have refused to start, and none of their groups has started since.
     - ``unavailable``: the database refuses or does not answer. ``find_problems`` raises an error then.
     """
     text: str

@@ -100,6 +100,7 @@ def find_problems(
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
     if overview.topics is not None:
+        found += queue_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))

@@ -14,6 +14,7 @@ from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleStatus, list_schedules
 from django_mysqlqueue.models import JobResult, PartitionLease
@@ -40,6 +41,31 @@ def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Prob
             text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
             values = {"name": name, "ref": ref, "age": duration(age(overview.now, row.heartbeat_at))}
             yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at)
+
+
+def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Yield subscribers that have refused to start. Those with the same reason are one problem."""
+    by_reason: dict[tuple[str, str], list[Refusal]] = {}
+    for one in read_refusals(session):
+        by_reason.setdefault((one.version, one.reason), []).append(one)
+    live = {group.ref for group in overview.groups if group.live}
+    for (version, reason), alike in by_reason.items():
+        # If others work for its groups, nothing waits because of it.
+        is_missed = any(one.refs - live if one.refs else not overview.live for one in alike)
+        text = ngettext(
+            "A subscriber of release %(version)s refused to start, on host %(host)s %(age)s ago: %(reason)s",
+            "%(number)s subscribers of release %(version)s refused to start, the last on host %(host)s %(age)s ago: "
+            "%(reason)s",
+            len(alike),
+        )
+        values = {
+            "number": f"{len(alike):,}",
+            "version": version,
+            "host": alike[0].host,
+            "age": duration(age(overview.now, alike[0].at)),
+            "reason": reason if reason.endswith(".") else f"{reason}.",
+        }
+        yield Problem(0 if is_missed else 1, "refused", text % values, subscriber=alike[0].name, since=alike[-1].at)
 
 
 def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:

@@ -58,6 +58,21 @@ def report(using: str, subscriber: str, ref: GroupRef, error: str) -> None:
     )
 
 
+def refuse(using: str, subscriber: str, info: Mapping[str, Any]) -> None:
+    """Record that a subscriber has refused to start, in a row of no group: never live, and deleted after a day."""
+
+    def write(session: Session) -> None:
+        now, facts = session.dialect.now_ms, json.dumps(info)
+        session.execute(
+            f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at, deregistered_at) "
+            f"VALUES ('', '', %s, %s, {now}, {now})"
+            + session.dialect.on_conflict(KEY, {"info": "%s", "heartbeat_at": now, "deregistered_at": now}),
+            (subscriber, facts, facts),
+        )
+
+    run(using, write)
+
+
 def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Deregister a subscriber: its leases can be acquired at once."""
     run(using, lambda session: mark_deregistered(session, subscriber, refs))

@@ -13,7 +13,7 @@ from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support.dashboard import HOSTILE, ROOT, WAITS, page, query_of
+from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.scenarios import dead_letters, log
@@ -185,6 +185,22 @@ def test_a_subscriber_that_cannot_work_for_a_group(client):
     assert re.search(r"cannot work</span> <code><bdi>KeyError: 'k'", text)
     heartbeats.report(USING, one.name, GroupRef("g", "t"), "")
     assert "cannot work" not in client.get(ROOT + "subscribers/").content.decode()
+
+
+def test_a_subscriber_that_has_refused_to_start(client):
+    info = {
+        "host": "web-1",
+        "version": "0.9",
+        "refused": "The <group> 'g' on 't' has another mode",
+        "groups": [["g", "t"]],
+    }
+    heartbeats.refuse(USING, "web-1:0:1", info)
+    assert "A subscriber of release 0.9 refused to start, on host web-1 " in page(client)
+    assert "The <group> 'g' on 't' has another mode" in page(client, "subscribers")
+    assert "<group>" not in client.get(ROOT + "subscribers/").content.decode()
+    (told,) = confirm(client, "forget", subscriber="web-1:0:1")
+    assert told.startswith("The subscriber web-1:0:1 is forgotten")
+    assert "refused to start" not in page(client, "subscribers")
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -19,6 +19,7 @@ from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import group_settings
+from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.subscriptions import registry
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, hidden
@@ -318,6 +319,12 @@ def test_a_page_of_other_topics_is_refused(viewer, hidden_queue, page, query):
         text,
         flags=re.DOTALL,
     )
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_the_reason_of_a_refused_start_may_name_any_topic(viewer, hidden_queue):
+    heartbeats.refuse("default", "web-1:0:1", {"host": "hidden.host", "refused": "hidden.topic", "groups": []})
+    assert "hidden." not in viewer.get(ROOT).content.decode()
 
 
 @pytest.mark.promise("Permissions by topic")

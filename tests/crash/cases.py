@@ -406,6 +406,11 @@ def _(world: World) -> None:
     heartbeats.report(ALIAS, WHO, G, "KeyError: 'k'")
 
 
+@case("refuse to start", claimed)
+def _(world: World) -> None:
+    heartbeats.refuse(ALIAS, WHO, {"refused": "its mode has changed"})
+
+
 @case("forget a heartbeat", claimed)
 def _(world: World) -> None:
     heartbeats.forget(ALIAS, WHO, [G])

@@ -578,6 +578,11 @@ def _(a: Actor) -> object:
     return heartbeats.report(ALIAS, WHO, G, "KeyError: 'k'")
 
 
+@operation("refuse to start")
+def _(a: Actor) -> object:
+    return heartbeats.refuse(ALIAS, "refuser", {"refused": a.name})
+
+
 @operation("beat of a newcomer")
 def _(a: Actor) -> object:
     return heartbeats.beat(ALIAS, "newcomer", [G], {})

@@ -221,6 +221,11 @@ def breakdowns() -> Iterable[Pair]:
     yield from each("busy", ("report a breakdown",), ("beat", "deregister", "forget old heartbeats"))
 
 
+def refusals() -> Iterable[Pair]:
+    """The record of a process that refuses to start, beside another one and what else writes heartbeats."""
+    yield from each("busy", ("refuse to start",), ("refuse to start", "beat", "forget old heartbeats"))
+
+
 def relaying() -> Iterable[Pair]:
     """Relays beside each other, and beside what writes and deletes what they read."""
     yield from each("relayed", ("relay",), ("relay", "sequence", "collect", "claim", "publish"))
@@ -612,6 +617,7 @@ def pairs() -> dict[str, Pair]:
         *debouncing(),
         *relaying(),
         *breakdowns(),
+        *refusals(),
         *jobs(),
         *recurring(),
         *sql_clients(),

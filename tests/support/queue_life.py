@@ -514,6 +514,7 @@ def _operate(ref: GroupRef) -> None:
     assert held.name in heartbeats.names(session)
     for error in ("it broke down", ""):
         heartbeats.report(USING, held.name, ref, error)
+    heartbeats.refuse(USING, "refuser", {"refused": "it cannot start"})
     if mode == "ordered":
         assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
         assert leasing.revoke(USING, ref, ["k0", "k1"], actor="test") == 2

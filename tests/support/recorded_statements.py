@@ -19,6 +19,7 @@ TABLES = {model._meta.db_table for model in QUEUE_MODELS}
 MAY_WALK = {
     "inspection.topics.read_topics": "counts, for people",
     "inspection.subscribers.read_subscribers": "reads all subscribers of a day, for people",
+    "inspection.refusals._started": "reads all subscribers of a day, for people, if one has refused to start",
     "inspection.partitions.shares": "counts the leases, of partitions that have work, for people",
     "service.archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC that waits for it",
     "service.retention._next_group": "lists the groups, once in a round of GC",
@@ -36,6 +37,7 @@ MAY_SORT = {
     "inspection.scheduled.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
     "service.polling.read_news": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
     "inspection.outbox.read_outbox": "the topics of the messages that the LIMIT inside has let through",
+    "inspection.refusals.read_refusals": "a row for each process that has refused to start in the last day",
     "service.rollups.sums": "for people, a row for each group, or for each topic and minute",
 }
 """Functions whose statements may sort or group in a temporary table, and what."""

@@ -14,6 +14,7 @@ from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight
+from django_mysqlqueue.inspection.refusals import read_refusals
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.refs import GroupRef
@@ -128,6 +129,7 @@ class SubscribersPage(Page):
         known = {(row.name, row.ref) for found in rows.values() for row in found}
         return {
             "workers": list(workers.values()),
+            "refusals": [(one, duration(max(0, now - one.at) / 1000)) for one in read_refusals(session)],
             "waiting": sorted(waiting.items()),
             "orphans": sorted(
                 (owner, ref, number) for (owner, ref), number in shares.items() if owner and (owner, ref) not in known

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -19,6 +19,7 @@ from django.utils.autoreload import get_child_arguments
 from django_mysqlqueue.checks import same_log_hint, same_log_text, server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.management import refusals
 from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import (
     LimitedCommand,
@@ -151,7 +152,19 @@ class Command(LimitedCommand):
         self.lifeline = Lifeline.inherited()
         if self.lifeline is not None and not self.lifeline.reload:
             options["skip_checks"] = True  # the supervisor has run them on the same code
-        return super().execute(*args, **options)
+        try:
+            return super().execute(*args, **options)
+        except Exception as error:
+            # One that has started ends with a status: an error means that it could not, in one of its databases.
+            refusals.record(self._refs(options), options["name"], error)
+            raise
+
+    def _refs(self, options: dict[str, Any]) -> dict[str, Collection[GroupRef]]:
+        """Return the groups by database that the command was to work for; empty if that is what is wrong."""
+        try:
+            return {using: [*chosen] for using, chosen in self._by_database(options).items()}
+        except Exception:  # noqa: BLE001  # Also one of the project's modules.
+            return {}
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._verbosity = options["verbosity"]
