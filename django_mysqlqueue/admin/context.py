@@ -29,6 +29,12 @@ class BadQuery(BadRequest):
     status: ClassVar[int] = 400
 
 
+class NotFound(BadQuery):
+    """The query string names something that does not exist. The page shows the text."""
+
+    status = 404
+
+
 class Refused(BadQuery):
     """The query string asks for data that the user may not read. The page shows the text."""
 

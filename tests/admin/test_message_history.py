@@ -100,7 +100,7 @@ def test_a_message_that_is_gone_is_told_from_its_records(client, settings):
     assert tag == "acked"
     assert told[0] == f"Attempt 1: claimed by {sub.name}."
     DeliveryEvent.objects.all().delete()
-    assert f"There is no message at offset {offset}" in page(client, "message", 400, offset=offset)
+    assert f"There is no message at offset {offset}" in page(client, "message", 404, offset=offset)
 
 
 def test_a_dropped_groups_records_stay(client, settings):
@@ -126,11 +126,15 @@ def test_no_more_records_than_a_page_holds(client, settings, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("offset", "says"),
-    [("0", "must be an integer of at least 1"), ("x", "must be an integer"), ("99999999", "There is no message at")],
+    ("offset", "status", "says"),
+    [
+        ("0", 400, "must be an integer of at least 1"),
+        ("x", 400, "must be an integer"),
+        ("99999999", 404, "There is no message at"),
+    ],
 )
-def test_an_offset_that_is_none(client, offset, says):
-    assert says in page(client, "message", 400, offset=offset)
+def test_an_offset_that_is_none(client, offset, status, says):
+    assert says in page(client, "message", status, offset=offset)
 
 
 def test_without_an_offset_it_asks_for_one(client):

@@ -168,7 +168,7 @@ def test_a_dropped_group_leads_to_the_overview(client):
 
 def test_a_group_that_is_gone_is_told_in_the_live_part(client):
     """What refreshes itself must find it there; the page does not go on asking."""
-    text = page(client, "group", status=400, group="g", topic="t")
+    text = page(client, "group", status=404, group="g", topic="t")
     assert '<div id="mq-live"><p class="errornote">There is no group g/t.</p></div>' in text
     assert "data-live" not in text
 

@@ -125,14 +125,15 @@ def test_a_group_shows_its_partitions(client):
 
 
 @pytest.mark.parametrize(
-    ("name", "query", "says"),
+    ("name", "query", "status", "says"),
     [
-        ("group", {}, "group and topic are required"),
-        ("group", {"group": "x", "topic": "y"}, "There is no group x/y."),
+        ("group", {}, 400, "group and topic are required"),
+        ("group", {"group": "x", "topic": "y"}, 404, "There is no group x/y."),
+        ("message", {"offset": 7}, 404, "There is no message at offset 7"),
     ],
 )
-def test_a_query_that_names_nothing_is_told_so(client, name, query, says):
-    assert says in page(client, name, 400, **query)
+def test_a_query_that_names_nothing_is_told_so(client, name, query, status, says):
+    assert says in page(client, name, status, **query)
 
 
 def test_a_bad_setting_is_named_and_nothing_is_shown_that_it_was_to_hide(client, settings):

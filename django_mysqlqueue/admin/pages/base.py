@@ -218,8 +218,8 @@ class Page:
     def respond(self) -> HttpResponseBase:
         """Return the rendered page, or the reason why there is none with an error status.
 
-        The status is 400 or 403 for the query string, 500 for an invalid setting, and 503 if the database refuses or
-        does not answer.
+        The status is 400, 403 or 404 for the query string, 500 for an invalid setting, and 503 if the database refuses
+        or does not answer.
         """
         try:
             self._choose_database()

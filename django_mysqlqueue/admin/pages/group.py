@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
-from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.context import BadQuery, NotFound
 from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
@@ -78,7 +78,7 @@ class GroupPage(Page):
         self.about = ref.topic
         overview = with_samples(get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds))
         if not overview.groups:
-            raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
+            raise NotFound(_("There is no group %(ref)s.") % {"ref": ref})
         (group,), now = overview.groups, overview.now
         session = Session(self.using)
         found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)

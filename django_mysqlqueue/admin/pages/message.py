@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin import copying
-from django_mysqlqueue.admin.context import BadQuery
+from django_mysqlqueue.admin.context import NotFound
 from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
     last_line,
@@ -90,7 +90,7 @@ class MessagePage(Page):
         session = Session(self.using)
         history = message_history.read_history(session, offset, most=SHOWN_CHARACTERS, bounds=self.bounds)
         if history is None:
-            raise BadQuery(
+            raise NotFound(
                 _(
                     "There is no message at offset %(offset)s and no record of one: it was garbage-collected or "
                     "discarded, or never existed. For messages that are not due yet, see Scheduled."
