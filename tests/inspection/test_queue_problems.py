@@ -12,6 +12,7 @@ from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
@@ -70,6 +71,38 @@ def test_lost_subscribers_are_told_if_anything_waits_or_they_have_leases(db):
     assert found() == []
     PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="l", leased_by="s")
     assert found() == [lost]
+
+
+@pytest.mark.promise("Health")
+def test_a_lost_subscriber_is_none_from_its_replacement_on(db):
+    """A history: two processes are lost, and one is replaced by one that is lost, too, and replaced in turn."""
+    beats = {"a": (0, 600), "b": (0, 660), "c": (640, 900), "d": (930, None)}
+
+    def found(minute):
+        now = 60 * minute
+        subscribers = []
+        for name, (start, end) in beats.items():
+            if start <= now:
+                at = now if end is None else min(end, now)
+                info = {"started_at": ago(3600 - start)}
+                subscribers.append(SubscriberStatus(G, name, ago(3600 - at), 0, info, now - at < 30))
+        return [
+            one.subscriber
+            for one in queue_problems.lost_subscribers(
+                Session(USING), overview(group(head(5), subscribers=subscribers))
+            )
+        ]
+
+    told = {minute: found(minute) for minute in range(40)}
+    assert [told[minute] for minute in range(11)] == [[]] * 11
+    # At minute 11, "c" has started after the last heartbeat of "a".
+    assert [told[minute] for minute in range(11, 16)] == [[], ["b"], ["b"], ["b"], ["b"]]
+    assert [told[minute] for minute in range(16, 40)] == [["c"]] * 24, "d replaces b: one of three is missing"
+    beats["e"] = (1500, None)
+    assert found(24) == ["c"]
+    assert [found(minute) for minute in range(25, 60)] == [[]] * 35
+    PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="l", leased_by="a")
+    assert found(30) == ["a"], "it still holds a partition"
 
 
 def test_a_relay_is_a_problem_after_a_while_or_if_it_is_refused():

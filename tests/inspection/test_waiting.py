@@ -137,7 +137,7 @@ def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clo
 
 def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
     backlog(1)
-    lost, alive = Sub(handler(), name="lost"), Sub(handler(), name="alive")
+    alive, lost = Sub(handler(), name="alive"), Sub(handler(), name="lost")
     lost.step()
     clock.advance(100)
     alive.heart.beat()

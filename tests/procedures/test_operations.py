@@ -163,6 +163,8 @@ def test_consumers_are_subscribers_of_the_group(client, mode):
     beat = SubscriberHeartbeat.objects.get()
     assert beat.subscriber_name == client.name
     assert beat.info["client"] == "sql"
+    assert isinstance(beat.info["started_at"], int), "MariaDB writes a variable as a string"
+    assert beat.heartbeat_at - 60_000 < beat.info["started_at"] <= beat.heartbeat_at
     at = beat.heartbeat_at
     client.claim()
     beat.refresh_from_db()

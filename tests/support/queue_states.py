@@ -226,8 +226,8 @@ def a_subscriber_that_was_killed(stage: Stage) -> State:
 
 
 def one_of_two_subscribers_was_killed(stage: Stage) -> State:
-    killed = Sub(handler(mode="shared"))
     stage.live(handler(mode="shared"))
+    killed = Sub(handler(mode="shared"))
     stage.log(2)
     killed.step()
     stage.wait(100)
@@ -235,8 +235,8 @@ def one_of_two_subscribers_was_killed(stage: Stage) -> State:
 
 
 def a_killed_subscriber_of_two_groups(stage: Stage) -> State:
-    killed = Sub(handler(mode="shared"), handler(group="h", mode="shared"))
     stage.live(handler(mode="shared"), handler(group="h", mode="shared"))
+    killed = Sub(handler(mode="shared"), handler(group="h", mode="shared"))
     stage.log(2)
     killed.step()
     stage.wait(100)
