@@ -10,7 +10,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.humanize import clock_text, duration, messages_per_second
-from django_mysqlqueue.inspection.history import Rates, current_rates, rates_begin
+from django_mysqlqueue.inspection.history import (
+    Look,
+    Rates,
+    change_per_second,
+    current_rates,
+    rates_begin,
+    seconds_to_drain,
+)
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.service import rollups
@@ -70,8 +77,8 @@ class GroupRow:
     age_ms: int | None
     """Age of the oldest unsettled message."""
     drain: float | None
-    """Seconds after which the backlog is settled at these rates; infinity for never; None: not known, or all of it is
-    in flight."""
+    """Seconds after which the backlog is settled at its current speed; infinity for never; None: not known, all of it
+    is in flight, or the group is paused or has no live subscribers."""
     now: int
     """When the overview was read, in epoch milliseconds."""
     failed: int
@@ -103,7 +110,7 @@ class GroupRow:
 
     @property
     def time_to_drain(self) -> str:
-        """How long the backlog lasts at these rates."""
+        """How long the backlog lasts."""
         if not self.drain:
             return "-"
         if self.drain == float("inf"):
@@ -114,11 +121,11 @@ class GroupRow:
     @property
     def is_bound(self) -> bool:
         """True if the backlog is longer than what was counted."""
-        return not self.group.lag.exact and not self.group.lag.about
+        return not self.group.lag.exact and not self.group.lag.age
 
     @property
     def drained_at(self) -> str:
-        """The time of day at which the backlog is settled at these rates; empty if it is less than a minute away."""
+        """The time of day at which the backlog is settled; empty if it is less than a minute away."""
         if self.drain is None or not SHORTEST_DRAIN <= self.drain < LONGEST_DRAIN:
             return ""
         return clock_text(self.now + round(self.drain * 1000), self.now)
@@ -155,16 +162,18 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
         problems: its problems.
     """
     session, now = Session(overview.using), overview.now
-    recent = rollups.sums(session, MINUTE, rates_begin(now), by=rollups.OF_GROUPS)
+    recent: dict[GroupRef, list[Bucket]] = {}
+    refs = [group.ref for group in overview.groups]
+    for bucket in rollups.of_groups(session, MINUTE, rates_begin(now), refs, now=now):
+        recent.setdefault(bucket.ref, []).append(bucket)
     lately = rollups.sums(session, MINUTE, now - SETTLED_MINUTES * 60_000, by=rollups.OF_GROUPS)
     found: dict[GroupRef, list[Problem]] = {}
     for problem in problems:
         if problem.ref is not None:
             found.setdefault(problem.ref, []).append(problem)
-    rates = {one.ref: one for one in recent}
     counts = {one.ref: one for one in lately}
     return [
-        _row(group, found.get(group.ref, []), rates.get(group.ref), counts.get(group.ref), now)
+        _row(group, found.get(group.ref, []), recent.get(group.ref, []), counts.get(group.ref), now)
         for group in overview.groups
     ]
 
@@ -179,29 +188,24 @@ def read_row(group: GroupOverview, problems: Sequence[Problem], buckets: Sequenc
         now: the database's time in epoch milliseconds.
     """
     recent = [one for one in buckets if one.at >= rates_begin(now)]
-    return _row(group, problems, rollups.summed(recent), rollups.summed(buckets), now)
+    return _row(group, problems, recent, rollups.summed(buckets), now)
 
 
 def _row(
     group: GroupOverview,
     problems: Sequence[Problem],
-    recent: Bucket | None,
+    recent: Sequence[Bucket],
     lately: Bucket | None,
     now: int,
 ) -> GroupRow:
-    rates = current_rates(recent, now, registered_at=group.registered_at)
     age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
-    drain = rates.seconds_to_drain(group.lag.value)
-    # How long handlers take is not known from rates: these messages need no thread that becomes free.
-    is_in_flight = group.lag.exact and group.lag.value <= group.in_flight.value
-    if group.lag and is_in_flight:
-        drain = None
+    drain = _seconds_to_drain(group, recent, now)
     if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
         drain = None
     return GroupRow(
         group=group,
         state=_state(group, problems, drain),
-        rates=rates,
+        rates=current_rates(rollups.summed(recent), now, registered_at=group.registered_at),
         age_ms=age_ms,
         drain=drain,
         now=now,
@@ -209,6 +213,17 @@ def _row(
         failed=0 if lately is None else max(lately.failed, lately.dead_lettered),
         passed=Counter() if lately is None else lately.passed,
     )
+
+
+def _seconds_to_drain(group: GroupOverview, recent: Sequence[Bucket], now: int) -> float | None:
+    lag = group.lag
+    if group.paused or group.after_seek or not group.live:
+        return None if lag else 0.0
+    # How long handlers take is not known from counts: these messages need no thread that becomes free.
+    if lag and lag.exact and lag.value <= group.in_flight.value:
+        return None
+    newest = None if lag.age else Look(now, lag)
+    return seconds_to_drain(lag, change_per_second(newest, recent, since=group.placed_at))
 
 
 def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> GroupState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.service import rollups
@@ -13,7 +14,8 @@ from django_mysqlqueue.sql.session import Session
 RATE_MINUTES = 5
 """The current rates are those of the last whole minutes, of this number, and of the minute that has begun."""
 SHORTEST = 20.0
-"""Seconds after which a period that has begun has a rate: subscribers write their counts every ten seconds."""
+"""Seconds after which a period that has begun has a rate, since subscribers write their counts every ten seconds, and
+that are between two looks at a backlog from which its change is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +26,6 @@ class Rates:
     """Messages of its topic that enter the log; None if nobody has counted them."""
     settled: float
     """Messages that are acked, dead-lettered, filtered, expired or superseded."""
-
-    def seconds_to_drain(self, backlog: int) -> float | None:
-        """Return the seconds after which a backlog is settled at these rates; infinity if it does not shrink.
-
-        Args:
-            backlog: the number of messages.
-
-        Returns:
-            None if ``entered`` is not known.
-        """
-        if not backlog:
-            return 0.0
-        if self.entered is None:
-            return None
-        return backlog / (self.settled - self.entered) if self.settled > self.entered else float("inf")
 
 
 def rates_begin(now: int) -> int:
@@ -63,6 +50,66 @@ def current_rates(counts: Bucket | None, now: int, *, registered_at: int) -> Rat
     seconds = max(1.0, (now - max(rates_begin(now), registered_at)) / 1000)
     entered = counts.entered / (counts.entered_minutes * 60) if counts.entered_minutes else None
     return Rates(entered, counts.settled / seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A count of a group's backlog."""
+
+    at: int
+    """When it was counted, in epoch milliseconds."""
+    backlog: Count
+
+
+def look_of(bucket: Bucket, since: int) -> Look | None:
+    """Return the sample of a minute; None if it has none, or one of before a time in epoch milliseconds."""
+    if bucket.backlog is None or bucket.sampled_at < since:
+        return None
+    return Look(bucket.sampled_at, bucket.backlog)
+
+
+def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: int) -> float | None:
+    """Return by how many messages per second a backlog changes; negative if it falls, None if it is not known.
+
+    The newest two looks decide. If one of them stopped counting, they tell at most the direction, and what came in and
+    was settled in the newest minute in which both were counted says how fast.
+
+    Args:
+        newest: the count of now; None if the newest sample is the newest look.
+        buckets: the group's rows of minutes, in order of time.
+        since: samples of before this time, in epoch milliseconds, are of another position.
+    """
+    looks = [] if newest is None else [newest]
+    looks += [look for bucket in reversed(buckets) if (look := look_of(bucket, since)) is not None]
+    flow = next(((one.entered - one.settled) / MINUTE for one in reversed(buckets) if one.entered_minutes), None)
+    new = next(iter(looks), None)
+    old = None if new is None else next((one for one in looks if new.at - one.at >= SHORTEST * 1000), None)
+    if new is None or old is None:
+        return flow
+    change = (new.backlog.value - old.backlog.value) / (new.at - old.at) * 1000
+    if old.backlog.exact and (new.backlog.exact or change > 0):
+        return change
+    if new.backlog.exact and change < 0:
+        return flow if flow is not None and flow < 0 else None
+    return flow
+
+
+def seconds_to_drain(backlog: Count, change: float | None) -> float | None:
+    """Return the seconds after which a backlog is settled; infinity if it does not fall, None if it is not known.
+
+    Args:
+        backlog: the number of messages.
+        change: by how many it changes per second.
+    """
+    if not backlog:
+        return 0.0
+    if change is None:
+        return None
+    if change >= 0:
+        return float("inf")
+    left = backlog.value / -change - backlog.age
+    # A count that had to stop says that there are messages left.
+    return left if left > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,11 @@ class GroupOverview:
         return max((max(0, now - row.started_at) / 1000 for row in self.live), default=0.0)
 
     @property
+    def placed_at(self) -> int:
+        """When it was registered or last sought: what was counted before is of another position."""
+        return max(self.registered_at, self.sought_at)
+
+    @property
     def oldest_at(self) -> int | None:
         """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none."""
         times = [self.waiting_since(head.published_at) for head in self.heads]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from django.utils.translation import ngettext
 
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 
@@ -109,6 +110,11 @@ class Problem:
 
 def waiting(count: Count) -> str:
     """Return the text for messages that wait: ``2 messages are waiting``."""
+    if count.age:
+        text = ngettext(
+            "%(number)s message was waiting %(age)s ago", "%(number)s messages were waiting %(age)s ago", count.value
+        )
+        return text % {"number": f"{count.value:,}", "age": duration(count.age)}
     return ngettext("%(count)s message is waiting", "%(count)s messages are waiting", count.value) % {"count": count}
 
 

@@ -1,9 +1,10 @@
-"""Backlogs that were not counted to their end: the newest samples know more."""
+"""Backlogs that were not counted to their end: the newest samples may know more."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from django_mysqlqueue.inspection.history import look_of
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import Count
@@ -16,9 +17,10 @@ MINUTES = 2
 
 
 def with_samples(overview: QueueOverview) -> QueueOverview:
-    """Return an overview with the newest sample of each group whose count stopped, if the sample is larger.
+    """Return an overview with the newest sample of each group whose count stopped, and the sample's age.
 
-    If all counts are exact, nothing is read.
+    A sample that stopped, too, says nothing: a bound of a while ago is none of now. If all counts are exact, nothing is
+    read.
 
     Args:
         overview: the state of the queue.
@@ -31,14 +33,13 @@ def with_samples(overview: QueueOverview) -> QueueOverview:
     for bucket in rollups.of_groups(Session(overview.using), MINUTE, since, stopped, now=overview.now):
         if bucket.backlog is not None:
             found[bucket.ref] = bucket
-    return replace(overview, groups=tuple(_group(group, found.get(group.ref)) for group in overview.groups))
+    groups = tuple(_group(group, found.get(group.ref), overview.now) for group in overview.groups)
+    return replace(overview, groups=groups)
 
 
-def _group(group: GroupOverview, bucket: Bucket | None) -> GroupOverview:
-    # A sample of before a seek is that of another position.
-    if bucket is None or bucket.backlog is None or bucket.at < group.sought_at:
+def _group(group: GroupOverview, bucket: Bucket | None, now: int) -> GroupOverview:
+    look = None if bucket is None else look_of(bucket, group.placed_at)
+    if look is None or not look.backlog.exact or look.backlog.value <= group.lag.value:
         return group
-    sample = bucket.backlog
-    if sample.value <= group.lag.value:
-        return group
-    return replace(group, lag=Count(sample.value, exact=False, about=sample.exact))
+    age = max(1.0, (now - look.at) / 1000)
+    return replace(group, lag=Count(look.backlog.value, exact=False, age=age, least=group.lag.value))

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.humanize import duration
+
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that is exact, or a lower bound if the count stopped, or was exact a moment ago."""
+    """A number that is exact, or a lower bound if the count stopped, or was exact some seconds ago."""
 
     value: int
     exact: bool = True
-    about: bool = False
-    """True if the number was exact a moment ago. ``exact`` is False then."""
+    age: float = 0.0
+    """Seconds since the number was exact; 0 if it is current. If it is not, ``exact`` is False."""
+    least: int = 0
+    """If the number is not current, a current lower bound."""
 
     @classmethod
     def up_to(cls, cap: int, number: int) -> Count:
@@ -21,14 +27,17 @@ class Count:
         return cls(min(number, cap), number <= cap)
 
     def __str__(self) -> str:
-        if self.about:
-            return f"≈ {self.value:,}"
+        if self.age:
+            return _("≈ %(number)s (%(age)s ago)") % {"number": f"{self.value:,}", "age": duration(self.age)}
         return f"{self.value:,}" if self.exact else f"{self.value:,}+"
 
     def __add__(self, other: Count) -> Count:
-        exact = self.exact and other.exact
-        is_bound = any(not one.exact and not one.about for one in (self, other))
-        return Count(self.value + other.value, exact, about=not exact and not is_bound)
+        both = (self, other)
+        least = sum(one.least if one.age else one.value for one in both)
+        if any(not one.exact and not one.age for one in both):
+            return Count(least, exact=False)
+        age = max(self.age, other.age)
+        return Count(self.value + other.value, self.exact and other.exact, age, least if age else 0)
 
     def __bool__(self) -> bool:
         return self.value > 0

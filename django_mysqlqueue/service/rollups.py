@@ -30,7 +30,7 @@ BUCKETS = tuple(column.name for column in LATENCY_COLUMNS)
 PASSED = ("filtered", "expired", "superseded")
 """The counts of messages that were settled without a call of the handler."""
 COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *BUCKETS)
-SAMPLED = ("backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
+SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 OF_GROUPS, OF_TOPICS = ("consumer_group", "topic"), ("bucket_at", "topic")
@@ -158,6 +158,8 @@ class Bucket:
     """How many messages of the topic have entered the log, without those that only another group receives."""
     entered_minutes: int
     """In how many minutes these were counted; 0 if nobody has counted them."""
+    sampled_at: int = 0
+    """When the sample of the minute was taken, in epoch milliseconds; 0 without one, and in hours."""
 
     @property
     def settled(self) -> int:
@@ -202,7 +204,7 @@ def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> l
         f"SELECT {key}, {totals} FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY {', '.join(by)}",
         (grain, moment),
     )
-    return [_bucket(group, topic, at, None, 1, 0, *map(int, counts)) for group, topic, at, *counts in rows]
+    return [_bucket(group, topic, at, 0, None, 1, 0, *map(int, counts)) for group, topic, at, *counts in rows]
 
 
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
@@ -255,13 +257,14 @@ def summed(buckets: Sequence[Bucket]) -> Bucket | None:
         for name in ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
     ]
     latency = [sum(column) for column in zip(*(one.latency for one in buckets), strict=True)]
-    return _bucket(*buckets[0].ref, buckets[0].at, None, 1, 0, *totals, *latency)
+    return _bucket(*buckets[0].ref, buckets[0].at, 0, None, 1, 0, *totals, *latency)
 
 
 def _bucket(
     group: str,
     topic: str,
     at: int,
+    sampled_at: int,
     backlog: int | None,
     exact: int,
     oldest_ms: int,
@@ -287,6 +290,7 @@ def _bucket(
         oldest_ms=oldest_ms,
         entered=entered,
         entered_minutes=entered_minutes,
+        sampled_at=sampled_at,
     )
 
 

@@ -93,10 +93,11 @@ def test_rates_of_a_group_that_was_registered_just_now(db, client, clock):
 def test_time_to_drain(db, client, clock, monkeypatch, entered, acked, age, expected):
     now = Session(USING).now()
     clock.advance((-now % MINUTE_MS) / 1000)  # A minute begins: the one that has begun does not dilute the rates.
-    Sub(handler())
+    sub = Sub(handler())
     log(100, "a")
     clock.advance(age)
     clock.advance((-Session(USING).now() % MINUTE_MS) / 1000 if age else 0)
+    sub.beat()
     counts(entered=entered, acked=acked)
     ConsumerGroup.objects.update(registered_at=1)
     found = row_of(client).time_to_drain
@@ -142,28 +143,58 @@ def sample(minute, ago=0, ref=("g", "t"), **values):
         bucket_at=minute - ago * MINUTE_MS,
         consumer_group=ref[0],
         topic=ref[1],
-        defaults={"sampled_at": minute, **values},
+        defaults={"sampled_at": minute - ago * MINUTE_MS, **values},
     )
 
 
 def test_the_newest_sample_stands_for_a_backlog_whose_count_stopped(stops, client):
+    """It says how old it is, and the newest two samples tell how fast it falls, whatever the rates are."""
     sample(stops, 2, backlog=5000)
     sample(stops, 1, backlog=3600)
     sample(stops, 0, ref=("h", "t"), backlog=8000)
     sample(stops, 0, ref=("g", "u"), backlog=9000)
-    assert backlogs(client) == ["≈ 3,600"] * 3
+    shown = [re.sub(r"1 min 1\d s", "1 min 10 s", text) for text in backlogs(client)]
+    assert shown == ["≈ 3,600 (1 min 10 s ago)"] * 3
     row = row_of(client)
-    assert row.drain == pytest.approx(3600 / (row.rates.settled - row.rates.entered))
+    assert row.drain == pytest.approx(3600 / (1400 / 60) - 70, abs=5), "from when the sample was taken"
     assert "more than" not in row.time_to_drain
     assert "≈ 3,600" in page(client)
+    counts(entered=120, acked=60, minutes=range(3, 6))
+    assert row_of(client).state.text == "working", "what came in before does not count"
 
 
-def test_a_sample_that_stopped_is_a_larger_bound(stops, client):
+def test_a_sample_that_stopped_is_no_bound_of_now(stops, client):
+    """A minute ago, there were at least as many; by now there may be fewer."""
     sample(stops, 1, backlog=3600, backlog_exact=False)
-    assert backlogs(client) == ["3,600+"] * 3
+    assert backlogs(client) == ["10+"] * 3
     row = row_of(client)
-    assert row.time_to_drain.startswith("more than 1 h")
-    assert row.drained_text.startswith("after ")
+    assert row.time_to_drain == "more than 10 s", "at the rates of the newest minute"
+
+
+def test_a_sample_that_is_too_old_for_its_own_trend_tells_no_time(stops, client):
+    """By its trend, the backlog would be settled; the count of now says that it is not."""
+    sample(stops, 2, backlog=9000)
+    sample(stops, 1, backlog=1000)
+    assert row_of(client).time_to_drain == "-"
+
+
+def test_nothing_is_said_of_the_end_of_what_nobody_works_on(db, clock, client):
+    clock.advance((10 - Session(USING).now() / 1000) % 60)
+    sub = Sub(handler())
+    log(100, "a")
+    counts(entered=0, acked=600)
+    assert row_of(client).time_to_drain != "-"
+    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    for acked in (600, 0):
+        counts(entered=60, acked=acked)
+        for row in (row_of(client), group_page(client)["figures"]):
+            assert (row.time_to_drain, row.drained_text, row.state.text) == ("-", "", "paused")
+    pausing.resume(USING, GroupRef("g", "t"), actor="ada")
+    clock.advance(61)
+    counts(entered=0, acked=600)
+    assert row_of(client).time_to_drain == "-", "its subscribers are lost"
+    sub.beat()
+    assert row_of(client).time_to_drain != "-"
 
 
 @pytest.mark.parametrize("values", [{"ago": 3, "backlog": 3600}, {"ago": 1, "backlog": 9}, {"ago": 1}])
@@ -187,10 +218,11 @@ def test_an_exact_count_needs_no_sample(db, clock, client):
 
 
 def test_sums_of_counts():
-    about = Count(5, exact=False, about=True)
-    assert str(about + Count(1)) == str(Count(1) + about) == "≈ 6"
-    assert str(about + about) == "≈ 10"
-    assert str(about + Count(1, exact=False)) == str(Count(1, exact=False) + about) == "6+"
+    about = Count(5, exact=False, age=40, least=3)
+    assert str(about + Count(1)) == str(Count(1) + about) == "≈ 6 (40 s ago)"
+    assert str(about + Count(5, exact=False, age=90)) == "≈ 10 (1 min 30 s ago)"
+    assert str(about + Count(1, exact=False)) == str(Count(1, exact=False) + about) == "4+", "a bound is current"
+    assert (about + about + Count(1)).least == 7
     assert Count(1) + Count(2) == Count(3)
     assert Count(1, exact=False) + Count(2) == Count(3, exact=False)
 

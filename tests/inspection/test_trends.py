@@ -1,0 +1,148 @@
+"""What pages say of a backlog and its end, over histories that move on in seconds: never what was true before."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from django_mysqlqueue.inspection import sampled
+from django_mysqlqueue.inspection.group_rows import read_row
+from django_mysqlqueue.inspection.history import RATE_MINUTES
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.rollups import Bucket
+from django_mysqlqueue.service.samples import MOST
+from tests.inspection.test_group_problems import G, group, head, live
+
+MINUTE_MS = 60_000
+START = 1_000 * MINUTE_MS
+COUNTED = 10_000
+"""Where the counts of pages stop."""
+NOTHING = Bucket(G, 0, 0, 0, 0, 0, 0, 0, (), None, 0, 0, 0)
+
+
+class History:
+    """A backlog that changes by steps of seconds, with what subscribers store of it.
+
+    Args:
+        backlog: the number of messages at the start.
+        entered: by minute, how many messages come in per second.
+        settled: by minute, how many are settled per second if there are any.
+    """
+
+    def __init__(self, backlog, entered, settled):
+        self.numbers = [backlog]
+        self.entered, self.settled = [], []
+        for second in range(60 * len(entered)):
+            comes = entered[second // 60]
+            goes = min(self.numbers[-1] + comes, settled[second // 60])
+            self.entered.append(comes)
+            self.settled.append(goes)
+            self.numbers.append(self.numbers[-1] + comes - goes)
+
+    def buckets(self, second):
+        """The rows of minutes at a second. Three seconds after a minute began, a subscriber looks."""
+        found = []
+        for minute in range(max(0, second // 60 - RATE_MINUTES), second // 60 + 1):
+            looked, ends = 60 * minute + 3, 60 * (minute + 1)
+            values = {"acked": sum(self.settled[60 * minute : min(ends, second)])}
+            if looked <= second:
+                backlog = Count(self.numbers[looked]).capped(MOST)
+                values |= {"sampled_at": START + looked * 1000, "backlog": backlog}
+            if ends + 3 <= second:
+                values |= {"entered": sum(self.entered[60 * minute : ends]), "entered_minutes": 1}
+            found.append(dataclasses.replace(NOTHING, at=START + MINUTE_MS * minute, latency=(), **values))
+        return found
+
+    def row(self, second, **values):
+        number, now = self.numbers[second], START + second * 1000
+        heads = (head(90),) if number else ()
+        at = dataclasses.replace(
+            group(*heads, subscribers=[live()], **values), lag=Count(number).capped(COUNTED), registered_at=START
+        )
+        if heads:
+            at = dataclasses.replace(at, heads=(dataclasses.replace(heads[0], published_at=now - 90_000),))
+        buckets = self.buckets(second)
+        samples = [
+            one for one in buckets if one.backlog is not None and one.at >= now // MINUTE_MS * MINUTE_MS - 120_000
+        ]
+        if not at.lag.exact:
+            at = sampled._group(at, samples[-1] if samples else None, now)
+        return read_row(at, [], buckets, now)
+
+    def left(self, second):
+        """Seconds until it is empty; infinity if it never is."""
+        ends = (place for place in range(second, len(self.numbers)) if not self.numbers[place])
+        return next(ends, math.inf) - second
+
+
+def check_count(history, second, row):
+    """What is shown as the count is true: a bound of now, the number of now, or a number of a time that is named."""
+    lag, number = row.group.lag, history.numbers[second]
+    if lag.exact:
+        assert (str(lag), lag.value) == (f"{number:,}", number)
+    elif lag.age:
+        assert lag.value == history.numbers[second - round(lag.age)]
+        assert str(lag).endswith(" ago)")
+    else:
+        assert str(lag).endswith("+")
+        assert number >= lag.value
+
+
+BURST = ([5000, 0, 0, 0, 0, 0, 0, 0], [0, 500, 700, 900, 1000, 1000, 1000, 1000])
+"""300,000 messages within a minute, and then none."""
+
+
+@pytest.mark.promise("Health")
+def test_a_burst_that_is_worked_off():
+    history = History(0, *BURST)
+    shown = []
+    for second in range(60, 470, 5):
+        row = history.row(second)
+        check_count(history, second, row)
+        if second >= 130 and history.numbers[second]:
+            # Two looks, or a whole minute, lie in the time in which it falls.
+            assert (row.state.text, row.time_to_drain != "never") == ("working", True), second
+        if row.drain and math.isfinite(row.drain) and not row.is_bound:
+            shown.append((row.drain, history.left(second)))
+        elif row.drain and math.isfinite(row.drain):
+            assert row.time_to_drain.startswith("more than ")
+    assert shown
+    for told, left in shown:
+        assert told == pytest.approx(left, rel=0.5, abs=30)
+
+
+def test_a_backlog_that_grows_is_never_about_to_be_empty():
+    history = History(200, [20] * 8, [100] * 3 + [5] * 5)
+    for second in range(60, 480, 5):
+        row = history.row(second)
+        check_count(history, second, row)
+        if second >= 180 + 70:
+            assert (row.state.text, row.time_to_drain) == ("growing", "never"), second
+
+
+def test_growth_that_ends_is_told_within_a_minute_whatever_came_in_before():
+    history = History(0, [300, 300, 300, 0, 0, 0], [0, 0, 0, 250, 250, 250])
+    for second in range(180 + 70, 360, 5):
+        if history.numbers[second]:
+            assert history.row(second).state.text == "working", second
+
+
+def test_two_looks_tell_before_a_minute_is_counted():
+    """Nobody has counted what came in, as after a failover."""
+    history = History(9_000, [0] * 5, [0, 50, 50, 50, 50])
+    row = history.row(119)
+    buckets = [dataclasses.replace(one, entered_minutes=0) for one in history.buckets(119)]
+    row = read_row(row.group, [], buckets, row.now)
+    assert row.drain == pytest.approx(history.left(119), abs=10)
+
+
+@pytest.mark.promise("Health")
+def test_a_paused_group_has_neither_an_end_nor_growth():
+    history = History(9_000, [0, 0, 0, 10, 10], [0, 50, 50, 0, 0])
+    for second in range(60, 300, 5):
+        for values in ({"paused": True}, {"after_seek": "seek"}):
+            row = history.row(second, **values)
+            assert (row.time_to_drain, row.drained_text) == ("-", "")
+            assert row.state.text == "working"
