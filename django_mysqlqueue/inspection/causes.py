@@ -33,7 +33,10 @@ ADVICE = {
     "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
     "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
     "broken": gettext_lazy("Report the traceback in its log. It retries; if the error repeats, restart the process."),
-    "outbox": gettext_lazy("Check the log of the subscribers. “manage.py queuesequence” moves the messages meanwhile."),
+    "outbox": gettext_lazy(
+        "Check the log of the subscribers for “sequencer.blocked” and “poller.failed”. “manage.py queuesequence” moves "
+        "the messages meanwhile."
+    ),
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
     "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),

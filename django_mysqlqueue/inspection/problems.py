@@ -50,7 +50,7 @@ def find_problems(
     overview = overview or get_overview(using=using, bounds=bounds, window=thresholds.window)
     session = Session(overview.using)
     found = [
-        *queue_problems.outbox(overview, stall_times),
+        *queue_problems.outbox(session, overview, stall_times),
         *queue_problems.long_transactions(session, overview.now, stall_times),
     ]
     recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))

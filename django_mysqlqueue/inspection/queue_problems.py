@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from django.db import Error
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -20,7 +19,9 @@ from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import JobResult, PartitionLease
+from django_mysqlqueue.service import open_transactions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -104,7 +105,7 @@ def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, Group
     return {(name, GroupRef(group, topic)) for name, group, topic in rows}
 
 
-def outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Yield problems of due messages that are not in the log yet. They are not part of any backlog."""
     due, since = overview.outbox.waiting, overview.outbox.waiting_since
     waits = age(overview.now, since)
@@ -128,7 +129,27 @@ def outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
             "them."
         )
-        yield Problem(0, "outbox", text % values, since=since, oldest_at=since, messages=due)
+        text, advice = text % values, ""
+        # Without subscribers, nobody misses the sequencer.
+        if overview.live and (holder := open_transactions.sequencer_holder(session, least=times.outbox)):
+            text = f"{text} {_held_text(holder)}"
+            advice = _("End the program that has left its transaction open, or KILL connection %(id)s.")
+            advice %= {"id": holder.connection}
+        yield Problem(0, "outbox", text, since=since, oldest_at=since, messages=due, advice=advice)
+
+
+def _held_text(holder: Holder) -> str:
+    if holder.is_certain and holder.age is not None:
+        text = _("Connection %(id)s (%(user)s) has locked the sequencer. Its transaction has been open for %(age)s.")
+    elif holder.is_certain:
+        text = _("Connection %(id)s (%(user)s) has locked the sequencer.")
+    else:
+        text = _(
+            "Connection %(id)s (%(user)s) may have locked the sequencer: its transaction, which has locked rows, has "
+            "been open for %(age)s."
+        )
+    values = {"id": holder.connection, "user": holder.user or "-", "age": duration(holder.age or 0)}
+    return text % values
 
 
 def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
@@ -219,7 +240,7 @@ def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bound
 
 def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator[Problem]:
     """Yield a transaction that has been open for long, if the server shows it."""
-    found = _oldest_transaction(session)
+    found = open_transactions.oldest(session)
     if found is not None and found[0] >= times.transaction:
         text = _(
             "A transaction has been open for %(age)s (connection %(id)s). Until it ends, the server cannot purge rows "
@@ -227,19 +248,6 @@ def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator
         )
         values = {"age": duration(found[0]), "id": found[1]}
         yield Problem(1, "long_transaction", text % values, since=now - found[0] * 1000)
-
-
-def _oldest_transaction(session: Session) -> tuple[int, int] | None:
-    """Return the age in seconds and the connection id of the oldest transaction; None if none is visible."""
-    for sql in session.dialect.oldest_transaction:
-        try:
-            row = session.row(sql)
-        except Error as error:
-            if not session.dialect.hides_transactions(error):
-                raise
-        else:
-            return None if row is None else (int(row[0]), int(row[1]))
-    return None
 
 
 def routes(overview: QueueOverview) -> Iterator[Problem]:

@@ -53,6 +53,16 @@ def count_due(session: Session) -> int:
     return int(row[0])
 
 
+def idle_for(session: Session) -> float:
+    """Return for how many seconds nobody has moved messages into the log; 0 if nobody ever has."""
+    row = session.row(
+        f"SELECT CASE WHEN sequenced_at > 0 THEN {session.dialect.now_ms} - sequenced_at ELSE 0 END FROM {MUTEX} "
+        "WHERE id = %s",
+        (MUTEX_ID,),
+    )
+    return 0.0 if row is None else int(row[0]) / 1000
+
+
 def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Sequenced:
     """Append due messages to the log, in order, and remove them from the outbox.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.sql.mysql import MySQL
+from django_mysqlqueue.sql.mysql import LOCKED_ROWS, MySQL
 
 
 class MariaDB(MySQL):
     """The dialect of MariaDB."""
 
     name = "mariadb"
+    sequencer_holder = (LOCKED_ROWS,)
 
 
 DIALECT = MariaDB()

@@ -65,6 +65,21 @@ PERFORMANCE_SCHEMA = (
     "JOIN performance_schema.threads t ON t.thread_id = e.thread_id "
     "WHERE e.state = 'ACTIVE' AND t.processlist_id > 0 AND e.timer_wait IS NOT NULL ORDER BY e.timer_wait DESC LIMIT 1"
 )
+SEQUENCER_LOCK = (
+    "SELECT t.processlist_id, CONCAT(t.processlist_user, '@', t.processlist_host), "
+    "e.timer_wait DIV 1000000000000, 1 FROM performance_schema.data_locks l "
+    "JOIN performance_schema.threads t ON t.thread_id = l.thread_id "
+    "LEFT JOIN performance_schema.events_transactions_current e ON e.thread_id = l.thread_id AND e.state = 'ACTIVE' "
+    "WHERE l.object_schema = DATABASE() AND l.object_name = 'queue_sequencer' AND l.lock_type = 'RECORD' "
+    "AND l.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID() LIMIT 1"
+)
+LOCKED_ROWS = (
+    "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), 0 "
+    "FROM information_schema.innodb_trx t LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+    "WHERE t.trx_rows_locked > 0 AND t.trx_mysql_thread_id > 0 AND t.trx_mysql_thread_id <> CONNECTION_ID() "
+    "ORDER BY t.trx_started LIMIT 1"
+)
+"""MariaDB shows locks only while somebody waits for them."""
 
 
 IN_TRANSACTION = 1568
@@ -186,6 +201,7 @@ class MySQL(Dialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     # The first needs the privilege PROCESS, the second SELECT on performance_schema; if that is off, it has no rows.
     oldest_transaction = (INNODB_TRANSACTIONS, PERFORMANCE_SCHEMA)
+    sequencer_holder: tuple[str, ...] = (SEQUENCER_LOCK, LOCKED_ROWS)
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True

@@ -44,7 +44,7 @@ class SQLite(Dialect):
     share_lock = ""
     for_update = ""
     skip_locked = ""
-    oldest_transaction = ()
+    oldest_transaction = sequencer_holder = ()
     greatest = "MAX"
     # SQLite allows 32,766 parameters per statement since 3.32; derived tables have up to 8 columns.
     max_rows = 1000

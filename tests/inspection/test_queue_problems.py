@@ -14,7 +14,9 @@ from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.service import open_transactions
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.sql.session import Session
 from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
 from tests.support.harness import USING
@@ -44,13 +46,37 @@ def shown(problems):
     ],
 )
 def test_due_messages_are_a_problem_after_a_while(values, expected):
-    assert shown(queue_problems.outbox(overview(**values), TIMES)) == expected
+    assert shown(queue_problems.outbox(Session(USING), overview(**values), TIMES)) == expected
 
 
 def test_due_messages_are_none_at_once_if_a_subscriber_runs_or_a_group_has_the_problem():
-    assert shown(queue_problems.outbox(overview(group(subscribers=[live()]), due=14), TIMES)) == []
-    assert shown(queue_problems.outbox(overview(group(head(5)), due=14), TIMES)) == []
-    assert shown(queue_problems.outbox(overview(group(), due=14), TIMES)) == [("outbox", 2, 14, 3)]
+    def found(one):
+        return shown(queue_problems.outbox(Session(USING), overview(one, due=14), TIMES))
+
+    assert found(group(subscribers=[live()])) == []
+    assert found(group(head(5))) == []
+    assert found(group()) == [("outbox", 2, 14, 3)]
+
+
+@pytest.mark.parametrize(
+    ("holder", "says"),
+    [
+        (
+            Holder(7, "ada@%h", 90, True),
+            "Connection 7 (ada@%h) has locked the sequencer. Its transaction has been open",
+        ),
+        (Holder(7, "", None, True), "Connection 7 (-) has locked the sequencer."),
+        (Holder(7, "ada@h", 90, False), "Connection 7 (ada@h) may have locked the sequencer"),
+    ],
+)
+def test_a_stalled_outbox_names_who_holds_the_sequencer(monkeypatch, holder, says):
+    monkeypatch.setattr(open_transactions, "sequencer_holder", lambda session, *, least: holder)
+    (problem,) = queue_problems.outbox(Session(USING), overview(group(subscribers=[live()]), due=15), TIMES)
+    assert says in problem.text
+    assert "No subscriber is moving them." in problem.text
+    assert problem.advice.endswith("or KILL connection 7.")
+    (problem,) = queue_problems.outbox(Session(USING), overview(group(), due=15), TIMES)
+    assert "Connection" not in problem.text, "without a subscriber, the lock explains nothing"
 
 
 def test_lost_subscribers_are_told_if_anything_waits_or_they_have_leases(db):

@@ -96,6 +96,7 @@ from django_mysqlqueue.service import (
     routing,
     schedules,
     scheduling,
+    sequencing,
     settling,
     slots,
     watermarks,
@@ -556,6 +557,7 @@ def _operate(ref: GroupRef) -> None:
     assert rescheduling.cancel(USING, ids[:1], actor="test") == 1
     assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
     assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
+    assert sequencing.idle_for(session) >= 0
     rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     now = session.now()

@@ -20,6 +20,7 @@ from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
+from django_mysqlqueue.runtime.polling.blocked import BlockedSequencer
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.entered import Entered
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -72,6 +73,7 @@ class Poller:
         self.ordered = [group for group in self.groups if isinstance(group, OrderedGroup)]
         self.shared = [group for group in self.groups if isinstance(group, SharedGroup)]
         self.entered = Entered()
+        self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
             context.using,
             self.groups,
@@ -391,6 +393,7 @@ class Poller:
         changed = 0
         for _ in range(SEQUENCER_PASSES):
             done = sequencing.sequence(self.context.using)
+            self._blocked.passed(busy=done.busy)
             changed += done.moved + done.replaced
             if done.busy or not done.more:
                 self.outbox_idle = not done.busy
