@@ -40,6 +40,8 @@ class HealthSettings:
     """Maximum share of a group's attempts in the window that fail, of those that ended."""
     min_attempts: int = 10
     """Number of attempts in the window below which the ratio is not checked."""
+    max_round_trip: float | None = 0.25
+    """Maximum number of seconds that the database may take to answer half of a subscriber's polls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,7 @@ HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "max_recent_dead_letters": validators.or_none(validators.integer(0, 9_999)),
     "max_failure_ratio": validators.or_none(validators.ratio),
     "min_attempts": validators.integer(1),
+    "max_round_trip": validators.or_none(validators.number()),
 }
 """Keys of ``HEALTH``. Rollups by the minute are kept for six hours; counts stop at 10,000."""
 

@@ -122,7 +122,7 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
     match problem.kind:
         case "stuck":
             return to("message", offset=problem.offset), _("Open message")
-        case "silent" | "refused":
+        case "silent" | "refused" | "slow_database":
             return to("subscribers"), _("Open subscribers")
         case "dead_letters" | "recent_dead_letters":
             return to("deadletters", **named), _("Open dead letters")

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.status import QueueStatus, status_of
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
+    from django_mysqlqueue.service.heartbeats import RoundTrip
     from django_mysqlqueue.subscriptions.effective import GroupOption
     from django_mysqlqueue.subscriptions.options import Override
 
@@ -98,6 +99,7 @@ __all__ = [
     "RecordedDelivery",
     "RefusedMessage",
     "RelayBacklog",
+    "RoundTrip",
     "ScheduleRun",
     "ScheduleStatus",
     "ScheduledListing",
@@ -153,6 +155,7 @@ _MODULES |= {
     "Count": "django_mysqlqueue.service.counts",
     "GroupOption": "django_mysqlqueue.subscriptions.effective",
     "Override": "django_mysqlqueue.subscriptions.options",
+    "RoundTrip": "django_mysqlqueue.service.heartbeats",
 }
 
 

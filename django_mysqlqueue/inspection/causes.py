@@ -49,6 +49,7 @@ ADVICE = {
     "still": gettext_lazy("Check which messages are in flight, and the log of their subscribers."),
     "limited": gettext_lazy("Raise the limit with queueset if it is not the one that you want."),
     "long_transaction": gettext_lazy("End the program that left it open, or KILL the connection."),
+    "slow_database": gettext_lazy("Check the load of the database server, its storage, and the network to it."),
     "groupless": gettext_lazy("Correct the topic where it is published, or deploy the handler."),
     "relay": gettext_lazy("Make that database available; the messages wait here until then."),
     "moves": gettext_lazy("Finish the move, or cancel it."),

@@ -38,6 +38,7 @@ from django_mysqlqueue.service import routing
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns, waiting_since
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
@@ -212,6 +213,17 @@ class QueueOverview:
     def live(self) -> frozenset[str]:
         """Names of the live subscribers."""
         return frozenset(row.name for group in self.groups for row in group.live)
+
+    @property
+    def round_trips(self) -> dict[str, RoundTrip]:
+        """How long the database takes to answer the polls of live subscribers, by name."""
+        live = (row for group in self.groups for row in group.live)
+        return {row.name: row.round_trip for row in live if row.round_trip is not None}
+
+    @property
+    def slowest_round_trip(self) -> RoundTrip | None:
+        """The longest of these; None if no live subscriber has stored one."""
+        return max(self.round_trips.values(), default=None)
 
 
 @checked()

@@ -32,6 +32,7 @@ Kind = Literal[
     "limited",
     "dead_letters",
     "long_transaction",
+    "slow_database",
     "groupless",
     "relay",
     "moves",
@@ -72,6 +73,7 @@ class Problem:
     - ``limited``: messages of a group wait because its limits are reached.
     - ``dead_letters``: a group has dead letters.
     - ``long_transaction``: a transaction has been open for long.
+    - ``slow_database``: the database answers subscribers slowly.
     - ``groupless``: a topic has messages and no consumer group.
     - ``recurring``: a recurring schedule has not run when it was due.
     - ``recurring_failed``: the last job of a recurring schedule has failed.

@@ -52,6 +52,7 @@ def find_problems(
     found = [
         *queue_problems.outbox(session, overview, stall_times),
         *queue_problems.long_transactions(session, overview.now, stall_times),
+        *queue_problems.slow_database(overview, thresholds.max_round_trip),
     ]
     recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
     lately: dict[GroupRef, Ended] = {}

@@ -250,6 +250,39 @@ def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator
         yield Problem(1, "long_transaction", text % values, since=now - found[0] * 1000)
 
 
+def slow_database(overview: QueueOverview, most: float | None) -> Iterator[Problem]:
+    """Yield that the database answers subscribers slowly.
+
+    Args:
+        overview: the state of the queue.
+        most: maximum number of seconds for half of a subscriber's polls; None: no limit.
+    """
+    if most is None:
+        return
+    found = overview.round_trips
+    slow = sorted((took, name) for name, took in found.items() if took.p50 > most)
+    if not slow:
+        return
+    took, name = slow[-1]
+    text = ngettext(
+        "The database is slow: half of the polls of %(slow)s of %(number)s live subscriber take longer than %(most)s; "
+        "those of %(name)s take %(p50)s (p50) and %(p95)s (p95).",
+        "The database is slow: half of the polls of %(slow)s of %(number)s live subscribers take longer than %(most)s; "
+        "those of %(name)s take %(p50)s (p50) and %(p95)s (p95).",
+        len(found),
+    )
+    values = {
+        "slow": f"{len(slow):,}",
+        "number": f"{len(found):,}",
+        "most": duration(most),
+        "name": name,
+        "p50": duration(took.p50),
+        "p95": duration(took.p95),
+    }
+    # If others are fast, it is its host, or the network to it.
+    yield Problem(1, "slow_database", text % values, subscriber=name if len(slow) == 1 < len(found) else None)
+
+
 def routes(overview: QueueOverview) -> Iterator[Problem]:
     """Find topics that have moved to another database than the settings of this process name."""
     topics = get_settings().topics

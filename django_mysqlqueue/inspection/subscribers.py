@@ -8,6 +8,7 @@ from typing import Any
 
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
@@ -28,7 +29,8 @@ class SubscriberStatus:
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
-    (``started_at``), and the error because of which it cannot work for the group (``error``)."""
+    (``started_at``), how long its polls take (``p50_us``, ``p95_us``), and the error because of which it cannot work
+    for the group (``error``)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -53,6 +55,12 @@ class SubscriberStatus:
         """When its first heartbeat was, in epoch milliseconds; 0 if it is of a release that did not store it."""
         at = self.info.get("started_at")
         return at if isinstance(at, int) else 0
+
+    @property
+    def round_trip(self) -> RoundTrip | None:
+        """How long the database takes to answer its polls; None if it has not stored it, as consumers in plain SQL."""
+        p50, p95 = self.info.get("p50_us"), self.info.get("p95_us")
+        return RoundTrip(p50 / 1e6, p95 / 1e6) if isinstance(p50, int) and isinstance(p95, int) else None
 
 
 def read_subscribers(

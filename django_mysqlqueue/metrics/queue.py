@@ -127,6 +127,11 @@ class _Families:
         self.relay_age = gauge(
             "relay_oldest_age_seconds", "Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY
         )
+        self.round_trip = gauge(
+            "round_trip_seconds",
+            "Time that the database takes to answer a poll of the slowest live subscriber, by quantile.",
+            (*DATABASE, "quantile"),
+        )
         self.debounced = CounterMetricFamily(
             "mysqlqueue_debounced",
             "Debounced messages that later ones have replaced before they entered the log.",
@@ -150,6 +155,7 @@ class _Families:
             self.scheduled,
             self.relay,
             self.relay_age,
+            self.round_trip,
             self.debounced,
             self.last_offset,
             self.more,
@@ -164,6 +170,9 @@ class _Families:
         self.debounced.add_metric(labels, state.debounced)
         self.last_offset.add_metric(labels, state.last_offset)
         self.more.add_metric(labels, int(state.more_groups))
+        if (took := state.slowest_round_trip) is not None:
+            for quantile, seconds in (("0.5", took.p50), ("0.95", took.p95)):
+                self.round_trip.add_metric((state.using, quantile), seconds)
         for relay in state.relays:
             self.relay.add_metric((state.using, relay.target), relay.messages.value)
             self.relay_age.add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import SubscriberHeartbeat
@@ -20,20 +20,39 @@ FORGET_AFTER_MS = 86_400_000
 """Milliseconds after which rows are deleted: each start of a subscriber adds rows of its own."""
 
 
-def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[str, Any]) -> None:
+class RoundTrip(NamedTuple):
+    """How long the database takes to answer the polls of a subscriber, in seconds."""
+
+    p50: float
+    """Half of the polls took at most this long."""
+    p95: float
+    """95 % of them did."""
+
+
+def beat(
+    using: str,
+    subscriber: str,
+    refs: Sequence[GroupRef],
+    info: Mapping[str, Any],
+    round_trip: RoundTrip | None = None,
+) -> None:
     """Write a subscriber's heartbeat for all its groups, with the database's time.
 
-    The first one also writes ``info``, with the time as ``started_at``.
+    The first one also writes ``info``, with the time as ``started_at``; the later ones the round trip, in microseconds.
     """
 
     def write(session: Session) -> None:
         now = session.dialect.now_ms
+        assign, took = {"heartbeat_at": now, "deregistered_at": "0"}, []
+        if round_trip is not None:
+            assign["info"] = "JSON_SET(info, '$.p50_us', %s, '$.p95_us', %s)"
+            took = [round(seconds * 1e6) for seconds in round_trip]
         rows = sorted((ref.group, ref.topic, subscriber, json.dumps(info)) for ref in refs)
         session.execute(
             f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at) VALUES "
             + session.dialect.placeholders(len(rows), f"(%s, %s, %s, JSON_SET(%s, '$.started_at', {now}), {now})")
-            + session.dialect.on_conflict(KEY, {"heartbeat_at": now, "deregistered_at": "0"}),
-            flat(rows),
+            + session.dialect.on_conflict(KEY, assign),
+            (*flat(rows), *took),
         )
 
     run(using, write)

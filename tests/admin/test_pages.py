@@ -12,6 +12,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
 from tests.support.handlers import fail
@@ -92,6 +93,25 @@ def test_the_overview_tells_what_is_there(client):
     assert int(cards["backlog"]) == sum(row.group.lag.value for row in answer.context["rows"]) > 0
     assert [row.group.ref.group for row in answer.context["rows"]] == ["g", "h"]
     assert "<svg" in answer.content.decode()
+
+
+def test_the_overview_and_the_subscribers_tell_how_fast_the_database_answers(client):
+    sub = Sub(handler())
+    name = "slowest round trip (p50, p95)"
+
+    def card():
+        return next(one for one in client.get(ROOT).context["cards"] if one.name == name)
+
+    assert (card().value, card().alarming) == ("-", False)
+    heartbeats.beat(USING, sub.name, [GroupRef("g", "t")], {}, RoundTrip(0.002, 0.04))
+    assert (card().value, card().alarming) == ("2 ms, 40 ms", False)
+    assert "2 ms, 40 ms" in page(client, "subscribers")
+    heartbeats.beat(USING, sub.name, [GroupRef("g", "t")], {}, RoundTrip(0.3, 1.2))
+    assert (card().value, card().alarming) == ("300 ms, 1.2 s", True)
+    answer = client.get(ROOT)
+    assert answer.context["banner"].link == f"{ROOT}subscribers/"
+    text = unescape(answer.content.decode())
+    assert "The database is slow: half of the polls of 1 of 1 live subscriber take longer than 250 ms" in text
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "nonsense"])

@@ -16,6 +16,7 @@ from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import open_transactions
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.sql.session import Session
 from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
@@ -77,6 +78,45 @@ def test_a_stalled_outbox_names_who_holds_the_sequencer(monkeypatch, holder, say
     assert problem.advice.endswith("or KILL connection 7.")
     (problem,) = queue_problems.outbox(Session(USING), overview(group(), due=15), TIMES)
     assert "Connection" not in problem.text, "without a subscriber, the lock explains nothing"
+
+
+def round_trips(*found):
+    subscribers = []
+    for place, took in enumerate(found):
+        one = live()
+        info = one.info if took is None else {**one.info, "p50_us": took, "p95_us": 2 * took}
+        subscribers.append(dataclasses.replace(one, name=f"s{place}", info=info))
+    return overview(group(subscribers=subscribers))
+
+
+@pytest.mark.parametrize(
+    ("found", "most", "says", "subscriber"),
+    [
+        ((250_000,), 0.25, None, None),
+        ((250_001,), 0.25, "of 1 of 1 live subscriber take longer than 250 ms; those of s0 take 250 ms (p50)", None),
+        ((250_001,), None, None, None),
+        ((None, 1000), 0.25, None, None),
+        (
+            (1000, 2_000_000),
+            0.25,
+            "of 1 of 2 live subscribers take longer than 250 ms; those of s1 take 2 s (p50) and 4 s",
+            "s1",
+        ),
+        ((400_000, 300_000, None), 0.25, "of 2 of 2 live subscribers", None),
+    ],
+)
+def test_a_database_is_slow_above_a_limit(found, most, says, subscriber):
+    problems = list(queue_problems.slow_database(round_trips(*found), most))
+    assert len(problems) == (says is not None)
+    for problem in problems:
+        assert says in problem.text
+        assert (problem.kind, problem.severity, problem.subscriber) == ("slow_database", 1, subscriber)
+
+
+def test_lost_subscribers_have_no_round_trip():
+    lost = dataclasses.replace(live(is_live=False), info={"p50_us": 9_000_000, "p95_us": 9_000_000})
+    assert overview(group(subscribers=[lost])).slowest_round_trip is None
+    assert round_trips(1000, 3000, 2000).slowest_round_trip == RoundTrip(0.003, 0.006)
 
 
 def test_lost_subscribers_are_told_if_anything_waits_or_they_have_leases(db):

@@ -60,12 +60,13 @@ def handler(
 class Going(Progress):
     """Of a poller that gets on all the time."""
 
-    def __init__(self) -> None:
-        """It is what it is."""
-
     @property
     def at(self) -> float:  # type: ignore[override]
         return time.monotonic()
+
+    @at.setter
+    def at(self, moment: float) -> None:
+        """It is what it is."""
 
 
 class ManualHeart:

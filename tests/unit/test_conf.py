@@ -45,7 +45,9 @@ DEFAULTS = {
     "ARCHIVE_REQUIRED": False,
     "METRICS_TOKEN": None,
     "REDACT": None,
-    "HEALTH": HealthSettings(window=600, max_recent_dead_letters=10, max_failure_ratio=0.5, min_attempts=10),
+    "HEALTH": HealthSettings(
+        window=600, max_recent_dead_letters=10, max_failure_ratio=0.5, min_attempts=10, max_round_trip=0.25
+    ),
     "TOPICS": {},
     "GROUPS": {},
     "RECURRING": {},
@@ -111,6 +113,7 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("METRICS_TOKEN", "", None),
         ("HEALTH", {}, HealthSettings()),
         ("HEALTH", {"WINDOW": 60, "MIN_ATTEMPTS": 1}, HealthSettings(window=60.0, min_attempts=1)),
+        ("HEALTH", {"MAX_ROUND_TRIP": None}, HealthSettings(max_round_trip=None)),
         ("HEALTH", {"MAX_FAILURE_RATIO": None}, HealthSettings(max_failure_ratio=None)),
         ("HEALTH", {"MAX_RECENT_DEAD_LETTERS": 0}, HealthSettings(max_recent_dead_letters=0)),
         ("BACKOFF", {"initial": 3}, Backoff(initial=3)),
@@ -162,6 +165,7 @@ WRONG = [
     *(("HEALTH", {"MAX_FAILURE_RATIO": value}) for value in (-0.1, 1.1, True, "0.5", float("nan"))),
     *(("HEALTH", {"MAX_RECENT_DEAD_LETTERS": value}) for value in (-1, 10_000, 1.5, True)),
     *(("HEALTH", {"MIN_ATTEMPTS": value}) for value in (0, None, "1")),
+    *(("HEALTH", {"MAX_ROUND_TRIP": value}) for value in (-1, "fast")),
     ("HEALTH", HealthSettings(min_attempts=0)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]

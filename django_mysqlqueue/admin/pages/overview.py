@@ -17,6 +17,7 @@ from django_mysqlqueue.admin.group_table import in_order
 from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.status import read_shared
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     Cause,
@@ -158,6 +159,7 @@ class OverviewPage(Page):
             ]
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
+        took, limit = found.slowest_round_trip, get_settings().health.max_round_trip
         return [
             Card(_("backlog"), str(found.lag)),
             Card(_("oldest unsettled message"), waits),
@@ -171,6 +173,12 @@ class OverviewPage(Page):
                 str(len(found.live)),
                 self._to("subscribers"),
                 bool(found.lag or found.outbox.waiting) and not found.live,
+            ),
+            Card(
+                _("slowest round trip (p50, p95)"),
+                "-" if took is None else f"{duration(took.p50)}, {duration(took.p95)}",
+                self._to("subscribers"),
+                took is not None and limit is not None and took.p50 > limit,
             ),
         ]
 

@@ -96,6 +96,8 @@ class Worker:
     """Time since its last heartbeat."""
     info: dict[str, Any]
     subset: str
+    round_trip: str
+    """How long the database takes to answer its polls: p50 and p95."""
     groups: list[tuple[GroupRef, int, str, str]] = field(default_factory=list)
     """For each group: the number of partitions that it owns, its share of all partitions with an owner, and the error
     because of which it cannot work for the group."""
@@ -122,7 +124,8 @@ class SubscribersPage(Page):
         for row in sorted((row for found in rows.values() for row in found), key=lambda row: (not row.live, row.name)):
             subset = "" if row.subset == EVERYTHING else str(row.subset)
             seen = duration((now - row.heartbeat_at) / 1000)
-            worker = workers.setdefault(row.name, Worker(row.name, row.live, seen, row.info, subset))
+            took = "-" if row.round_trip is None else ", ".join(map(duration, row.round_trip))
+            worker = workers.setdefault(row.name, Worker(row.name, row.live, seen, row.info, subset, took))
             number = shares.get((row.name, row.ref), 0)
             share = f"{number / owned[row.ref]:.0%}" if number else ""
             worker.groups.append((row.ref, number, share, self.errors.whole(row.error, row.ref.topic)))

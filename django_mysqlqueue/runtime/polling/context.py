@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +15,7 @@ from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.runtime.polling.relays import Relays
 from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.service.clocks import DatabaseClock
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
@@ -33,15 +36,39 @@ class Heartbeat(Protocol):
         """Note that the leases have been read again under lock."""
 
 
+NEWEST = 256
+"""Number of polls whose round trips are kept."""
+LATELY = 60.0
+"""Seconds for which they count."""
+
+
 class Progress:
-    """When the poller's thread last made progress, by the monotonic clock. Other threads watch it."""
+    """When the poller's thread last made progress, by the monotonic clock, and how fast its database answers.
+
+    Other threads watch it.
+    """
 
     def __init__(self) -> None:
         self.at = time.monotonic()
+        self._polls: deque[tuple[float, float]] = deque(maxlen=NEWEST)
+        """When the newest polls were answered, by the monotonic clock, and after how many seconds."""
 
     def made(self) -> None:
         """Note that there was progress."""
         self.at = time.monotonic()
+
+    def answered(self, seconds: float) -> None:
+        """Note how long the database took to answer a poll."""
+        self._polls.append((time.monotonic(), seconds))
+
+    def round_trip(self) -> RoundTrip | None:
+        """Return how long the polls of the last minute took, or the newest one if that is longer ago; None: no poll."""
+        polls = self._polls.copy()
+        if not polls:
+            return None
+        since = min(time.monotonic() - LATELY, polls[-1][0])
+        took = sorted(seconds for at, seconds in polls if at >= since)
+        return RoundTrip(took[(len(took) - 1) // 2], took[math.ceil(0.95 * len(took)) - 1])
 
 
 class Stealing:

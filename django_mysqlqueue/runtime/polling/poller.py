@@ -347,6 +347,7 @@ class Poller:
         began = time.monotonic()
         look = polling.poll(session, [group.ref for group in self.ordered])
         took = time.monotonic() - began
+        self.context.progress.answered(took)
         if step := self.context.clock.set(look.now, took):
             event(logging.WARNING, "clock.stepped", seconds=round(step, 3))
             for shared in self.shared:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
-from django.db import OperationalError
+import pytest
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
 
+from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import SubscriberHeartbeat
+from django_mysqlqueue.runtime.polling import context
 from django_mysqlqueue.runtime.polling.context import Progress
 from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service import heartbeats, polling
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support.harness import USING, Going, in_thread
+from tests.support.harness import USING, Going, Sub, handler, in_thread
 from tests.support.heartbeats import heart
 
 REF = GroupRef("g", "t")
@@ -96,3 +104,75 @@ def test_a_slow_beat_that_crosses_the_end_of_the_lease_raises_doubt(db, monkeypa
     monkeypatch.setattr(heartbeats, "beat", slow)
     assert heart._beat()
     assert heart.must_verify()
+
+
+# -- the round trip ---------------------------------------------------------------
+
+
+def test_the_round_trip_is_that_of_the_last_minute(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress()
+    assert progress.round_trip() is None
+    for number in range(1, 101):
+        progress.answered(number / 1000)
+    assert progress.round_trip() == RoundTrip(0.050, 0.095)
+    now[0] += 59
+    progress.answered(5.0)
+    assert progress.round_trip() == RoundTrip(0.051, 0.096)
+    now[0] += 2
+    assert progress.round_trip() == RoundTrip(5.0, 5.0)
+    now[0] += 600
+    assert progress.round_trip() == RoundTrip(5.0, 5.0), "the newest poll may have been long ago"
+    for _ in range(1000):
+        progress.answered(0.001)
+    assert progress.round_trip() == RoundTrip(0.001, 0.001)
+
+
+def test_a_heartbeat_has_the_round_trip_of_the_polls(db):
+    """In the row of each group, with the same statement, and beside what else the row has."""
+    sub = Sub(handler(), handler(group="h"), name="other")
+    beating = heart(sub.progress)
+    assert beating._beat()
+    assert "p50_us" not in SubscriberHeartbeat.objects.get(subscriber_name=beating._subscriber).info
+    heartbeats.report(USING, beating._subscriber, REF, "no")
+    sub.step()
+    with CaptureQueriesContext(connection) as sent:
+        assert beating._beat()
+    assert len([one for one in sent if "INSERT" in one["sql"]]) == 1
+    info = SubscriberHeartbeat.objects.get(subscriber_name=beating._subscriber).info
+    assert 0 < info["p50_us"] <= info["p95_us"] < 60_000_000
+    assert (info["host"], info["error"]) == ("tests", "no")
+    assert isinstance(info["p50_us"], int)
+
+
+@pytest.mark.promise("Health")
+def test_a_slow_database_is_shown_and_is_a_problem(db, monkeypatch):
+    poll = polling.poll
+
+    def slowly(*arguments):
+        time.sleep(0.03)
+        return poll(*arguments)
+
+    monkeypatch.setattr(polling, "poll", slowly)
+    sub = Sub(handler())
+    sub.step(times=3)
+    sub.poller.look_now()
+    sub.step()
+    heartbeats.beat(USING, sub.name, [REF], {}, sub.progress.round_trip())
+    overview = get_overview(using=USING)
+    assert 0.03 <= overview.slowest_round_trip.p50 < 5
+    kinds = {one.kind for one in find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02))}
+    assert "slow_database" in kinds
+    assert "slow_database" not in {
+        one.kind for one in find_problems(overview, thresholds=HealthSettings(max_round_trip=None))
+    }
+    (cause,) = find_causes(overview, find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02)))
+    assert status_of(overview, [cause]).state == "degraded"
+    samples = {
+        sample.labels["quantile"]: sample.value
+        for family in QueueCollector(USING).collect()
+        if family.name == "mysqlqueue_round_trip_seconds"
+        for sample in family.samples
+    }
+    assert samples == {"0.5": overview.slowest_round_trip.p50, "0.95": overview.slowest_round_trip.p95}
