@@ -34,8 +34,9 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         min_subscribers: minimum number of live subscribers per group.
         max_recent_dead_letters: maximum number of dead letters per group within the window (default, as for the
             next three: the setting ``HEALTH``).
-        max_failure_ratio: maximum share of a group's attempts within the window that fail, 0 to 1.
-        min_attempts: minimum number of attempts within the window for the ratio to be checked.
+        max_failure_ratio: maximum share of a group's newest attempts that fail, 0 to 1.
+        min_attempts: number of newest attempts whose share counts; with fewer within the window, the ratio is not
+            checked.
         window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.

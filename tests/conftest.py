@@ -149,6 +149,10 @@ class Clock:
         self._offset += int(seconds * 1000)
         self._dialect.now_ms = f"({self._expression} + {self._offset})"
 
+    def stand_still(self, now: int) -> None:
+        """Stop the clock at a time in epoch milliseconds, until it is moved."""
+        self._dialect.now_ms = str(now)
+
     def restore(self) -> None:
         self._dialect.__dict__.pop("now_ms", None)
         clocks.time = time

@@ -6,30 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from django.utils import timezone, translation
-from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
-    Problem,
-    QueueOverview,
     QueueStatus,
     StallTimes,
-    find_causes,
     find_problems,
     get_overview,
-    status_of,
 )
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.inspection.sampled import with_samples
-from django_mysqlqueue.inspection.status import unavailable
+from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable, with_notes
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 
-def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> tuple[QueueOverview, list[Problem]]:
-    """Read the state of a database and its problems, or return what another request has read within two seconds.
+def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueState:
+    """Read the state of a database, or return what another request has read within two seconds.
 
     Args:
         using: alias of the database.
@@ -37,9 +32,9 @@ def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> tuple[Qu
         stall_times: times after which a lack of progress is a problem.
     """
 
-    def read() -> tuple[QueueOverview, list[Problem]]:
+    def read() -> QueueState:
         found = with_samples(get_overview(using=using, bounds=bounds))
-        return found, find_problems(found, stall_times=stall_times)
+        return state_of(found, find_problems(found, stall_times=stall_times))
 
     # Texts of problems are in the reader's language and time zone.
     where = (translation.get_language(), timezone.get_current_timezone_name())
@@ -54,8 +49,7 @@ def read_status(aliases: Sequence[str]) -> QueueStatus:
     """
 
     def read(alias: str) -> QueueStatus:
-        found, problems = read_shared(alias, PAGES, STALL_TIMES)
-        return status_of(found, find_causes(found, problems))
+        return read_shared(alias, PAGES, STALL_TIMES).status
 
     answers = read_each(aliases, read, within=ANSWER_SECONDS)
     found = {
@@ -74,6 +68,9 @@ def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:
     alias, status = min(found.items(), key=lambda item: order.index(item[1].state))
     if status.state == "ok":
         databases = ngettext("%(number)s database", "%(number)s databases", len(found)) % {"number": len(found)}
-        return alias, replace(status, text=_("%(databases)s. No problems found.") % {"databases": databases})
+        notes = [
+            replace(one.cause, text=f"{name}: {one.cause.text}") for name, one in found.items() if one.cause is not None
+        ]
+        return alias, replace(status, text=with_notes(f"{databases}.", notes))
     are_all_stopped = all(one.state == "stopped" for one in found.values())
     return alias, replace(status, state="stopped" if are_all_stopped else "degraded", text=f"{alias}: {status.text}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection.attempts import Rule, began_by_hour, burst, run
 from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.operations_log import PAUSING, OperationFilter, look
 from django_mysqlqueue.inspection.overview import GroupOverview
@@ -25,8 +26,8 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 PAUSES = 500
 """Maximum number of operations that have paused or resumed groups to read, newest first."""
-FAILING = 4
-"""Maximum number of failing groups whose history is read: 528 lookups each."""
+FAILING = 20
+"""Maximum number of failing groups whose history is read: 360 lookups each, and 168 more if it begins before."""
 HOURS = 168
 """Maximum number of hours of such a history, if none of the minutes has an ack."""
 MESSAGES = 100
@@ -104,37 +105,57 @@ def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) ->
         yield from session.rows(session.dialect.union(select, len(part)), flat(part))
 
 
-def of_failures(session: Session, refs: Sequence[GroupRef], now: int) -> dict[GroupRef, int]:
-    """Return when the failures of groups began that no success has followed, to the minute or hour.
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The attempts of a group, as far back as they are searched."""
+
+    minutes: list[Bucket]
+    """In order of time."""
+    since: int | None
+    """When its failures began that continue, in epoch milliseconds, to the minute or hour; None if there are none."""
+    dead_since: int | None
+    """When its dead letters began of which there are too many within a window; None: there are none, or not known."""
+
+
+def of_failures(
+    session: Session, refs: Sequence[GroupRef], now: int, rule: Rule, *, most: int | None = None, window: float = 0.0
+) -> dict[GroupRef, Past]:
+    """Return since when attempts of groups fail.
 
     Args:
         session: session on the queue's database.
-        refs: groups of which no attempt has succeeded lately. The first ``FAILING`` of them are read.
+        refs: failing groups, the worst first. The first ``FAILING`` of them are read.
         now: the database's clock, in epoch milliseconds.
+        rule: when attempts fail too often.
+        most: the largest number of dead letters within a window that is tolerated; None: any number.
+        window: length of that window in seconds.
     """
+    first, window_ms = now - MINUTES_KEPT * 1000, int(window * 1000)
+    found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs[:FAILING]}
+    for bucket in rollups.of_groups(session, MINUTE, first, found, now=now):
+        found[bucket.ref].append(bucket)
+    runs = {ref: run(minutes, rule) for ref, minutes in found.items()}
+    older = [ref for ref, failures in runs.items() if failures is not None and failures.is_first]
+    by_hour = _by_hour(session, older, first, rule, {ref: found[ref][0].at for ref in older})
+    past = {}
+    for ref, minutes in found.items():
+        failures = runs[ref]
+        since = None if failures is None else by_hour.get(ref, failures.since)
+        dead = None if most is None else burst(minutes, most, window_ms)
+        # Before the minutes that are kept, there may have been others.
+        past[ref] = Past(minutes, since, None if dead is None or dead < first + window_ms else dead)
+    return past
+
+
+def _by_hour(
+    session: Session, refs: Sequence[GroupRef], before: int, rule: Rule, minutes: Mapping[GroupRef, int]
+) -> dict[GroupRef, int]:
+    """Return the hour in which failures of groups began that were there in the first minute that is kept."""
     hours = min(HOURS, int(get_settings().history_retention / HOUR))
-    found: dict[GroupRef, int] = {}
-    for ref in refs[:FAILING]:
-        minutes = rollups.of_group(session, MINUTE, now - MINUTES_KEPT * 1000, ref, now=now)
-        began, has_success = _since_success(minutes)
-        if not has_success:
-            before = now - MINUTES_KEPT * 1000
-            earlier = rollups.of_group(session, HOUR, now - hours * HOUR * 1000, ref, now=before)
-            began = _since_success(earlier)[0] or began
-        if began is not None:
-            found[ref] = began
-    return found
-
-
-def _since_success(buckets: Sequence[Bucket]) -> tuple[int | None, bool]:
-    """Return when the failures after the last success began, and whether there was a success."""
-    began, has_success = None, False
-    for bucket in buckets:
-        if bucket.acked:
-            began, has_success = None, True
-        elif began is None and (bucket.failed or bucket.dead_lettered):
-            began = bucket.at
-    return began, has_success
+    found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs}
+    for bucket in rollups.of_groups(session, HOUR, before - hours * HOUR * 1000, refs, now=before):
+        found[bucket.ref].append(bucket)
+    return {ref: began_by_hour(buckets, rule, minutes[ref]) for ref, buckets in found.items()}
 
 
 class Failed(NamedTuple):

@@ -13,7 +13,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.error_texts import masked
 from django_mysqlqueue.humanize import duration, since_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
-from django_mysqlqueue.inspection.problem import Kind, Problem, age, waiting
+from django_mysqlqueue.inspection.problem import NOTE, Kind, Problem, age, waiting
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
@@ -174,12 +174,19 @@ class Cause:
     @property
     def messages(self) -> Count:
         """The messages that wait, as the problems count them. Those of one partition are counted once."""
+        return self._sum(lambda problem: problem.messages)
+
+    @property
+    def harm(self) -> Count:
+        """How many messages it harms, by which causes of one severity are ranked."""
+        return self._sum(lambda problem: problem.harm)
+
+    def _sum(self, of: Callable[[Problem], Count]) -> Count:
         found: dict[object, Count] = {}
         # Those in the outbox are part of what waits for their groups.
         for problem in [one for one in self.problems if one.ref is not None] or self.problems:
             place = (problem.ref, problem.key, problem.offset, problem.topic, problem.database)
-            known = found.get(place, Count(0))
-            found[place] = max(known, problem.messages, key=lambda count: count.value)
+            found[place] = max(found.get(place, Count(0)), of(problem), key=lambda count: count.value)
         return total(found.values())
 
     @property
@@ -236,8 +243,8 @@ def find_causes(
 
     A group's mode that differs from the code is the cause of its missing subscribers. If no subscriber runs, that is
     the cause of all other groups without subscribers, of lost subscribers, and of messages that stay in the outbox.
-    Failures of a group have one cause; so have those of several groups with the same error. Other problems of one kind
-    are together, too.
+    Failures of a group have one cause, with the limits that its repeated attempts reach; so have those of several
+    groups with the same error. Other problems of one kind are together, too.
 
     Args:
         overview: the state to check; if None, it is read.
@@ -271,13 +278,15 @@ def find_causes(
         found.append(_several(overview, take(lambda one: one.kind in _UNSERVED and one.ref in unserved)))
     # Each has a reason of its own.
     found += [_several(overview, [one]) for one in take(lambda one: one.kind == "refused")]
-    failures = _by_failure(take(lambda one: one.kind in FAILURES))
+    # Attempts that fail and are repeated use up the limits of their group.
+    failing = {one.ref for one in rest if one.kind in FAILURES[:3] or (one.kind == "stuck" and one.severity < NOTE)}
+    failures = _by_failure(take(lambda one: one.kind in FAILURES or (one.kind == "limited" and one.ref in failing)))
     found += [_failure(overview, alike) for alike in failures.values()]
     by_kind: dict[Kind, list[Problem]] = {}
     for problem in rest:
         by_kind.setdefault(problem.kind, []).append(problem)
     found += [_several(overview, alike) for alike in by_kind.values()]
-    return sorted(found, key=lambda cause: (cause.severity, -cause.messages.value))
+    return sorted(found, key=lambda cause: (cause.severity, -cause.harm.value, -cause.messages.value))
 
 
 def unavailable(using: str, reason: str) -> Cause:
@@ -336,7 +345,8 @@ def _sample(problems: Iterable[Problem]) -> Problem | None:
 
 def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return the cause of failures of one group, or of several with the same error or with old dead letters alone."""
-    ordered = tuple(sorted(problems, key=lambda one: (FAILURES.index(one.kind), one.severity)))
+    kinds = (*FAILURES, "limited")
+    ordered = tuple(sorted(problems, key=lambda one: (kinds.index(one.kind), one.severity)))
     main = ordered[0]
     refs = sorted({one.ref for one in ordered if one.ref is not None})
     stuck = [one for one in ordered if one.kind == "stuck"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypedDict
 
 from django.utils.translation import gettext as _
@@ -12,46 +11,21 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.humanize import duration, partition_text
-from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed
+from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, run
+from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed, Past
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
-from django_mysqlqueue.inspection.retried_keys import RetriedKeys
+from django_mysqlqueue.inspection.retried_keys import KEYS, RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
-
-
-@dataclass(slots=True)
-class Ended:
-    """Deliveries of a group that ended within some time, as subscribers count them, up to 10 seconds late."""
-
-    acked: int = 0
-    failed: int = 0
-    dead_lettered: int = 0
-    failed_since: int | None = None
-    """When the first minute with a failure began, in epoch milliseconds."""
-
-    def add(self, bucket: Bucket) -> None:
-        """Add the numbers of a bucket of the rollups."""
-        self.acked += bucket.acked
-        # The last attempt at a dead letter is a failure, too. A poison message has no failures, only the dead letter.
-        self.failed += max(bucket.failed, bucket.dead_lettered)
-        self.dead_lettered += bucket.dead_lettered
-        if bucket.failed or bucket.dead_lettered:
-            self.failed_since = min(bucket.at, self.failed_since or bucket.at)
-
-    @property
-    def attempts(self) -> int:
-        """Number of attempts that ended."""
-        return self.acked + self.failed
 
 
 class _Waiting(TypedDict):
@@ -152,7 +126,8 @@ def failures(
     now: int,
     window: float,
     *,
-    failing_since: int | None = None,
+    past: Past | None = None,
+    explained: int = 0,
 ) -> Iterator[Problem]:
     """Yield problems of failing handlers: their share of failed attempts, and their dead letters.
 
@@ -163,77 +138,140 @@ def failures(
         times: times after which a lack of progress is a problem.
         now: the database's clock, in epoch milliseconds.
         window: length, in seconds, of the window that ends now.
-        failing_since: when failures began that no success has followed; None: within the window.
+        past: its earlier attempts; None: they are not known.
+        explained: number of its messages that fail because of their key.
     """
-    ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
-    uptime = group.uptime(now)
-    if ended.failed and uptime >= times.started:
-        # A few failed attempts may all be of one message, so they are only for information.
-        judged = share is not None and ended.attempts >= thresholds.min_attempts
-        values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
-        if not ended.acked:
-            text = ngettext(
-                "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
-                "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
-                ended.failed,
-            )
-            # Nothing is left to pause if all messages are in the DLQ.
-            advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
-            yield Problem(
-                0 if judged and share != 1 else 1,
-                "failing",
-                text % values,
-                ref,
-                since=failing_since or ended.failed_since,
-                advice=advice,
-            )
-        elif judged and share is not None and ended.failed / ended.attempts > share:
-            text = _(
-                "%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(window)s; the limit is %(share)s."
-            )
-            values |= {"attempts": f"{ended.attempts:,}", "share": f"{share:.0%}"}
-            yield Problem(0, "failing", text % values, ref, since=ended.failed_since)
+    ref, most = group.ref, thresholds.max_recent_dead_letters
     # The log's count is exact and current, unless the DLQ topic is too long: then use the subscribers' counts.
     recent = group.recent_dead_letters
     if not recent.exact:
         recent = Count(max(recent.value, ended.dead_lettered), exact=False)
+    failures = failing(group, ended, thresholds, times, now)
+    # If nothing is left of what has failed, the failures are over, even if the newest counts do not tell.
+    if failures is not None and (group.retrying or group.in_flight or recent or not recent.exact):
+        yield from _failing(group, ended, thresholds, now, window, failures, past, group.retrying + recent, explained)
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
-        yield Problem(0, "recent_dead_letters", text % values, ref, since=ended.failed_since)
+        since = None if past is None else past.dead_since
+        yield Problem(0, "recent_dead_letters", text % values, ref, since=since, failed=recent)
     if group.dead_letters:
         text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
-        yield Problem(1 if recent or not recent.exact else 2, "dead_letters", text % values, ref)
+        severity = 1 if recent or not recent.exact else 2
+        yield Problem(severity, "dead_letters", text % values, ref, failed=recent or group.dead_letters)
 
 
-def retrying(group: GroupOverview, found: RetriedKeys, since: int | None) -> Problem:
-    """Return that the messages of a group that fail repeatedly have few keys.
+def failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int) -> Run | None:
+    """Return the failures of a group that continue, as far as the attempts within the window tell.
+
+    Attempts that ended before its subscribers started are those of other processes, perhaps of other code.
 
     Args:
         group: the group.
-        found: these messages and their keys.
-        since: when the first of them failed; None: not known.
+        ended: its attempts that ended within the window.
+        thresholds: limits above which failures are a problem.
+        times: times after which a lack of progress is a problem.
+        now: the database's clock, in epoch milliseconds.
     """
-    number, keys = len(found.offsets), [repr(key) for key in found.keys]
-    text = _("%(number)s messages of %(ref)s have failed %(failures)s times and wait for another attempt.")
-    if found.exact:
-        common = ngettext("All of them have the key %(keys)s.", "All of them have one of the keys %(keys)s.", len(keys))
-    else:
-        common = ngettext(
-            "Those that are due last have the key %(keys)s.",
-            "Those that are due last have one of the keys %(keys)s.",
-            len(keys),
+    uptime = group.uptime(now)
+    if uptime < times.started:
+        return None
+    return run(ended.since(now - int(uptime * 1000)).buckets, rule_of(thresholds))
+
+
+def rule_of(thresholds: HealthSettings) -> Rule:
+    """Return when attempts fail too often."""
+    share = thresholds.max_failure_ratio
+    return Rule(1.0 if share is None else share, thresholds.min_attempts)
+
+
+def _failing(
+    group: GroupOverview,
+    ended: Ended,
+    thresholds: HealthSettings,
+    now: int,
+    window: float,
+    failures: Run,
+    past: Past | None,
+    harmed: Count,
+    explained: int,
+) -> Iterator[Problem]:
+    ref, rule = group.ref, rule_of(thresholds)
+    since, acked = None if failures.is_first else failures.since, ended.acked
+    if past is not None:
+        if past.since is None:
+            return  # Successes of before the window are among the newest attempts.
+        # Of a window that ends with the newest attempt: that successes get older must not make a difference.
+        since, begin = past.since, ended.buckets[-1].at - int(window * 1000)
+        acked = sum(one.acked for one in past.minutes if one.at > begin)
+    # A few failed attempts may all be of one message, so they are only for information.
+    judged = rule.share < 1 and ended.attempts >= rule.newest
+    # Nothing is left to pause if all messages are in the DLQ.
+    advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
+    if group.paused:
+        advice = _("Fix the cause, then resume the group.")
+    messages = harmed.value - explained
+    if not acked:
+        text = ngettext(
+            "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
+            "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
+            ended.failed,
         )
-    text = f"{text} {common}"
+        values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
+        severity = 0 if judged else 1
+        yield Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+    elif judged and (messages >= rule.newest or rule.is_over(messages, messages + acked)):
+        # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
+        text = _("%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(time)s; the limit is %(share)s.")
+        lately = ended.since(failures.since)
+        values = {
+            "ref": ref,
+            "number": f"{lately.failed:,}",
+            "attempts": f"{lately.attempts:,}",
+            "time": duration(min(window, (now - failures.since) / 1000)),
+            "share": f"{rule.share:.0%}",
+        }
+        yield Problem(0, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+
+
+def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now: int) -> Problem:
+    """Return that every attempt at the messages of some keys fails.
+
+    Args:
+        ref: the group and its topic.
+        found: these messages and their keys.
+        thresholds: limits above which failures are a problem.
+        now: the database's clock, in epoch milliseconds.
+    """
+    number = Count(len(found.offsets), found.exact)
+    keys = ", ".join(map(repr, found.keys[:KEYS]))
+    if len(found.keys) > KEYS:
+        keys = _("%(names)s and %(number)s more") % {"names": keys, "number": f"{len(found.keys) - KEYS:,}"}
+    text = ngettext(
+        "Every attempt of %(ref)s with the key %(keys)s has failed for %(time)s: %(failures)s failures of %(number)s "
+        "messages.",
+        "Every attempt of %(ref)s with one of the keys %(keys)s has failed for %(time)s: %(failures)s failures of "
+        "%(number)s messages.",
+        len(found.keys),
+    )
     values = {
-        "number": str(Count(number, found.exact)),
-        "ref": group.ref,
+        "ref": ref,
+        "keys": keys,
+        "time": duration(age(now, found.since)),
         "failures": str(Count(found.failures, found.exact)),
-        "keys": ", ".join(keys),
+        "number": str(number),
     }
     return Problem(
-        1, "retrying", text % values, group.ref, since=since, messages=group.retrying, error=last_line(found.error)
+        0 if rule_of(thresholds).share < 1 else 1,
+        "retrying",
+        text % values,
+        ref,
+        found.keys[0],
+        since=found.since,
+        messages=number,
+        error=last_line(found.error),
+        failed=number,
     )
 
 
@@ -335,7 +373,7 @@ def _limited(group: GroupOverview) -> Problem:
         )
     else:
         text = _("%(ref)s is limited to %(limits)s; %(lag)s.")
-    return Problem(2, "limited", text % values, group.ref, since=group.oldest_at, messages=group.waiting_messages)
+    return Problem(2, "limited", text % values, group.ref, oldest_at=group.oldest_at, messages=group.waiting_messages)
 
 
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:

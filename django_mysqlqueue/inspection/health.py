@@ -49,9 +49,9 @@ class HealthLimits:
     recent_dead_letters: int | None = None
     """Maximum number of dead letters within the window."""
     failure_ratio: float | None = None
-    """Maximum share of attempts within the window that fail, 0 to 1."""
+    """Maximum share of the newest attempts that fail, 0 to 1."""
     min_attempts: int | None = None
-    """Minimum number of attempts within the window for the ratio to be checked."""
+    """Number of newest attempts whose share counts; with fewer within the window, the ratio is not checked."""
     window: float | None = None
     """Length, in seconds, of the window that ends now."""
 
@@ -106,7 +106,7 @@ class HealthFinding:
     ref: GroupRef | None = None
     """The group that has the problem, and its topic."""
     key: str | None = None
-    """Key of the partition that has the problem; the text then contains it."""
+    """Key of the partition or of the messages that have the problem; the text then contains it."""
     topic: str | None = None
     """The topic that has the problem, if it has no group."""
     message_id: str | None = None

@@ -12,6 +12,8 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 
 NONE = Count(0)
+NOTE = 2
+"""Severity of problems that are only for information."""
 
 Kind = Literal[
     "no_subscriber",
@@ -44,6 +46,9 @@ Kind = Literal[
     "refused",
 ]
 
+DELIBERATE: frozenset[Kind] = frozenset(("paused", "limited", "moves"))
+"""Kinds of problems for which messages wait because somebody wants it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -63,7 +68,7 @@ class Problem:
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
     - ``failing``: too many attempts of a group fail.
     - ``recent_dead_letters``: a group has too many dead letters within the window.
-    - ``retrying``: the messages of a group that fail repeatedly have few keys; those of other keys succeed.
+    - ``retrying``: every attempt of a group at the messages of a key fails.
     - ``paused``: a group is paused.
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
     - ``moves``: a group waits for the end of its topic's move.
@@ -87,7 +92,7 @@ class Problem:
     ref: GroupRef | None = None
     """The group that has the problem, and its topic."""
     key: str | None = None
-    """Key of the partition that has the problem."""
+    """Key of the partition, or the first key of the messages, that have the problem."""
     offset: int | None = None
     """Offset of the message that has the problem."""
     subscriber: str | None = None
@@ -108,6 +113,13 @@ class Problem:
     """The messages that wait because of it."""
     error: str = ""
     """The last error of the message or of the subscriber that has the problem: the last line of the traceback."""
+    failed: Count = NONE
+    """The messages that failed lately and fail still, or are dead letters."""
+
+    @property
+    def harm(self) -> Count:
+        """How many messages fail or wait because of it, by which problems of one severity are ranked."""
+        return self.failed or (NONE if self.kind in DELIBERATE else self.messages)
 
 
 def waiting(count: Count) -> str:

@@ -5,16 +5,17 @@ They are found in an overview, in the rollups and with a few short queries; noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys
-from django_mysqlqueue.inspection.beginnings import Failed
+from django_mysqlqueue.inspection.attempts import Ended
+from django_mysqlqueue.inspection.beginnings import Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
-from django_mysqlqueue.inspection.group_problems import Ended
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
+from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -59,15 +60,15 @@ def find_problems(
     moving: set[GroupRef] = set()
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
         if bucket.at >= recent:
-            lately.setdefault(bucket.ref, Ended()).add(bucket)
+            lately.setdefault(bucket.ref, Ended()).buckets.append(bucket)
         if bucket.at >= still and (
             bucket.acked or bucket.failed or bucket.dead_lettered or any(bucket.passed.values())
         ):
             moving.add(bucket.ref)
     declared = known_handlers()
     began = beginnings.of_groups(session, overview.groups)
-    failing = [ref for ref, ended in sorted(lately.items()) if ended.failed and not ended.acked]
-    since = beginnings.of_failures(session, failing, overview.now)
+    past = _past(session, overview, lately, thresholds, stall_times)
+    by_key = _by_key(session, overview, lately, thresholds, stall_times)
     stuck = {
         Failed(group.ref, head.offset): group.sought_at
         for group in overview.groups
@@ -92,11 +93,16 @@ def find_problems(
             stall_times,
             overview.now,
             overview.window,
-            failing_since=since.get(group.ref),
+            past=past.get(group.ref),
+            explained=len(by_key[group.ref].offsets) if group.ref in by_key else 0,
         )
-    # If no attempt succeeds, keys tell nothing.
-    succeeding = [group for group in overview.groups if lately.get(group.ref, Ended()).acked]
-    found += _retrying(session, succeeding, overview, stall_times)
+    # If every attempt of a group fails, keys tell nothing.
+    failing = {one.ref for one in found if one.kind == "failing" and one.ref and not lately[one.ref].acked}
+    found += [
+        group_problems.retrying(ref, keys, thresholds, overview.now)
+        for ref, keys in by_key.items()
+        if ref not in failing
+    ]
     found += queue_problems.lost_subscribers(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
@@ -104,20 +110,42 @@ def find_problems(
         found += queue_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
-    return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
+    return sorted(found, key=lambda one: (one.severity, -one.harm.value, one.kind, one.ref or ("", "")))
 
 
-def _retrying(
-    session: Session, groups: Sequence[GroupOverview], overview: QueueOverview, times: StallTimes
-) -> Iterator[Problem]:
-    """Yield groups of which messages with few keys fail repeatedly."""
-    asked = {
-        group.ref: group
-        for group in groups
-        if group.retrying.value >= retried_keys.LEAST and group.uptime(overview.now) >= times.started
-    }
-    retried = retried_keys.find(session, list(asked))
-    first = {Failed(ref, one.offsets[0]): asked[ref].sought_at for ref, one in retried.items()}
-    began = beginnings.of_messages(session, first)
-    for ref, one in retried.items():
-        yield group_problems.retrying(asked[ref], one, began.get(Failed(ref, one.offsets[0])))
+def _past(
+    session: Session,
+    overview: QueueOverview,
+    lately: Mapping[GroupRef, Ended],
+    thresholds: HealthSettings,
+    times: StallTimes,
+) -> dict[GroupRef, Past]:
+    """Return the earlier attempts of groups that fail now."""
+    most = thresholds.max_recent_dead_letters
+    wanted = {}
+    for group in overview.groups:
+        ended = lately.get(group.ref, Ended())
+        failures = group_problems.failing(group, ended, thresholds, times, overview.now)
+        has_many = most is not None and max(group.recent_dead_letters.value, ended.dead_lettered) > most
+        if has_many or failures is not None:
+            wanted[group.ref] = ended.failed
+    refs = sorted(wanted, key=lambda ref: (-wanted[ref], ref))
+    rule = group_problems.rule_of(thresholds)
+    return beginnings.of_failures(session, refs, overview.now, rule, most=most, window=overview.window)
+
+
+def _by_key(
+    session: Session,
+    overview: QueueOverview,
+    lately: Mapping[GroupRef, Ended],
+    thresholds: HealthSettings,
+    times: StallTimes,
+) -> dict[GroupRef, RetriedKeys]:
+    """Return the keys of groups of which every attempt fails."""
+    started = {}
+    for group in sorted(overview.groups, key=lambda one: -one.retrying.value):
+        is_busy = lately.get(group.ref, Ended()).failed >= thresholds.min_attempts
+        number, uptime = group.retrying.value + is_busy * group.in_flight.value, group.uptime(overview.now)
+        if number >= retried_keys.LEAST and uptime >= times.started:
+            started[group.ref] = overview.now - int(uptime * 1000)
+    return retried_keys.find(session, started, least=thresholds.min_attempts)

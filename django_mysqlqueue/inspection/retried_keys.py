@@ -1,81 +1,230 @@
-"""Keys whose messages fail again and again, while those of others succeed."""
+"""Keys of which every attempt fails, while attempts at messages with other keys succeed.
+
+Only failures are recorded for certain, so successes are found where they leave a trace: a settled row above a message
+of the partition that waits, or a message that has failed and is no longer there. Nothing is written for this.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.inspection.dead_letters import LINE
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+EVENTS = DeliveryEvent._meta.db_table
+Outcome = DeliveryEvent.Outcome
+FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
+SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
+"""Outcomes that settle a message without success."""
 MESSAGES = 200
-"""Number of unsettled deliveries of a group that are read, latest due time first."""
+"""Number of unsettled deliveries of a group that are read, latest due time first, and of its recorded ones."""
 GROUPS = 20
 """Maximum number of groups that are read."""
-LEAST = 10
-"""Minimum number of messages that have failed at least twice. A passing fault is seldom met twice."""
+CANDIDATES = 20
+"""Maximum number of keys of a group whose attempts are read."""
+ATTEMPTS = 20
+"""Number of recorded deliveries of a message that are read, the newest ones."""
+ROWS = 50
+"""Number of rows of a partition in which successes are searched, the newest messages first."""
+LEAST = 2
+"""Minimum number of messages of a key. One alone may be a poison message, which is a problem of its own."""
+SPAN_MS = 60_000
+"""Milliseconds between the first and the last failure. A fault that is over sooner is none of the key."""
 KEYS = 3
-"""Maximum number of keys that these messages may have."""
+"""Maximum number of keys that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetriedKeys:
-    """Messages of a group that wait for another attempt after two or more, and their few keys."""
+    """Messages of a group that have failed and are not settled, of the keys of which every attempt fails."""
 
     offsets: tuple[int, ...]
     """The messages that were read, lowest offset first."""
     failures: int
-    """How many attempts of these have failed."""
+    """How many attempts of these have failed since the last success of their key."""
     keys: tuple[str, ...]
     """The publisher's keys, the one with most messages first."""
     exact: bool
-    """True if all messages of the group that wait for another attempt were read."""
+    """True if all unsettled messages of the group were read."""
     error: str
     """The end of the last error of one of them."""
+    since: int
+    """When the first of these attempts failed, in epoch milliseconds."""
 
 
-def find(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, RetriedKeys]:
-    """Return the groups of which the messages that wait for another attempt have few keys.
+class _Failing(NamedTuple):
+    """A message that has failed and is not settled."""
+
+    partition: str
+    offset: int
+    attempts: int
+    error: str
+
+
+def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, RetriedKeys]:
+    """Return the groups that have keys of which every attempt fails.
 
     Args:
         session: session on the queue's database.
-        refs: groups with at least ``LEAST`` such messages. The first ``GROUPS`` of them are read.
+        started: groups with messages that have failed, and when their subscribers started, in epoch milliseconds:
+            earlier attempts do not count. The first ``GROUPS`` of them are read.
+        least: minimum number of failed attempts of a key.
     """
     found: dict[GroupRef, RetriedKeys] = {}
-    for ref in refs[:GROUPS]:
-        read = session.rows(
-            "SELECT partition_key, message_offset, retry_count, delivery_token, "
-            f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
-            "ORDER BY invisible_until DESC LIMIT %s",
-            (*ref, False, MESSAGES),
-        )
-        rows = [
-            (str(key), int(offset), int(attempts), str(error))
-            for key, offset, attempts, token, error in read
-            if not token and int(attempts) > 1
-        ]
-        if len(rows) < LEAST:
-            continue
-        publishers = _publisher_keys(session, {offset: key for key, offset, *_ in rows})
-        numbers: dict[str, int] = {}
-        for key in publishers.values():
-            if key is not None:
-                numbers[key] = numbers.get(key, 0) + 1
-        # A message without a key, or that was deleted, has none in common with others.
-        if len(numbers) <= KEYS and sum(numbers.values()) == len(rows):
+    for ref, at in list(started.items())[:GROUPS]:
+        failing, is_whole = _failing(session, ref)
+        by_key = _by_key(session, failing, least)
+        failures = _failures(session, ref, by_key, at, least) if by_key else {}
+        if failures:
+            keys = sorted(failures, key=lambda key: (-len(by_key[key]), key))
+            chosen = [one for key in keys for one in by_key[key]]
             found[ref] = RetriedKeys(
-                tuple(sorted(publishers)),
-                sum(attempts for _key, _offset, attempts, _error in rows),
-                tuple(sorted(numbers, key=lambda key: (-numbers[key], key))),
-                len(read) < MESSAGES,
-                rows[0][3],
+                tuple(sorted(one.offset for one in chosen)),
+                sum(map(len, failures.values())),
+                tuple(keys),
+                is_whole,
+                chosen[0].error,
+                min(map(min, failures.values())),
             )
     return found
+
+
+def _failing(session: Session, ref: GroupRef) -> tuple[list[_Failing], bool]:
+    """Return messages of a group that have failed and are not settled, and whether these are all."""
+    read = session.rows(
+        "SELECT partition_key, message_offset, retry_count, "
+        f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
+        "ORDER BY invisible_until DESC LIMIT %s",
+        (*ref, False, MESSAGES),
+    )
+    found = [
+        _Failing(str(key), int(offset), int(attempts), str(error))
+        for key, offset, attempts, error in read
+        if attempts and error
+    ]
+    return found, len(read) < MESSAGES
+
+
+def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[str, list[_Failing]]:
+    """Return the messages of keys that may have failed often enough, those with most failures first."""
+    if len(failing) < LEAST or sum(one.attempts for one in failing) < least:
+        return {}
+    keys = _publisher_keys(session, {one.offset: one.partition for one in failing})
+    found: defaultdict[str, list[_Failing]] = defaultdict(list)
+    for one in failing:
+        key = keys[one.offset]
+        # A message without a key, or that was deleted, has none in common with others.
+        if key is not None:
+            found[key].append(one)
+    attempts = {key: sum(one.attempts for one in those) for key, those in found.items() if len(those) >= LEAST}
+    often = sorted((key for key in attempts if attempts[key] >= least), key=lambda key: (-attempts[key], key))
+    return {key: found[key] for key in often[:CANDIDATES]}
+
+
+def _failures(
+    session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[_Failing]], after: int, least: int
+) -> dict[str, list[int]]:
+    """Return when attempts failed since the last success of their key, if these are too many over too long a time.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        by_key: the messages of each key.
+        after: earlier failures do not count, in epoch milliseconds.
+        least: minimum number of failures of a key.
+    """
+    times = _failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
+    succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})
+    found = {}
+    for key, those in by_key.items():
+        begin = max(after, succeeded.get(key, 0))
+        of_messages = [[at for at in times.get(one.offset, ()) if at > begin] for one in those]
+        failed = sorted(at for one in of_messages for at in one)
+        if sum(map(bool, of_messages)) >= LEAST and len(failed) >= least and failed[-1] - failed[0] >= SPAN_MS:
+            found[key] = failed
+    return found
+
+
+def _failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[int, list[int]]:
+    """Return when attempts at messages failed, as far as the history of deliveries has it."""
+    select = (
+        "SELECT message_offset, consumer_group, topic, outcome, settled_at "
+        f"FROM {EVENTS}{session.dialect.force_index('queue_delivery_events_message')} "
+        "WHERE message_offset = %s ORDER BY id DESC LIMIT %s"
+    )
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for offset, group, topic, outcome, at in _each(session, select, [(offset, ATTEMPTS) for offset in offsets]):
+        if (group, topic) == ref and outcome in FAILED:
+            found[int(offset)].append(int(at))
+    return found
+
+
+def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) -> dict[str, int]:
+    """Return by publisher's key when an attempt has succeeded, or begun and then succeeded, as far as that is known."""
+    select = (
+        "SELECT partition_key, message_offset, acked, delivery_token, delivered_at "
+        f"FROM {STATE}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset DESC LIMIT %s"
+    )
+    wanted = sorted(partitions)
+    rows = _each(session, select, [(*ref, key, ROWS) for key in wanted])
+    # A dead letter has no token.
+    places = {int(offset): (str(key), int(at)) for key, offset, acked, token, at in rows if acked and token}
+    places |= _recorded(session, ref, wanted)
+    keys = _publisher_keys(session, {offset: key for offset, (key, _) in places.items()})
+    found: dict[str, int] = {}
+    for offset, (_, at) in places.items():
+        key = keys[offset]
+        if key is not None:
+            found[key] = max(at, found.get(key, 0))
+    return found
+
+
+def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dict[int, tuple[str, int]]:
+    """Return messages that were acked, or have failed and are gone: partition, and when they were acked, or failed."""
+    rows = session.rows(
+        f"SELECT partition_key, message_offset, outcome, settled_at FROM {EVENTS}"
+        f"{session.dialect.force_index('queue_delivery_events_group')} "
+        "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s",
+        (*ref, MESSAGES),
+    )
+    wanted, settled = set(partitions), set()
+    found: dict[int, tuple[str, int]] = {}
+    failed: dict[int, tuple[str, int]] = {}
+    for key, offset, outcome, at in rows:
+        if outcome in SETTLED:
+            settled.add(int(offset))
+        elif key in wanted and outcome == Outcome.ACKED:
+            found.setdefault(int(offset), (str(key), int(at)))
+        elif key in wanted and outcome == Outcome.FAILED and int(offset) not in settled:
+            failed.setdefault(int(offset), (str(key), int(at)))
+    there: set[int] = set()
+    for chunk in session.chunks(sorted((key, offset) for offset, (key, _) in failed.items())):
+        there.update(
+            int(offset)
+            for (offset,) in session.rows(
+                f"SELECT s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
+                (*flat(chunk), *ref),
+            )
+        )
+    return {offset: place for offset, place in failed.items() if offset not in there} | found
+
+
+def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, len(parameters), UNION_TERMS):
+        part = parameters[start : start + UNION_TERMS]
+        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
 
 
 def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:

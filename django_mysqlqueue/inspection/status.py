@@ -11,19 +11,17 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import causes
-from django_mysqlqueue.inspection.causes import Cause
+from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.problem import Kind
+from django_mysqlqueue.inspection.problem import NOTE, Kind, Problem
 from django_mysqlqueue.service.counts import total
 
 State = Literal["ok", "degraded", "stopped"]
 
 STOPPING: frozenset[Kind] = frozenset(
-    ("no_subscriber", "outbox", "filter", "paused", "seek_ended_early", "drop_ended_early", "still")
+    ("no_subscriber", "outbox", "filter", "seek_ended_early", "drop_ended_early", "still")
 )
-"""Kinds of problems for which a group processes nothing."""
-NOTE = 2
-"""Severity of problems that are only for information."""
+"""Kinds of problems for which a group processes nothing, though nobody wants that."""
 NAMES = {
     "ok": gettext_lazy("OK"),
     "degraded": gettext_lazy("Degraded"),
@@ -36,10 +34,10 @@ class QueueStatus:
     """The state of the queue, of one database or of all."""
 
     state: State
-    """``"stopped"``: no group that has messages processes any, or no message leaves the outbox; ``"degraded"``: there
-    is another problem that is not only for information; else ``"ok"``."""
+    """``"stopped"``: no group that has messages, without those that are paused or move, processes any, or no message
+    leaves the outbox; ``"degraded"``: there is another problem that is not only for information; else ``"ok"``."""
     text: str
-    """What is wrong, or that nothing is."""
+    """What is wrong: the worst cause of the state; or that nothing is."""
     advice: str = ""
     """The next step; empty if there is none."""
     cause: Cause | None = None
@@ -51,9 +49,32 @@ class QueueStatus:
         return str(NAMES[self.state])
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What pages and commands say of a queue or a group: its state and its causes follow from the same problems."""
+
+    overview: QueueOverview
+    problems: Sequence[Problem]
+    """Worst first."""
+    causes: Sequence[Cause]
+    """Worst first."""
+    status: QueueStatus
+
+
+def state_of(overview: QueueOverview, problems: Sequence[Problem]) -> QueueState:
+    """Return what is said of a queue or a group.
+
+    Args:
+        overview: its state.
+        problems: its problems, worst first.
+    """
+    found = find_causes(overview, problems)
+    return QueueState(overview, problems, found, status_of(overview, found))
+
+
 @checked()
 def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
-    """Return the state of the queue.
+    """Return the state of the queue. Its text is that of the worst cause of the state.
 
     Args:
         overview: the state of its groups.
@@ -61,22 +82,20 @@ def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
     """
     serious = [cause for cause in found if cause.severity < NOTE]
     if not serious:
-        return QueueStatus("ok", _fine(overview), cause=found[0] if found else None)
-    worst = serious[0]
-    # The subscribers of most groups may be restarting while a few others are paused, for example.
-    notes = [one for one in found if one.kind == "no_subscriber" and one.messages.value > worst.messages.value]
-    if worst.severity and notes:
-        worst = notes[0]
-    stopped = {
-        problem.ref
-        for cause in serious
-        for problem in cause.problems
-        if problem.kind in STOPPING and problem.severity < NOTE
-    }
-    busy = {group.ref for group in overview.groups if group.has_work}
+        return QueueStatus("ok", _fine(overview, found), cause=found[0] if found else None)
+    stopping = [(one, cause) for cause in serious for one in cause.problems if _stops(one)]
+    stopped = {one.ref for one, _ in stopping}
+    # A group that is paused or moves is to process nothing.
+    held = {one.ref for cause in found for one in cause.problems if one.kind in ("paused", "moves")}
+    busy = {group.ref for group in overview.groups if group.has_work} - held
     # The outbox has no group: as long as nothing leaves it, no group receives a message.
     is_stopped = None in stopped or (bool(busy) and busy <= stopped)
+    worst = next(cause for one, cause in stopping if one.ref is None or one.ref in busy) if is_stopped else serious[0]
     return QueueStatus("stopped" if is_stopped else "degraded", worst.text, worst.advice, worst)
+
+
+def _stops(problem: Problem) -> bool:
+    return problem.kind in STOPPING and problem.severity < NOTE
 
 
 def unavailable(using: str, reason: str) -> QueueStatus:
@@ -90,16 +109,24 @@ def unavailable(using: str, reason: str) -> QueueStatus:
     return QueueStatus("stopped", cause.text, cause.advice, cause)
 
 
-def _fine(overview: QueueOverview) -> str:
+def _fine(overview: QueueOverview, notes: Sequence[Cause]) -> str:
     groups = len(overview.groups)
+    if not groups:
+        text = _("No consumer group is registered yet.")
+        return with_notes(text, notes) if notes else text
     values = {"number": f"{groups:,}", "lag": str(total(group.waiting_messages for group in overview.groups))}
-    return (
-        ngettext(
-            "%(number)s consumer group, backlog %(lag)s. No problems found.",
-            "%(number)s consumer groups, backlog %(lag)s. No problems found.",
-            groups,
-        )
-        % values
-        if groups
-        else _("No consumer group is registered yet.")
+    text = ngettext(
+        "%(number)s consumer group, backlog %(lag)s.", "%(number)s consumer groups, backlog %(lag)s.", groups
     )
+    return with_notes(text % values, notes)
+
+
+def with_notes(text: str, notes: Sequence[Cause]) -> str:
+    """Return the text of a state in which nothing is wrong, with the first of what is only for information.
+
+    Args:
+        text: the text.
+        notes: the causes that are only for information.
+    """
+    more = _("For information: %(text)s") % {"text": notes[0].text} if notes else _("No problems found.")
+    return f"{text} {more}"

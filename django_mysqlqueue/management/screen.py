@@ -21,7 +21,8 @@ from django_mysqlqueue.humanize import counted, duration, moment, since_moment
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.status import NOTE, QueueStatus, unavailable
+from django_mysqlqueue.inspection.problem import NOTE
+from django_mysqlqueue.inspection.status import QueueStatus, unavailable
 from django_mysqlqueue.management.watching import Snapshot, Watched
 
 CAUSES = 7

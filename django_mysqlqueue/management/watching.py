@@ -20,12 +20,12 @@ from typing import Any, TextIO
 from django.core.management.base import CommandError
 
 from django_mysqlqueue.inspection.bounds import PAGES
-from django_mysqlqueue.inspection.causes import Cause, find_causes
+from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.group_rows import GroupRow, read_rows
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.inspection.sampled import with_samples
-from django_mysqlqueue.inspection.status import QueueStatus, status_of
+from django_mysqlqueue.inspection.status import QueueStatus, state_of
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, TOTAL_SECONDS, start_each
 
@@ -61,10 +61,10 @@ def read_snapshot(using: str) -> Snapshot:
         django.db.Error: the database refuses or does not answer.
     """
     overview = with_samples(get_overview(using=using, bounds=PAGES))
-    problems = find_problems(overview)
-    causes = find_causes(overview, problems)
-    rows = sorted(read_rows(overview, problems), key=lambda row: (row.state.rank, -row.group.lag.value, row.group.ref))
-    return Snapshot(overview, causes, status_of(overview, causes), rows)
+    state = state_of(overview, find_problems(overview))
+    rows = read_rows(overview, state.problems)
+    rows.sort(key=lambda row: (row.state.rank, -row.group.lag.value, row.group.ref))
+    return Snapshot(overview, state.causes, state.status, rows)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import pytest
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import beginnings, find_problems, get_overview
+from django_mysqlqueue.inspection.attempts import Rule
 from django_mysqlqueue.inspection.beginnings import Began, Failed
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, Rollup
 from django_mysqlqueue.operations import pausing
@@ -93,27 +94,32 @@ def rollup(minutes, *, now, grain=60, group="g", **counts):
 
 
 def failing(*refs, now):
-    return beginnings.of_failures(Session(USING), refs or [G], now)
+    past = beginnings.of_failures(Session(USING), refs or [G], now, Rule(0.5, 4), most=10, window=600)
+    return {ref: one.since for ref, one in past.items()}
 
 
-def test_failures_began_after_the_last_success():
+def test_failures_began_after_the_last_successes():
     now = Session(USING).now()
-    assert failing(now=now) == {}
+    assert failing(now=now) == {G: None}
     rollup(300, now=now, failed=9)
-    rollup(90, now=now, acked=1, failed=3)
+    rollup(90, now=now, acked=9, failed=3)
     rollup(60, now=now)
-    first = rollup(40, now=now, failed=1)
-    rollup(1, now=now, failed=1, dead_lettered=1)
-    rollup(30, now=now, group="h", acked=1)
+    first = rollup(40, now=now, failed=5)
+    last = rollup(1, now=now, failed=1, dead_lettered=1)
+    rollup(30, now=now, group="h", acked=9)
     assert failing(now=now) == {G: first}
-    rollup(2, now=now, acked=1)
-    assert failing(now=now) == {G: (now - MINUTE) // MINUTE * MINUTE}
+    rollup(5, now=now, acked=1)
+    assert failing(now=now) == {G: first}, "most of the newest fail"
+    rollup(4, now=now, acked=9)
+    assert failing(now=now) == {G: None}
+    rollup(0, now=now, failed=9)
+    assert failing(now=now) == {G: last}
 
 
 def test_failures_that_began_before_the_minutes_kept_are_found_by_hour():
     now = Session(USING).now()
     rollup(1, now=now, failed=1)
-    rollup(900, now=now, grain=3600, acked=1, failed=2)
+    rollup(900, now=now, grain=3600, acked=3, failed=2)
     first = rollup(700, now=now, grain=3600, dead_lettered=1)
     assert failing(now=now) == {G: first}
 
@@ -124,6 +130,24 @@ def test_only_some_groups_are_read(django_assert_max_num_queries):
     for ref in refs:
         rollup(1, now=now, group=ref.group, failed=1)
     assert sorted(failing(*refs, now=now)) == refs[: beginnings.FAILING]
+
+
+def test_dead_letters_began_when_there_were_too_many():
+    now = Session(USING).now()
+
+    def since():
+        return beginnings.of_failures(Session(USING), [G], now, Rule(0.5, 4), most=10, window=600)[G].dead_since
+
+    rollup(30, now=now, dead_lettered=99)
+    assert since() is not None
+    rollup(15, now=now, dead_lettered=10)
+    assert since() is None
+    first = rollup(2, now=now, dead_lettered=4)
+    rollup(1, now=now, dead_lettered=7)
+    assert since() == first
+    rollup(350, now=now, dead_lettered=99, group="h")
+    h = GroupRef("h", "t")
+    assert beginnings.of_failures(Session(USING), [h], now, Rule(0.5, 4), most=10, window=600)[h].dead_since is None
 
 
 def test_a_stuck_message_has_its_problem_since_its_first_failure(clock):

@@ -16,6 +16,7 @@ from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
 from tests.inspection.test_queue_problems import overview
 
 H = GroupRef("h", "t")
+FEW = Count(3)
 
 
 def kinds(problems, *groups):
@@ -114,29 +115,72 @@ def state(*problems, groups=()):
 def test_the_queue_is_stopped_if_no_group_with_messages_processes_any():
     busy, idle = group(head(1)), dataclasses.replace(group(), ref=H)
     paused, another = Problem(1, "paused", "a", G), Problem(1, "dead_letters", "b", G)
-    assert state(paused, groups=(busy, idle)) == "stopped"
-    assert state(paused, groups=(busy, dataclasses.replace(busy, ref=H))) == "degraded"
+    unserved = Problem(0, "no_subscriber", "c", G)
+    assert state(unserved, groups=(busy, idle)) == "stopped"
+    assert state(unserved, groups=(busy, dataclasses.replace(busy, ref=H))) == "degraded"
     assert state(another, groups=(busy,)) == "degraded"
-    assert state(paused, groups=(group(),)) == "degraded", "nothing waits"
+    assert state(unserved, groups=(group(),)) == "degraded", "nothing waits"
     assert state(Problem(0, "outbox", "c"), groups=(busy, idle)) == "stopped"
+    assert state(paused, groups=(busy, idle)) == "degraded", "on purpose"
+    on_purpose = Problem(2, "moves", "d", GroupRef("i", "t"))
+    others = [dataclasses.replace(busy, ref=ref) for ref in (H, on_purpose.ref)]
+    assert state(Problem(0, "no_subscriber", "c", H), paused, on_purpose, groups=(busy, *others)) == "stopped"
     assert state(Problem(2, "paused", "a", G), groups=(busy,)) == "ok"
     of_one_cause = (Problem(2, "no_subscriber", "a", G), Problem(0, "no_subscriber", "b", H))
     assert state(*of_one_cause, groups=(busy, dataclasses.replace(busy, ref=H))) == "degraded"
 
 
-def test_the_first_problem_is_the_larger_one_though_subscribers_may_be_restarting():
-    paused = Problem(1, "paused", "paused.", G, messages=Count(3))
+def test_the_headline_is_the_cause_of_the_state():
+    failing, note = Problem(0, "failing", "failing.", G), Problem(2, "no_subscriber", "restarting.", H, messages=FEW)
+    paused, unserved = Problem(1, "paused", "paused.", G), Problem(0, "no_subscriber", "unserved.", H)
+    busy = group(head(1), subscribers=[live()])
+    both = (busy, dataclasses.replace(busy, ref=H))
 
-    def first(problem, *others):
-        found = overview(group(head(1), subscribers=[live()]))
-        return status_of(found, find_causes(found, [problem, *others])).text
+    def told(*problems, groups=both):
+        found = overview(*groups)
+        status = status_of(found, find_causes(found, problems))
+        return status.state, status.text
 
-    def unserved(number):
-        return Problem(2, "no_subscriber", "unserved.", H, messages=Count(number))
+    assert told(paused, note) == ("degraded", "paused."), "others may be restarting"
+    assert told(failing, paused, note) == ("degraded", "failing.")
+    many = dataclasses.replace(failing, failed=Count(1000))
+    alone = (dataclasses.replace(busy, ref=H),)
+    assert told(many, unserved, groups=alone) == ("stopped", "unserved."), "that one stops nothing"
+    assert told(note) == ("ok", "2 consumer groups, backlog 2. For information: restarting.")
+    assert told() == ("ok", "2 consumer groups, backlog 2. No problems found.")
 
-    assert first(paused, unserved(4)) == "unserved."
-    assert first(paused, unserved(3)) == "paused."
-    assert first(Problem(0, "failing", "failing.", G), unserved(4)) == "failing."
+
+# -- order --------------------------------------------------------------------
+
+
+def test_causes_of_one_severity_are_ranked_by_the_messages_that_they_harm():
+    problems = [
+        Problem(1, "dead_letters", "12.", G, failed=Count(12)),
+        Problem(1, "paused", "paused.", GroupRef("p", "t"), messages=Count(100_000)),
+        Problem(1, "still", "500.", GroupRef("s", "t"), messages=Count(500)),
+        Problem(1, "failing", "899.", H, failed=Count(899)),
+        Problem(1, "recent_dead_letters", "", H, failed=Count(800)),
+        Problem(0, "route", "worse."),
+    ]
+    found = find_causes(overview(group(head(1), subscribers=[live()])), problems)
+    assert [cause.text for cause in found] == ["worse.", "899.", "500.", "12.", "paused."]
+    assert found[1].harm == Count(899), "both are of the same messages"
+
+
+def test_limits_that_repeated_attempts_reach_are_no_cause_of_their_own():
+    limited = Problem(2, "limited", "limited.", G, messages=Count(9))
+
+    def told(*others):
+        found = find_causes(overview(group(head(1), subscribers=[live()])), [*others, limited])
+        return [(cause.text, [one.kind for one in cause.problems]) for cause in found]
+
+    alone = [("limited.", ["limited"])]
+    for kind in ("failing", "recent_dead_letters", "retrying"):
+        assert told(Problem(0, kind, "fails.", G)) == [("fails.", [kind, "limited"])]
+        assert told(Problem(0, kind, "fails.", H)) == [("fails.", [kind]), *alone]
+    assert told(Problem(1, "stuck", "stuck.", G, "k", 7)) == [("stuck.", ["stuck", "limited"])]
+    assert told(Problem(2, "stuck", "stuck.", G, "k", 7)) == [*alone, ("stuck.", ["stuck"])]
+    assert told(Problem(2, "dead_letters", "old.", G)) == [*alone, ("old.", ["dead_letters"])]
 
 
 # -- what moves ---------------------------------------------------------------
@@ -161,6 +205,6 @@ def test_a_group_of_which_any_delivery_has_ended_is_not_stalled(db, column):
 def test_the_worst_problem_comes_first(db):
     dead = dataclasses.replace(group(dead_letters=Count(1)), ref=GroupRef("a", "t"))
     state = overview(dead, group(head(900)), dataclasses.replace(group(paused=True), ref=H), due=1)
-    found = [(one.severity, one.kind) for one in find_problems(state)]
+    found = [(one.severity, -one.harm.value) for one in find_problems(state)]
     assert found == sorted(found)
     assert len({severity for severity, _ in found}) > 1

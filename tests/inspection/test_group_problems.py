@@ -8,10 +8,10 @@ import pytest
 
 from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
-from django_mysqlqueue.inspection import group_problems
-from django_mysqlqueue.inspection.beginnings import Began, Failed
+from django_mysqlqueue.inspection import attempts, group_problems
+from django_mysqlqueue.inspection.attempts import Ended, Rule, Run
+from django_mysqlqueue.inspection.beginnings import Began, Failed, Past
 from django_mysqlqueue.inspection.bounds import StallTimes
-from django_mysqlqueue.inspection.group_problems import Ended
 from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import DueMessages
@@ -218,7 +218,8 @@ def test_a_group_whose_deliveries_do_not_end_is_stalled(first, is_still):
 def test_limits_that_are_reached_are_for_information(monkeypatch, limited, says):
     monkeypatch.setattr(GroupOverview, "limits", DeliveryLimits(rate=parse_rate("5/s")))
     one = group(head(5), lag=9, subscribers=[live()], limited=limited)
-    assert found(one) == [("limited", 2, 5, 9)]
+    assert found(one) == [("limited", 2, None, 9)]
+    assert only(one).oldest_at == ago(5)
     (problem,) = group_problems.progress(one, None, NOW, TIMES, moves=False)
     assert says in problem.text
     assert found(dataclasses.replace(one, heads=(), lag=Count(0))) == []
@@ -227,68 +228,151 @@ def test_limits_that_are_reached_are_for_information(monkeypatch, limited, says)
 # -- failures -----------------------------------------------------------------
 
 
-def ended(*numbers, oldest_first=True):
+def minute(number, acked, failed, dead=0):
+    """The counts of a minute that ended ``number`` minutes ago."""
+    return Bucket(G, ago(60 * number), acked, failed, dead, 0, 0, 0, (), None, 0, 0, 0)
+
+
+def ended(*numbers):
     """Of minutes, the last one first, the numbers of acked, failed and dead-lettered ones."""
-    total = Ended()
-    for minutes, (acked, failed, dead) in list(enumerate(numbers))[:: -1 if oldest_first else 1]:
-        bucket = Bucket(G, ago(60 * minutes), acked, failed, dead, 0, 0, 0, (), None, 0, 0, 0)
-        total.add(bucket)
-    return total
+    return Ended([minute(number, *one) for number, one in list(enumerate(numbers))[::-1]])
 
 
-def failing(numbers, *, uptime=30, thresholds=HealthSettings(max_failure_ratio=0.5, min_attempts=4), **values):  # noqa: B008
-    one = group(subscribers=[live(uptime)], **values)
-    problems = group_problems.failures(one, ended(*numbers), thresholds, TIMES, NOW, 600)
+def failing(numbers, *, uptime=3600, thresholds=None, past=None, explained=0, **values):
+    thresholds = thresholds or HealthSettings(max_failure_ratio=0.5, min_attempts=4)
+    one = group(subscribers=[live(uptime)], **{"retrying": Count(4), **values})
+    problems = group_problems.failures(
+        one, ended(*numbers), thresholds, TIMES, NOW, 600, past=past, explained=explained
+    )
     return [(p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000) for p in problems]
 
 
-def test_failures_are_a_problem_beyond_a_share_of_enough_attempts():
+def test_failures_are_a_problem_beyond_a_share_of_enough_newest_attempts():
     assert failing([(0, 0, 0)]) == []
     assert failing([(5, 0, 0), (5, 0, 0)]) == []
-    assert failing([(0, 3, 0)]) == [("failing", 1, 0)]
-    assert failing([(0, 4, 0)]) == [("failing", 0, 0)]
+    assert failing([(0, 3, 0)]) == [("failing", 1, None)]
+    assert failing([(0, 4, 0)]) == [("failing", 0, None)]
     assert failing([(2, 2, 0)]) == []
-    assert failing([(2, 1, 0), (0, 2, 0), (1, 2, 0), (1, 0, 0)]) == [("failing", 0, 120)]
     assert failing([(1, 2, 0)]) == [], "too few attempts"
+    assert failing([(1, 3, 0), (0, 2, 0), (100, 2, 0)]) == [("failing", 0, 60)]
+    assert failing([(0, 2, 0), (2, 0, 0), (0, 50, 0)]) == [], "half of the newest"
+    assert failing([(0, 3, 0), (2, 0, 0), (0, 50, 0)]) == [("failing", 0, 0)]
+    assert failing([(3, 0, 0), (0, 50, 0), (9, 0, 0)]) == []
+    assert failing([(1, 0, 0), (0, 50, 0), (9, 0, 0)]) == [("failing", 0, 60)]
     assert failing([(0, 4, 0)], uptime=29) == [], "its subscribers have just started"
+    assert failing([(0, 0, 0), (0, 0, 0), (0, 4, 0)], uptime=30) == [], "those were other processes"
+    assert failing([(0, 4, 0)], uptime=30) == [("failing", 0, None)]
+
+
+def test_few_messages_that_are_tried_again_and_again_are_no_outage():
+    mixed = [(0, 9, 0), (500, 0, 0)]
+    assert failing([(500, 0, 0)], retrying=Count(3)) == []
+    assert failing(mixed) == [("failing", 0, 0)]
+    assert failing(mixed, retrying=Count(3)) == []
+    assert failing(mixed, retrying=Count(3), recent_dead_letters=Count(1)) == [("failing", 0, 0)]
+    assert failing(mixed, retrying=Count(9), explained=5) == [("failing", 0, 0)]
+    assert failing(mixed, retrying=Count(9), explained=6) == [], "their key fails"
+    assert failing([(0, 9, 0), (2, 0, 0)], retrying=Count(3)) == [("failing", 0, 0)], "more than have succeeded"
+    assert failing([(0, 9, 0), (3, 0, 0)], retrying=Count(3)) == []
+    assert failing([(0, 9, 0)], retrying=Count(1)) == [("failing", 0, None)], "nothing has succeeded"
+
+
+def test_the_numbers_are_those_since_the_failures_began():
+    one = group(subscribers=[live()], retrying=Count(5))
+    thresholds = HealthSettings(max_failure_ratio=0.5, min_attempts=4, max_recent_dead_letters=None)
+
+    def text(*numbers):
+        (problem,) = group_problems.failures(one, ended(*numbers), thresholds, TIMES, NOW, 600)
+        return problem.text
+
+    assert text((1, 3, 0), (1, 9, 0), (100, 0, 0)) == (
+        "12 of 14 attempts of g/t failed in the last 1 min; the limit is 50%."
+    )
+    assert text((0, 3, 0), (0, 9, 0)) == "Every attempt of g/t fails: 12 failures and no success in the last 10 min."
+
+
+def test_nothing_that_has_failed_is_left():
+    nothing = {"retrying": Count(0)}
+    assert failing([(0, 40, 0)], **nothing) == []
+    assert failing([(0, 40, 0)], **nothing, in_flight=Count(1)) == [("failing", 0, None)]
+    assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(1)) == [("failing", 0, None)]
+    assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(0, exact=False)) == [("failing", 0, None)]
 
 
 def test_failures_have_begun_before_the_window_and_are_over_if_nothing_is_left():
-    def problem(*heads, seconds=7200):
-        one = group(*heads, subscribers=[live()])
-        (found,) = group_problems.failures(
-            one,
-            ended((0, 4, 4)),
-            HealthSettings(max_recent_dead_letters=None),
-            TIMES,
-            NOW,
-            600,
-            failing_since=seconds and ago(seconds),
-        )
+    def problem(*heads, seconds=7200, **values):
+        one = group(*heads, subscribers=[live()], retrying=Count(1), **values)
+        past = seconds and Past([minute(1, 0, 4)], ago(seconds), None)
+        thresholds = HealthSettings(max_recent_dead_letters=None)
+        (found,) = group_problems.failures(one, ended((0, 4, 4)), thresholds, TIMES, NOW, 600, past=past or None)
         return found
 
-    assert (problem().since, problem(seconds=None).since) == (ago(7200), ago(0))
+    assert (problem().since, problem(seconds=None).since) == (ago(7200), None)
     assert problem().advice == "Fix the cause, then redrive the dead letters."
     assert not problem(head(5)).advice
+    assert problem(head(5), paused=True).advice == "Fix the cause, then resume the group."
+
+
+def test_successes_of_before_the_window_are_among_the_newest_attempts():
+    assert failing([(0, 3, 0)], past=Past([minute(11, 90, 0), minute(0, 0, 3)], None, None)) == []
+    few = Past([minute(9, 1, 0), minute(0, 0, 3)], ago(0), None)
+    assert failing([(0, 3, 0)], past=few) == [], "no longer than the window before the newest failure"
+    few = Past([minute(10, 1, 0), minute(0, 0, 3)], ago(0), None)
+    assert failing([(0, 3, 0)], past=few) == [("failing", 1, 0)]
 
 
 def test_a_poison_message_has_no_failure_and_counts_as_one():
-    assert failing([(0, 0, 4)]) == [("failing", 0, 0)]
-    assert failing([(0, 4, 4)]) == [("failing", 0, 0)]
+    assert failing([(0, 0, 4)]) == [("failing", 0, None)]
+    assert failing([(0, 4, 4)]) == [("failing", 0, None)]
     assert (ended((0, 2, 3)).failed, ended((0, 3, 2)).failed, ended((1, 3, 2)).attempts) == (3, 3, 4)
 
 
-@pytest.mark.parametrize("oldest_first", [False, True])
-def test_failures_began_with_the_first_minute_that_has_one(oldest_first):
-    assert ended((1, 1, 0), (0, 0, 1), (9, 0, 0), oldest_first=oldest_first).failed_since == ago(60)
+def test_the_beginning_of_failures_by_minute():
+    rule = Rule(0.5, 4)
+    assert attempts.run(ended((1, 1, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) is None
+    assert attempts.run(ended((1, 2, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) == Run(ago(60), False)
+    assert attempts.run(ended((1, 2, 0), (0, 0, 1)).buckets, rule) == Run(ago(60), True)
+    assert attempts.run(ended((0, 1, 0), (0, 0, 0), (0, 3, 0), (0, 0, 0), (9, 0, 0)).buckets, rule) == Run(
+        ago(120), False
+    )
+    assert attempts.run([], rule) is None
+
+
+def test_the_beginning_of_failures_by_hour():
+    def began(*hours):
+        buckets = [Bucket(G, at * 3_600_000, *one, 0, 0, 0, (), None, 0, 0, 0) for at, *one in hours]
+        return attempts.began_by_hour(buckets, Rule(0.5, 4), 10 * 3_600_000 + 60_000) / 3_600_000
+
+    minutes = 10 + 1 / 60
+    assert began() == minutes
+    assert began((9, 5, 0, 0), (10, 0, 0, 0)) == minutes
+    assert began((9, 5, 0, 0), (10, 9, 1, 0)) == 10, "after successes of this hour"
+    assert began((8, 9, 0, 0), (9, 0, 7, 7), (10, 0, 9, 0)) == 9
+    assert began((7, 9, 1, 0), (9, 0, 7, 7), (10, 0, 9, 0)) == 9
+    assert began((8, 9, 1, 0), (9, 0, 7, 7), (10, 0, 9, 0)) == 8
+    assert began((2, 0, 7, 7)) == 2
+
+
+def test_the_beginning_of_too_many_dead_letters():
+    def burst(*numbers):
+        at = attempts.burst(ended(*((9, 0, one) for one in numbers)).buckets, 10, 180_000)
+        return None if at is None else (NOW - at) // 60_000
+
+    assert burst(0, 0) is None
+    assert burst(11, 0) == 0
+    assert burst(5, 5) is None
+    assert burst(5, 6, 0) == 1
+    assert burst(0, 0, 5, 6, 0) == 3
+    assert burst(3, 3, 3, 3, 3, 3, 3, 3) == 7, "ever since"
+    assert burst(11, 0, 0, 0, 0, 20) == 0, "they were over"
 
 
 def test_thresholds_can_be_turned_off():
     def off(**values):
         return HealthSettings(**{"max_failure_ratio": 0.5, "min_attempts": 4, **values})
 
-    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=None)) == [("failing", 1, 0)]
-    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=1)) == [("failing", 1, 0)]
+    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=None)) == [("failing", 1, None)]
+    assert failing([(0, 9, 0)], thresholds=off(max_failure_ratio=1)) == [("failing", 1, None)]
     assert failing([(1, 9, 0)], thresholds=off(max_failure_ratio=None)) == []
     many = {"recent_dead_letters": Count(11), "dead_letters": Count(11)}
     assert failing([], **many) == [("recent_dead_letters", 0, None), ("dead_letters", 1, None)]
@@ -302,7 +386,7 @@ def test_thresholds_can_be_turned_off():
         (Count(0), 90, [("dead_letters", 2, None)]),
         (Count(0, exact=False), 0, [("dead_letters", 1, None)]),
         (Count(0, exact=False), 10, [("dead_letters", 1, None)]),
-        (Count(0, exact=False), 11, [("recent_dead_letters", 0, 0), ("dead_letters", 1, None)]),
+        (Count(0, exact=False), 11, [("recent_dead_letters", 0, None), ("dead_letters", 1, None)]),
         (Count(11, exact=False), 0, [("recent_dead_letters", 0, None), ("dead_letters", 1, None)]),
     ],
 )

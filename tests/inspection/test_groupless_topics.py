@@ -75,8 +75,8 @@ def test_it_counts_no_further_than_a_bound():
     ]
     sequence()
     assert [text.partition(" but")[0] for text in texts(Bounds(count=3))] == [
-        "Topic 'a' has 2 messages",
         "Topic 'orders.plced' has 3+ messages",
+        "Topic 'a' has 2 messages",
     ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, retried_keys, status_of
 from django_mysqlqueue.models import DeliveryEvent
-from tests.support.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, handler, sequence
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -47,10 +49,11 @@ def test_a_key_of_which_every_message_fails(fails, settings, partitions):
         settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "TOPICS": {"t": {"PARTITIONS": partitions}}}
     fails("globex")
     (problem,) = found()
-    assert problem.text == (
-        "20 messages of g/t have failed 40 times and wait for another attempt. All of them have the key 'globex'."
+    assert (
+        problem.text
+        == "Every attempt of g/t with the key 'globex' has failed for 2 min 10 s: 40 failures of 20 messages."
     )
-    assert (problem.severity, problem.messages.value, problem.error) == (1, 20, "PermissionError: globex")
+    assert (problem.severity, problem.messages.value, problem.error) == (0, 20, "PermissionError: globex")
     assert problem.since == min(DeliveryEvent.objects.filter(outcome="failed").values_list("settled_at", flat=True))
     overview = get_overview(using=USING)
     causes = find_causes(overview)
@@ -59,21 +62,81 @@ def test_a_key_of_which_every_message_fails(fails, settings, partitions):
     assert (status.state, status.text.startswith(problem.text)) == ("degraded", True)
 
 
+def test_a_health_page_does_not_show_the_key(fails):
+    fails("globex")
+    with pytest.raises(ServiceUnavailable, match=r"^Unavailable: g/t: retrying\.$"):
+        QueueHealth().run()
+
+
+@pytest.mark.parametrize("share", [None, 1])
+def test_the_switch_of_the_ratio_makes_it_a_note(fails, settings, share):
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_FAILURE_RATIO": share}}
+    fails("globex")
+    assert [one.severity for one in found()] == [1]
+
+
 def test_a_few_keys_are_named_but_not_many(fails):
     fails("globex", "acme")
     (problem,) = found()
-    assert problem.text.endswith("All of them have one of the keys 'acme', 'globex'.")
+    assert problem.text.startswith("Every attempt of g/t with one of the keys 'acme', 'globex' has failed for 2 min")
+    assert problem.text.endswith(": 80 failures of 40 messages.")
 
 
-def test_failures_of_most_keys_have_no_key_in_common(fails):
+def test_three_of_many_keys_are_named(fails):
     fails(*TENANTS[1:])
+    (problem,) = found()
+    assert "with one of the keys 'globex', 'hooli', 'initech' and 1 more has failed" in problem.text
+
+
+@pytest.mark.parametrize(("number", "rounds"), [(100, 1), (20, 2), (5, 12)])
+def test_a_passing_fault_or_a_few_messages_are_no_such_problem(fails, number, rounds):
+    """All at one time, fewer than ten attempts, or one message, which may be a poison message."""
+    fails("globex", number=number, rounds=rounds)
+    assert get_overview(using=USING).retrying.value == number // 5
     assert not found()
 
 
-@pytest.mark.parametrize(("number", "rounds"), [(100, 1), (45, 2)])
-def test_a_passing_fault_or_a_few_messages_are_no_such_problem(fails, number, rounds):
-    fails("globex", number=number, rounds=rounds)
-    assert get_overview(using=USING).retrying.value == number // 5
+@pytest.mark.parametrize("partitions", [None, 8])
+def test_a_success_ends_it_and_earlier_failures_count_no_more(fails, clock, settings, partitions):
+    if partitions:
+        settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "TOPICS": {"t": {"PARTITIONS": partitions}}}
+    sub = fails("globex")
+    assert found()
+    publish_many("t", [Message("fine", key="globex")])
+    clock.advance(1)
+    sub.step()
+    sub.work()
+    sub.flush()
+    assert not found(), "one message succeeds, while the others fail again"
+    for _ in range(2):
+        clock.advance(65)
+        sub.heart.beat()
+        sub.settle()
+    (problem,) = found()
+    assert problem.text.endswith(": 60 failures of 20 messages.")
+
+
+def test_the_messages_of_a_key_that_are_dead_letters_are_no_success(clock):
+    def handle(delivery):
+        if delivery.key == "globex":
+            raise PermissionError(delivery.payload)
+
+    sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=3))
+    for _ in range(4):
+        publish_many("t", [Message(n, key="globex" if n < 9 else f"k{n}") for n in range(60)])
+        sub.settle()
+        sub.poller.write_rollups()
+        clock.advance(65)
+        sub.heart.beat()
+    sequence()
+    (problem,) = found()
+    assert problem.text.startswith("Every attempt of g/t with the key 'globex' has failed for")
+
+
+def test_attempts_of_processes_that_have_ended_do_not_count(fails, clock):
+    fails("globex").leave()
+    Sub(handler("t", "g", mode="shared", backoff=AGAIN, max_attempts=None))
+    clock.advance(65)
     assert not found()
 
 
@@ -94,5 +157,4 @@ def test_of_many_messages_the_latest_due_ones_are_read(fails, monkeypatch):
     monkeypatch.setattr(retried_keys, "MESSAGES", 12)
     fails("globex")
     (problem,) = found()
-    assert problem.text.startswith("12+ messages of g/t have failed 24+ times and wait for another attempt. Those ")
-    assert problem.text.endswith("due last have the key 'globex'.")
+    assert problem.text.endswith(": 24+ failures of 12+ messages.")

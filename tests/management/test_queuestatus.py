@@ -213,7 +213,7 @@ def test_status_names_what_is_abandoned(db, clock):
     groups.register(USING, GroupRef("idle", "empty"), mode="ordered", start="earliest")
     sub = Sub(handler(group="alive"))
     assert abandoned() == {"forgotten": 2}, "its subscribers may be being restarted"
-    problems = run("queuestatus").split("Problems\n")[1]
+    problems = run("queuestatus").split("For information\n")[1]
     assert "No live subscribers for forgotten/t; 3 messages are waiting" in problems
     assert "alive" not in problems
     assert "idle" not in problems

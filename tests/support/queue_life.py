@@ -18,6 +18,7 @@ from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
+    attempts,
     beginnings,
     busy,
     count_jobs,
@@ -586,9 +587,14 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert group is not None
     beginnings.of_groups(session, [dataclasses.replace(group, paused=True, subscribers=())])
     beginnings.of_groups(session, [dataclasses.replace(group, ref=GroupRef("none", "t"), subscribers=())])
-    beginnings.of_failures(session, [ref], found.now)
+    rule = attempts.Rule(0.5, 10)
+    beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
+    beginnings._by_hour(session, [ref], found.now, rule, {ref: found.now})
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
-    retried_keys.find(session, [ref])
+    retried_keys.find(session, {ref: 0}, least=1)
+    few = [head.offset for head in group.heads[:2]]
+    retried_keys._failed_at(session, ref, few)
+    retried_keys._succeeded_at(session, ref, [head.key for head in group.heads])
     newest = list_messages(topic="t", using=USING, limit=10).entries
     assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])

@@ -23,19 +23,17 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     GroupOverview,
     Partition,
-    QueueStatus,
-    find_causes,
     find_problems,
     get_overview,
     operations_log,
     partitions,
-    status_of,
 )
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.inspection.busy import mean_handler_ms, read_busy
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.inspection.sampled import with_samples
+from django_mysqlqueue.inspection.status import QueueState, state_of
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -83,8 +81,8 @@ class GroupPage(Page):
         session = Session(self.using)
         found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)
         live = {row.name for row in group.live}
-        problems = [one for one in find_problems(overview, stall_times=self.stall_times) if one.ref == ref]
-        found_causes = find_causes(overview, problems)
+        problems = find_problems(overview, stall_times=self.stall_times)
+        state = state_of(overview, [one for one in problems if one.ref == ref])
         since = now - SETTLED_MINUTES * 60_000
         buckets = rollups.of_group(session, rollups.MINUTE, since, ref, now=now)
         name = self.text("range")
@@ -92,11 +90,11 @@ class GroupPage(Page):
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
-            "banner": _banner(status_of(overview, found_causes)),
+            "banner": _banner(state),
             **causes.split(
-                [self._without_self(one) for one in causes.shown(self.dashboard, found_causes, now, self.errors)]
+                [self._without_self(one) for one in causes.shown(self.dashboard, state.causes, now, self.errors)]
             ),
-            "figures": read_row(group, problems, buckets, now),
+            "figures": read_row(group, state.problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
@@ -163,9 +161,9 @@ class GroupPage(Page):
         return PartitionRow(partition, json.dumps(partition.key), lag, oldest, next_at, error, partition.owner in live)
 
 
-def _banner(status: QueueStatus) -> Banner:
+def _banner(state: QueueState) -> Banner:
     """Return the banner. The causes follow at once, the worst first, so the banner does not repeat it."""
-    return Banner(status if status.state == "ok" else replace(status, text="", advice=""))
+    return Banner(replace(state.status, text="", advice="") if state.causes else state.status)
 
 
 def _handlers(session: Session, group: GroupOverview, now: int, bounds: Bounds) -> str:

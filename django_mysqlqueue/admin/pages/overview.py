@@ -20,18 +20,15 @@ from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
-    Cause,
     Problem,
     QueueOverview,
     QueueStatus,
-    find_causes,
     find_problems,
     get_overview,
-    status_of,
 )
 from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
 from django_mysqlqueue.inspection.sampled import with_samples
-from django_mysqlqueue.inspection.status import unavailable
+from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket, Percentile
@@ -60,14 +57,6 @@ class Summary:
     causes: list[ShownCause]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What was read of a database: what the user may view of it."""
-
-    overview: QueueOverview
-    causes: list[Cause]
-
-
 class OverviewPage(Page):
     """The overview of one database."""
 
@@ -87,8 +76,7 @@ class OverviewPage(Page):
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
-        problems = [problem for cause in read.causes for problem in cause.problems]
-        rows, columns = in_order(read_rows(found, problems), self.text("sort"))
+        rows, columns = in_order(read_rows(found, read.problems), self.text("sort"))
         return {
             "overview": found,
             "cards": summary.cards,
@@ -101,18 +89,16 @@ class OverviewPage(Page):
             **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
-    def read(self) -> Read:
-        """Read the state of the page's database, and the causes of its problems that the user may view."""
+    def read(self) -> QueueState:
+        """Read the state of the page's database, with the problems that the user may view."""
         topics = self.topics_to_view()
         if topics is None:
-            found, problems = read_shared(self.using, self.bounds, self.stall_times)
-        else:
-            found = self._overview_of(topics)
-            problems = find_problems(found, stall_times=self.stall_times)
-            problems = [one for one in problems if self._may_view_problem(one)]
-        return Read(found, find_causes(found, problems))
+            return read_shared(self.using, self.bounds, self.stall_times)
+        found = self._overview_of(topics)
+        problems = find_problems(found, stall_times=self.stall_times)
+        return state_of(found, [one for one in problems if self._may_view_problem(one)])
 
-    def summary(self, read: Read, *, alias: str = "") -> Summary:
+    def summary(self, read: QueueState, *, alias: str = "") -> Summary:
         """Return in short what was read.
 
         Args:
@@ -120,7 +106,7 @@ class OverviewPage(Page):
             alias: the database, on the page of all databases.
         """
         found = causes.shown(self.dashboard, read.causes, read.overview.now, self.errors, alias=alias)
-        return Summary(self._cards(read.overview), status_of(read.overview, read.causes), found)
+        return Summary(self._cards(read.overview), read.status, found)
 
     def unread(self, reason: str) -> Summary:
         """Return in short that the database could not be read.

@@ -70,14 +70,14 @@ class Command(ReadingCommand):
             "--max-failure-ratio",
             type=float,
             metavar="RATIO",
-            help="maximum share of a group's attempts within the window that fail, 0 to 1 "
+            help="maximum share of a group's newest attempts that fail, 0 to 1 "
             "(default: HEALTH['MAX_FAILURE_RATIO'], 0.5)",
         )
         add(
             "--min-attempts",
             type=int,
             metavar="N",
-            help="minimum number of attempts within the window for the ratio to be checked "
+            help="number of newest attempts whose share counts; with fewer within the window, it is not checked "
             "(default: HEALTH['MIN_ATTEMPTS'], 10)",
         )
         add(

@@ -25,15 +25,15 @@ from django_mysqlqueue.inspection import (
     Problem,
     QueueOverview,
     QueueStatus,
-    find_causes,
     find_problems,
     get_overview,
     list_errors,
     operations_log,
     partitions,
-    status_of,
 )
 from django_mysqlqueue.inspection.operations_log import OperationEntry
+from django_mysqlqueue.inspection.problem import NOTE
+from django_mysqlqueue.inspection.status import state_of
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
@@ -162,10 +162,12 @@ class Command(ReadingCommand):
                     self.stdout.write("")
                 self.stdout.write(heading(title))
                 write_table(self.stdout, columns, rows)
-        if status.causes:
-            self.stdout.write("")
-            self.stdout.write(heading("Problems"))
-            for cause in status.causes:
+        serious = [one for one in status.causes if one.severity < NOTE]
+        for title, causes in (("Problems", serious), ("For information", status.causes[len(serious) :])):
+            if causes:
+                self.stdout.write("")
+                self.stdout.write(heading(title))
+            for cause in causes:
                 self._cause(cause, queue.now)
 
     def _summary(self, found: QueueStatus) -> None:
@@ -324,10 +326,9 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
     pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
-    problems = find_problems(queue)
-    causes = find_causes(queue, problems)
+    state = state_of(queue, find_problems(queue))
     topics, errors = read_topics(session, queue.now), list_errors(using=using)
-    return Status(queue, topics, leases, passed, pauses, errors, problems, causes, status_of(queue, causes))
+    return Status(queue, topics, leases, passed, pauses, errors, state.problems, state.causes, state.status)
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
