@@ -139,7 +139,7 @@ def began_by_hour(hours: Sequence[Bucket], rule: Rule, minute: int) -> int:
         if rule.is_over(failed(bucket), attempts):
             began = bucket.at
             continue
-        if failed(bucket) and began - bucket.at <= HOUR_MS:
+        if failed(bucket) and began // HOUR_MS * HOUR_MS - bucket.at <= HOUR_MS:
             began = bucket.at  # They began in this hour, after successes.
         break
     return began

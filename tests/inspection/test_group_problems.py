@@ -339,9 +339,9 @@ def test_the_beginning_of_failures_by_minute():
 
 
 def test_the_beginning_of_failures_by_hour():
-    def began(*hours):
+    def began(*hours, minute=1):
         buckets = [Bucket(G, at * 3_600_000, *one, 0, 0, 0, (), None, 0, 0, 0) for at, *one in hours]
-        return attempts.began_by_hour(buckets, Rule(0.5, 4), 10 * 3_600_000 + 60_000) / 3_600_000
+        return attempts.began_by_hour(buckets, Rule(0.5, 4), 10 * 3_600_000 + minute * 60_000) / 3_600_000
 
     minutes = 10 + 1 / 60
     assert began() == minutes
@@ -351,6 +351,7 @@ def test_the_beginning_of_failures_by_hour():
     assert began((7, 9, 1, 0), (9, 0, 7, 7), (10, 0, 9, 0)) == 9
     assert began((8, 9, 1, 0), (9, 0, 7, 7), (10, 0, 9, 0)) == 8
     assert began((2, 0, 7, 7)) == 2
+    assert began((9, 9, 1, 0), minute=40) == 9, "the minutes of that hour are not known"
 
 
 def test_the_beginning_of_too_many_dead_letters():
