@@ -20,13 +20,15 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import Rate
-from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, LANE_KEY_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.messages import encode
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.tasks import importing
 from django_mysqlqueue.tasks.framework import (
     DEFAULT_TASK_QUEUE_NAME,
     AnyResult,
@@ -40,7 +42,7 @@ from django_mysqlqueue.tasks.framework import (
     task_enqueued,
 )
 from django_mysqlqueue.tasks.options import check_job_option, unique_key, unique_of
-from django_mysqlqueue.tasks.results import as_result, find_task, in_queue, timed
+from django_mysqlqueue.tasks.results import as_result, in_queue, timed
 
 GROUP_OPTIONS = (
     "visibility_timeout",
@@ -100,6 +102,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             raise InvalidTask(
                 f"{task.module_path!r}: the path of a task with a rate may have at most {LANE_KEY_LENGTH} characters."
             )
+        importing.declared(task)
 
     @sync_only("aenqueue")
     def enqueue(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyResult:
@@ -114,7 +117,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             The result, which is READY. If the task is unique, and such a job waits, it is the result of that one.
 
         Raises:
-            InvalidTask: the backend cannot run the task.
+            InvalidTask: the backend cannot run the task, or a worker could not import it.
             TypeError, ValueError: an argument is not JSON-serializable.
             InvalidMessage: the arguments are too long, or ``run_after`` is too late.
             TransactionMismatch: the queue's database has no open transaction, but another one has.
@@ -205,6 +208,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, id: str | None = None
     ) -> AnyResult:
         self.validate_task(task)
+        importing.require_importable(task)
         task = timed(task) if self.queues else in_queue(timed(task), DEFAULT_TASK_QUEUE_NAME)
         path = task.module_path
         if path in job_queues.rates and not _is_declared_in(self, path, task.queue_name):
@@ -284,7 +288,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         raise TaskResultDoesNotExist(result_id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Check ``TASKS``: E025 for queues, E026 for queues that two backends share."""
+        """Check ``TASKS``: E025 for queues, E026 for queues that two backends share, E031 for tasks."""
         for name in sorted(self.queue_options):
             try:
                 topic = naming.check_topic(topic_of(name))
@@ -308,6 +312,10 @@ class MySQLQueueBackend(BaseTaskBackend):
                     hint="Give each backend queues of its own.",
                     id="django_mysqlqueue.E026",
                 )
+        with contextlib.suppress(SubscriberError):  # reported by E008
+            registry.discover()
+        for text in importing.problems(self.alias):
+            yield checks.Error(text, id="django_mysqlqueue.E031")
 
 
 def rates_of(backend: MySQLQueueBackend, queue_name: str) -> dict[str, Rate]:
@@ -319,7 +327,7 @@ def rates_of(backend: MySQLQueueBackend, queue_name: str) -> dict[str, Rate]:
 def _is_declared_in(backend: MySQLQueueBackend, path: str, queue_name: str) -> bool:
     """Return whether a task was declared with a queue of a backend."""
     try:
-        task = find_task(path)
+        task = importing.find_task(path)
     except (ImportError, InvalidTask):
         return False  # The function is not a task, or not yet.
     return task.backend == backend.alias and queue_name == (

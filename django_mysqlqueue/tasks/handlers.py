@@ -43,9 +43,10 @@ from django_mysqlqueue.tasks.framework import (
     task_finished,
     task_started,
 )
+from django_mysqlqueue.tasks.importing import find_task
 from django_mysqlqueue.tasks.monitor import JobMonitor, watching
 from django_mysqlqueue.tasks.options import JobOptions, options_of
-from django_mysqlqueue.tasks.results import as_result, change, errors_of, find_task
+from django_mysqlqueue.tasks.results import as_result, change, errors_of
 
 UNKNOWN_DELAY = 30
 """Seconds after which a job whose task this process does not have is delivered again."""

@@ -6,7 +6,7 @@ from django_mysqlqueue.limits import JOB_PATH_LENGTH
 from django_mysqlqueue.schedules.registry import OtherBackend, Place
 from django_mysqlqueue.tasks.backend import by_alias
 from django_mysqlqueue.tasks.framework import InvalidTask
-from django_mysqlqueue.tasks.results import find_task
+from django_mysqlqueue.tasks.importing import find_task, require_importable
 
 
 def place_of(path: str, given: Place | None) -> Place:
@@ -23,6 +23,7 @@ def place_of(path: str, given: Place | None) -> Place:
     """
     try:
         task = find_task(path)
+        require_importable(task)
     except InvalidTask as error:
         raise ValueError(str(error)) from None
     place = Place(task.backend, task.queue_name, task.priority) if given is None else given

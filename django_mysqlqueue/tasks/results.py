@@ -9,24 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from django_mysqlqueue.service.job_rows import JobRow, lines, moment
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, InvalidTask, TaskError, TaskResult, TaskResultStatus
-
-
-def find_task(path: str) -> AnyTask:
-    """Return the task with a dotted path.
-
-    Raises:
-        ImportError: there is nothing with this path.
-        InvalidTask: it is not a task.
-    """
-    found: AnyTask = import_string(path)
-    # Not isinstance: a backend may have a class of tasks of its own.
-    if not hasattr(found, "get_backend") or not hasattr(found, "using"):
-        raise InvalidTask(f"{path} is not a task: {found!r}")
-    return found
+from django_mysqlqueue.tasks.importing import find_task
 
 
 def as_result(row: JobRow, task: AnyTask | None = None, arguments: Mapping[str, Any] | None = None) -> AnyResult:
