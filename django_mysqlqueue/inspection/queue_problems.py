@@ -16,20 +16,19 @@ from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
-from django_mysqlqueue.inspection.schedules import ScheduleStatus, list_schedules
+from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
-from django_mysqlqueue.models import JobResult, PartitionLease
+from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import open_transactions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 
 LEASES = PartitionLease._meta.db_table
 NAMES = 100
 """Maximum number of lost subscribers, replaced ones and those of idle groups, whose leases are read."""
-RUNS = 3
-"""Number of jobs of a schedule that are read. The newest ones may not have ended."""
 
 
 def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Problem]:
@@ -300,35 +299,46 @@ def routes(overview: QueueOverview) -> Iterator[Problem]:
 
 
 def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
-    """Yield recurring schedules whose ticks are overdue, or whose last job has failed."""
-    for one in list_schedules(using=overview.using, runs=RUNS):
+    """Yield recurring schedules whose ticks are overdue, which nobody declares, or whose last job has failed."""
+    found = list_schedules(using=overview.using, runs=RUNS)
+    last_seen = max((one.seen_at for one in found), default=0)
+    for one in found:
         yield from _failed_run(one)
-        values = {"name": one.name, "age": duration(one.overdue), "error": one.error}
         if one.error and one.declared and not one.paused_at:
             text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
-            yield Problem(1, "recurring", text % values, topic=one.topic or None)
-        if one.overdue < times.tick:
-            continue
-        since = overview.now - int(one.overdue * 1000)
-        if one.last_run:
-            text = _("The recurring schedule %(name)s has not run since %(since)s. It has been due for %(age)s.")
-            values["since"] = moment(one.last_run)
-        else:
-            text = _("The recurring schedule %(name)s has never run. It has been due for %(age)s.")
-        if one.declared:
-            yield Problem(0, "recurring", text % values, topic=one.topic, since=since)
-        elif overview.live:
-            text += " " + _("No running process declares it. If it is no longer needed, delete it with queuerecurring.")
-            yield Problem(2, "recurring", text % values, topic=one.topic, since=since)
-        else:
-            text += " " + _("No subscriber is running.")
-            yield Problem(0, "recurring", text % values, topic=one.topic, since=since)
+            yield Problem(1, "recurring", text % {"name": one.name, "error": one.error}, topic=one.topic or None)
+        if one.due >= times.tick:
+            # Without subscribers, it is not known what they would declare, unless some have run since without it.
+            is_gone = not one.declared and (overview.live or last_seen - one.seen_at >= DECLARED_MS)
+            yield _removed(one) if is_gone else _overdue(one)
+
+
+def _overdue(one: ScheduleStatus) -> Problem:
+    """Return that a tick does not run, although a process declares the schedule, or because none is running."""
+    values = {"name": one.name, "age": duration(one.due), "since": moment(one.last_run)}
+    if one.last_run:
+        text = _("The recurring schedule %(name)s has not run since %(since)s. It has been due for %(age)s.")
+    else:
+        text = _("The recurring schedule %(name)s has never run. It has been due for %(age)s.")
+    if not one.declared:
+        text += " " + _("No subscriber is running.")
+    advice = "" if one.declared else _("Start “manage.py runsubscriber”.")
+    return Problem(0, "recurring", text % values, topic=one.topic, since=one.next_tick, advice=advice)
+
+
+def _removed(one: ScheduleStatus) -> Problem:
+    text = _(
+        "No running process declares the recurring schedule %(name)s, so it does not run. If it is no longer needed, "
+        "delete it with queuerecurring."
+    )
+    advice = _("Delete it with “queuerecurring --delete”, or start subscribers whose code declares it.")
+    return Problem(2, "recurring", text % {"name": one.name}, topic=one.topic, since=one.next_tick, advice=advice)
 
 
 def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
     """Yield that the last job of a schedule that has ended has failed."""
-    last = next((run for run in one.runs if run.finished_at), None)
-    if last is None or last.status != JobResult.Status.FAILED:
+    last = one.failed_run
+    if last is None:
         return
     # The path of a class from "builtins" says no more than its name.
     error = last.error.removeprefix("builtins.")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.limits import run_ids, tick_of
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.subscriptions.registry import discover
 
 RESULTS = JobResult._meta.db_table
 MOST = 1000
 """Maximum number of schedules that are read."""
+RUNS = 3
+"""Number of jobs of a schedule that are read to find its last outcome. The newest ones may not have ended."""
 LAST_ERROR = 8192
 """Number of characters of the errors of a job, from their end, in which the last one is searched."""
 
@@ -76,7 +82,7 @@ class ScheduleStatus:
     paused_at: int
     """When it was paused; 0: it is not."""
     registered_at: int
-    """When its definition was last changed."""
+    """When its definition was last changed; 0: this project declares it, but no subscriber has registered it yet."""
     seen_at: int
     """When a process that declares it was last seen."""
     declared: bool
@@ -90,8 +96,19 @@ class ScheduleStatus:
 
     @property
     def overdue(self) -> float:
-        """Seconds for which a tick has been due; 0 if none is."""
+        """Seconds for which a tick has been due; 0 if none is, or if no running process declares the schedule."""
+        return self.due if self.declared else 0.0
+
+    @property
+    def due(self) -> float:
+        """Seconds for which a tick has been due, whether or not a running process declares it; 0 if none is."""
         return 0.0 if self.next_tick is None else max(0.0, (self.now - self.next_tick) / 1000)
+
+    @property
+    def failed_run(self) -> ScheduleRun | None:
+        """The last of its jobs that has ended, as far as ``runs`` goes, if that one has failed; otherwise None."""
+        last = next((run for run in self.runs if run.finished_at), None)
+        return None if last is None or last.status != JobResult.Status.FAILED else last
 
 
 @checked()
@@ -119,6 +136,43 @@ def list_schedules(*, topic: str | None = None, using: str | None = None, runs: 
     return tuple(_status(row, found[row.name], tuple(last.get(row.name, ()))) for row in rows)
 
 
+def with_declared(
+    found: Sequence[ScheduleStatus], using: str, *, topic: str | None = None
+) -> tuple[ScheduleStatus, ...]:
+    """Return schedules with those that this project declares and no subscriber has registered yet, by name.
+
+    Args:
+        found: those that are registered, as far as they were read.
+        using: alias of the database.
+        topic: only schedules that publish to this topic.
+    """
+    with contextlib.suppress(SubscriberError):  # check E008 reports it
+        discover()
+    names = {one.name for one in found}
+    declared = {
+        name: one
+        for name, one in registry.find().definitions.items()
+        if name not in names and topic in (None, one.topic) and _home_of(one) == using
+    }
+    if not declared:
+        return tuple(found)
+    session = Session(using)
+    now, known = session.now(), schedules.read(session, declared)
+    new = [_status(_unregistered(name, now), one) for name, one in declared.items() if name not in known]
+    return tuple(sorted((*found, *new), key=lambda one: one.name))
+
+
+def _unregistered(name: str, now: int) -> Row:
+    return Row(name, "", last_tick=0, last_run=0, skipped=0, paused_at=0, registered_at=0, seen_at=0, now=now)
+
+
+def _home_of(definition: Definition) -> str | None:
+    try:
+        return schedules.home_of(definition)
+    except InvalidMessage:
+        return None  # check E027 reports it
+
+
 def _parsed(row: Row) -> Definition | str:
     try:
         return parse(row.definition)
@@ -126,10 +180,10 @@ def _parsed(row: Row) -> Definition | str:
         return str(error)
 
 
-def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...]) -> ScheduleStatus:
+def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...] = ()) -> ScheduleStatus:
     known = definition if isinstance(definition, Definition) else None
     next_tick, error = None, "" if isinstance(definition, Definition) else definition
-    if known is not None and not row.paused_at:
+    if known is not None and row.registered_at and not row.paused_at:
         try:
             next_tick = known.timetable.following(row.last_tick)
         except ValueError as problem:  # This host has other time zones.

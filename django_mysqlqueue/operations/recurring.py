@@ -13,6 +13,7 @@ from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import alias_for, text
 from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import audit, schedules
 from django_mysqlqueue.service.databases import queue_aliases
@@ -198,6 +199,10 @@ def _found(using: str | None, name: str, actor: str, reason: str) -> Iterator[tu
                 yield there, row
                 return
             known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
+    if using is None and name in registry.find().definitions:
+        raise OperationRefused(
+            f"The schedule {name!r} is not registered yet: the first subscriber that starts does that."
+        )
     names = known_names("Schedules", name, dict(sorted(known.items())))
     raise OperationRefused(f"There is no schedule {name!r}.", known=names)
 

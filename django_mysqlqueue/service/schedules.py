@@ -7,7 +7,7 @@ together, and no other process finds the tick due again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -25,10 +25,13 @@ from django_mysqlqueue.sql.session import Session, run
 SCHEDULES = Schedule._meta.db_table
 MOST = 100
 """Maximum number of missed ticks that run after an outage."""
-SEEN_MS = 60_000
+SEEN_MS = 20_000
 """Milliseconds after which a process notes again which schedules it declares."""
-DECLARED_MS = 3 * SEEN_MS
-"""Milliseconds without such a note after which no running process declares a schedule."""
+DECLARED_MS = 60_000
+"""Milliseconds without such a note after which no running process declares a schedule. A tick that is due for longer is
+a problem: so a process that was killed leaves none."""
+ENDED_MS = 15_000
+"""Milliseconds after a clean stop in which other processes that declare a schedule note it again."""
 
 
 class Row(NamedTuple):
@@ -191,17 +194,34 @@ def _register(session: Session, *, name: str, definition: Definition) -> None:
 
 def note_seen(using: str, names: Collection[str]) -> None:
     """Note that a running process declares schedules, unless another one has just noted it."""
+    _store_seen(using, names, lambda now: (now, f"s.seen_at < {now} - {SEEN_MS // 2}"))
+
+
+def note_ended(using: str, names: Collection[str]) -> None:
+    """Note that a process that declares schedules stops: unless another one notes it again, none declares them soon."""
+
+    def ended(now: str) -> tuple[str, str]:
+        seen_at = f"{now} - {DECLARED_MS - ENDED_MS}"
+        return seen_at, f"s.seen_at > {seen_at}"
+
+    _store_seen(using, names, ended)
+
+
+def _store_seen(using: str, names: Collection[str], change: Callable[[str], tuple[str, str]]) -> None:
+    """Store when a process that declares schedules was last seen.
+
+    Args:
+        using: alias of the database.
+        names: the names of the schedules.
+        change: returns, from the expression for the time, the new value and which rows get it.
+    """
 
     def write(session: Session) -> None:
+        seen_at, where = change(session.dialect.now_ms)
         for chunk in session.chunks(sorted(names)):
             session.execute(
                 session.dialect.update_joined(
-                    SCHEDULES,
-                    ("n",),
-                    len(chunk),
-                    "s.name = v.n",
-                    {"seen_at": session.dialect.now_ms},
-                    f"s.seen_at < {session.dialect.now_ms} - {SEEN_MS // 2}",
+                    SCHEDULES, ("n",), len(chunk), "s.name = v.n", {"seen_at": seen_at}, where
                 ),
                 chunk,
             )

@@ -67,7 +67,7 @@ def test_schedules_with_their_next_and_last_runs(client):
     assert re.search(
         r'<a href="[^"]+/job/[^"]+"><bdi dir="ltr">[^<]+</bdi> <span class="mq-tag mq-bad">failed</span></a>', text
     )
-    assert text.count(">active</span>") == 2
+    assert (text.count(">active</span>"), text.count(">failing</span>")) == (1, 1)
     assert [one.schedule.name for one in shown(client, topic="t")] == ["nightly"]
 
 
@@ -87,6 +87,30 @@ def test_states(client):
     assert text.count("/do/delete-recurring/") == 1
     assert "The recurring schedule late has never run." in page(client)
     assert f'href="{ROOT}recurring/"' in page(client)
+
+
+def test_one_whose_runs_fail_is_not_active(client):
+    registered(of_task(), age=70)
+    done = tick(USING).published
+    JobResult.objects.filter(id__in=done).update(status="FAILED", finished_at=5)
+    schedule_worlds.unfinished(row().last_tick + schedule_worlds.MINUTE)
+    text = page(client, "recurring")
+    assert '<span class="mq-tag mq-bad">failing</span>' in text
+    assert ">active</span>" not in text
+    JobResult.objects.filter(id__in=done).update(status="SUCCESSFUL")
+    text = page(client, "recurring")
+    assert (">failing</span>" in text, ">active</span>" in text) == (False, True)
+
+
+def test_one_that_is_not_registered_yet(client, settings):
+    settings.MYSQLQUEUE = {"RECURRING": {"declared": {"EVERY": 60, "TOPIC": "t", "PAYLOAD": 1}}}
+    registered(of_topic(), name="there")
+    text = page(client, "recurring")
+    assert [one.schedule.name for one in shown(client)] == ["declared", "there"]
+    assert text.count("not registered yet") == 1
+    assert "not in the code of any running process" not in text
+    assert text.count("/do/run-recurring/") == 1
+    assert [one.schedule.name for one in shown(client, topic="t")] == ["declared", "there"]
 
 
 def test_a_schedule_is_run_paused_resumed_and_deleted(client):

@@ -231,6 +231,15 @@ def run(status, *, finished=120, error="builtins.FileNotFoundError"):
     )
 
 
+@pytest.mark.parametrize(("seen", "severity"), [(59, 0), (60, 2)])
+def test_without_subscribers_one_that_ran_without_a_schedule_tells_that_it_was_removed(monkeypatch, seen, severity):
+    one, other = schedule(70, declared=False, seen_at=ago(300 + seen)), schedule(50, declared=False, seen_at=ago(300))
+    monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [one, other])
+    (problem,) = queue_problems.recurring(overview(), TIMES)
+    assert (problem.severity, problem.since) == (severity, ago(70))
+    assert problem.advice.startswith("Start" if severity == 0 else "Delete")
+
+
 @pytest.mark.parametrize(
     ("runs", "severity", "text"),
     [

@@ -448,6 +448,11 @@ def _(a: Actor) -> object:
     return schedules.note_seen(ALIAS, [schedule_worlds.NAME])
 
 
+@operation("end the declaration of the schedule")
+def _(a: Actor) -> object:
+    return schedules.note_ended(ALIAS, [schedule_worlds.NAME])
+
+
 changes_schedule("run the schedule now", recurring.run_recurring)
 changes_schedule("pause the schedule", recurring.pause_recurring)
 changes_schedule("resume the schedule", recurring.resume_recurring)

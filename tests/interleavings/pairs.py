@@ -266,6 +266,7 @@ def recurring() -> Iterable[Pair]:
         "resume the schedule",
         "delete the schedule",
         "note that the schedule is seen",
+        "end the declaration of the schedule",
         "end the schedule's last job",
     )
     yield from all_of("scheduled", changes)

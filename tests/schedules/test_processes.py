@@ -12,6 +12,7 @@ import pytest
 
 from django_mysqlqueue.limits import tick_of
 from django_mysqlqueue.models import JobResult, Operation, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.service import schedules
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.commands import run as command
@@ -159,3 +160,16 @@ def test_an_operator_pauses_resumes_and_runs(start):
         ("run recurring", "message"),
         ("resume recurring", "message"),
     ]
+
+
+def test_a_clean_stop_ends_the_declarations(start):
+    """So a schedule that the next release does not declare can be deleted, and is not missed."""
+    worker = start()
+    wait_for(lambda: Schedule.objects.count() == 4, worker)
+    wait_for(worker.is_ready, worker)
+    declared = {row.name: row.seen_at for row in Schedule.objects.all()}
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    for row in Schedule.objects.all():
+        moved = declared[row.name] - row.seen_at
+        assert moved > schedules.DECLARED_MS - schedules.ENDED_MS - 30_000, "but for the time that it ran"

@@ -11,6 +11,8 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import check_health, find_problems, list_schedules
 from django_mysqlqueue.models import JobResult, Operation, Schedule, SubscriberHeartbeat
 from django_mysqlqueue.operations import delete_recurring, pause_recurring, resume_recurring, run_recurring
+from django_mysqlqueue.runtime.registering import declared_schedules
+from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.timetables import timetable
 from django_mysqlqueue.service import schedules
 from django_mysqlqueue.testing import deliver_all
@@ -95,6 +97,56 @@ def test_the_command_lists_them():
     assert found["schedules"][2]["last_run"] == row().last_run
 
 
+@pytest.fixture
+def declared(settings, monkeypatch):
+    """Schedules in the code and in the settings, which no subscriber has registered."""
+    monkeypatch.setattr(registry, "_declared", {})
+    registry.recurring_message("in-code", "0 3 * * *", topic="t", payload=1)
+    settings.MYSQLQUEUE = {"RECURRING": {"in-settings": {"EVERY": 60, "TASK": "tests.app.jobs.add"}}}
+
+
+def test_the_command_lists_those_that_are_not_registered_yet(declared):
+    """As after ``migrate``, before the first subscriber."""
+    lines = command("queuerecurring").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["in-code", "in-settings"]
+    assert all("not registered yet" in line for line in lines[1:])
+    assert "tests.app.jobs.add" in lines[2]
+    found = json.loads(command("queuerecurring", "--format", "json"))["schedules"]
+    assert [(one["name"], one["registered_at"], one["next_tick"]) for one in found] == [
+        ("in-code", 0, None),
+        ("in-settings", 0, None),
+    ]
+    assert list_schedules() == ()
+    assert problems() == []
+    with pytest.raises(CommandError, match="The schedule 'in-code' is not registered yet: the first subscriber"):
+        command("queuerecurring", "--run-now", "in-code", "--noinput")
+    schedules.register(USING, declared_schedules()[USING])
+    assert "not registered yet" not in command("queuerecurring")
+
+
+def test_the_command_lists_the_others_if_one_is_invalid(declared, settings):
+    settings.MYSQLQUEUE = {
+        "RECURRING": {"wrong": {"EVERY": 0, "TASK": "tests.app.jobs.add"}, "far": {"EVERY": 60, "TASK": "no.such"}}
+    }
+    registered(of_topic())
+    assert [line.split()[0] for line in command("queuerecurring").splitlines()[1:]] == ["in-code", NAME]
+
+
+def test_one_whose_runs_fail_is_not_active():
+    registered(of_task(), age=70)
+    tick(USING)
+    assert "failing" not in command("queuerecurring")
+    JobResult.objects.update(status="FAILED", finished_at=5)
+    schedule_worlds.unfinished(row().last_tick + MINUTE)
+    (one,) = list_schedules(runs=2)
+    assert one.failed_run == one.runs[1]
+    assert list_schedules(runs=1)[0].failed_run is None
+    assert command("queuerecurring").splitlines()[1].split()[-1] == "failing"
+    assert [one.severity for one in find_problems() if one.kind == "recurring_failed"] == [1]
+    JobResult.objects.update(status="SUCCESSFUL", finished_at=5)
+    assert "failing" not in command("queuerecurring")
+
+
 def test_the_command_needs_a_schedule_for_its_options():
     with pytest.raises(CommandError, match="--dry-run and --reason require --run-now"):
         command("queuerecurring", "--dry-run")
@@ -135,7 +187,7 @@ def test_a_run_by_hand_leaves_the_ticks_and_never_has_their_id():
 def test_a_schedule_that_a_process_declares_is_not_deleted():
     registered(of_topic())
     for how in ({}, {"dry_run": True}):
-        with pytest.raises(OperationRefused, match=r"A process that ran in the last 3 min declares the schedule 's'"):
+        with pytest.raises(OperationRefused, match=r"A process that ran in the last 1 min declares the schedule 's'"):
             delete_recurring(NAME, actor="ada", **how)
     Schedule.objects.update(seen_at=row().seen_at - schedules.DECLARED_MS)
     (warning,) = run_recurring(NAME, actor="ada", dry_run=True).warnings
@@ -192,7 +244,7 @@ def test_one_that_was_removed_from_the_code_is_for_information():
     assert SubscriberHeartbeat.objects.exists()
     ((severity, text),) = problems()
     assert severity == 2
-    assert "No running process declares it." in text
+    assert text.startswith("No running process declares the recurring schedule s, so it does not run.")
 
 
 def test_a_time_zone_that_this_host_lacks():

@@ -8,12 +8,16 @@ import time
 import pytest
 from django.db import OperationalError, connection
 
+from django_mysqlqueue.inspection import check_health, find_problems, list_schedules
+from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.operations import delete_recurring
 from django_mysqlqueue.runtime.polling import ticking
 from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.schedules.timetables import timetable
 from django_mysqlqueue.service import schedules
 from django_mysqlqueue.service.schedules import Row
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler
@@ -112,19 +116,103 @@ def test_it_sleeps_until_the_tick(clock, monkeypatch):
     assert time.monotonic() - began > 2
 
 
-def test_a_minute_later_it_is_seen_again(clock, monkeypatch):
+def test_after_twenty_seconds_it_is_seen_again(clock, monkeypatch):
     registered(of_topic())
     Schedule.objects.update(seen_at=1)
     _, ticker = with_schedules(NAME)
     ticker.turn()
     first = row().seen_at
     assert first > 1
-    later(monkeypatch, clock, 30)
+    later(monkeypatch, clock, 15)
     ticker.turn()
     assert row().seen_at == first
-    later(monkeypatch, clock, 31)
+    later(monkeypatch, clock, 11)
     ticker.turn()
-    assert row().seen_at >= first + 60_000
+    assert row().seen_at >= first + schedules.SEEN_MS
+
+
+def declared():
+    return schedules.read(Session(USING), [NAME])[NAME].is_declared
+
+
+def test_a_clean_stop_ends_the_declaration(clock):
+    """Within fifteen seconds, and long before a tick is overdue: nothing is to be done about it."""
+    registered(of_topic())
+    _, ticker = with_schedules(NAME)
+    ticker.turn()
+    clock.advance(5)
+    ticker.end()
+    assert declared(), "another process may declare it, too"
+    clock.advance(16)
+    assert not declared()
+    assert not list_schedules()[0].declared
+
+
+def test_the_clean_stop_of_one_of_several_processes_does_not_end_it(clock, monkeypatch):
+    """Not for a moment."""
+    registered(of_topic())
+    (_, one), (_, other) = with_schedules(NAME), with_schedules(NAME)
+    for _ in range(3):
+        one.turn()
+        other.turn()
+        one.end()
+        for _ in range(3):
+            later(monkeypatch, clock, 10.5)
+            assert declared()
+            other.turn()
+            assert declared()
+
+
+def test_a_clean_stop_does_not_revive_a_declaration(clock):
+    registered(of_topic())
+    _, ticker = with_schedules(NAME)
+    clock.advance(61)
+    assert not declared()
+    before = row().seen_at
+    ticker.end()
+    assert (row().seen_at, declared()) == (before, False)
+
+
+def test_a_process_without_schedules_ends_none(sent):
+    registered(of_topic())
+    sent.texts.clear()
+    Ticker(USING).end()
+    assert sent.texts == []
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("seconds", [50, 59.9, 61])
+def test_a_schedule_that_was_renamed_is_never_overdue(clock, monkeypatch, how, seconds):
+    """A deployment, second by second: the process that is replaced declared the former name."""
+    registered(of_topic(), name="former")
+    _, earlier = with_schedules("former")
+    earlier.turn()
+    later(monkeypatch, clock, seconds)
+    earlier.turn()
+    if how == "stopped":
+        earlier.end()
+    registered(of_topic())
+    sub, _ = with_schedules(NAME)
+    for _ in range(60):
+        sub.beat()
+        sub.settle()
+        assert [one.overdue for one in list_schedules() if one.overdue >= STALL_TIMES.tick] == []
+        assert check_health().healthy
+        later(monkeypatch, clock, 4)
+    (problem,) = [one for one in find_problems() if one.kind == "recurring"]
+    assert problem.severity == 2
+    assert problem.text == (
+        "No running process declares the recurring schedule former, so it does not run. If it is no longer needed, "
+        "delete it with queuerecurring."
+    )
+    assert "recurring.failed" not in problem.advice
+    delete_recurring("former", actor="ada")
+
+
+def test_the_time_after_which_a_tick_is_overdue_is_not_shorter_than_a_declaration():
+    assert STALL_TIMES.tick * 1000 >= schedules.DECLARED_MS
+    assert schedules.SEEN_MS + ticking.LOOK * 1000 < schedules.DECLARED_MS
+    assert ticking.LOOK * 1000 < schedules.ENDED_MS
 
 
 def test_a_pause_and_a_change_are_noticed(clock, monkeypatch):

@@ -369,6 +369,7 @@ def _recur() -> None:
     assert schedules.tick(USING, "of a topic").published
     schedules.register(USING, {schedule_worlds.NAME: schedule_worlds.at_night(schedule_worlds.of_task())})
     schedules.note_seen(USING, [schedule_worlds.NAME])
+    schedules.note_ended(USING, [schedule_worlds.NAME])
     operations.run_recurring(schedule_worlds.NAME, actor="test")
     operations.pause_recurring(schedule_worlds.NAME, actor="test")
     operations.resume_recurring(schedule_worlds.NAME, actor="test")

@@ -12,6 +12,7 @@ from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration, shortened
 from django_mysqlqueue.inspection import ScheduleRun, ScheduleStatus, list_schedules
+from django_mysqlqueue.inspection.schedules import with_declared
 
 SHOWN_RUNS = 5
 """Number of last runs of each schedule."""
@@ -64,7 +65,7 @@ class RecurringPage(Page):
     def context(self) -> dict[str, Any]:
         topic = self.text("topic")
         self.about = topic
-        found = list_schedules(topic=topic, using=self.using, runs=SHOWN_RUNS)
+        found = with_declared(list_schedules(topic=topic, using=self.using, runs=SHOWN_RUNS), self.using, topic=topic)
         sees_all = self.topics_to_view() is None
         rows = [self._row(one) for one in found if (self.may_view(one.topic) if one.topic else sees_all)]
         return {"rows": rows, "may_operate_any": any(row.may_operate for row in rows)}
@@ -80,7 +81,7 @@ class RecurringPage(Page):
             _second(one.paused_at),
             duration((one.now - one.seen_at) / 1000) if one.seen_at else "",
             [self._run(run, sees_errors=self.errors.shows(one.topic)) for run in one.runs],
-            may_operate(self.request, one.topic or None),
+            bool(one.registered_at) and may_operate(self.request, one.topic or None),
         )
 
     @staticmethod

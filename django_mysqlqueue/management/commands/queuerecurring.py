@@ -11,6 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_mysqlqueue import operations
 from django_mysqlqueue.humanize import duration, moment, shortened
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
+from django_mysqlqueue.inspection.schedules import RUNS, with_declared
 from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import OperationCommand
 from django_mysqlqueue.management.tables import write_table
@@ -61,7 +62,7 @@ class Command(OperationCommand, ReadingCommand):
         return CHANGES[change](options[change], **how)
 
     def read(self, using: str, options: dict[str, Any]) -> tuple[ScheduleStatus, ...]:
-        return list_schedules(using=using)
+        return with_declared(list_schedules(using=using, runs=RUNS), using)
 
     def show(self, using: str, found: Sequence[ScheduleStatus]) -> None:
         if not found:
@@ -109,10 +110,14 @@ def _took(one: ScheduleStatus) -> str:
 
 def _state(one: ScheduleStatus) -> str:
     """Return what keeps a schedule from running, if anything does."""
+    if not one.registered_at:
+        return "not registered yet"
     if one.paused_at:
         return "paused"
     if not one.declared:
         return "not in the code of any running process"
     if one.error:
         return one.error
+    if one.failed_run:
+        return "failing"
     return f"skipped {one.skipped:,}" if one.skipped else "-"

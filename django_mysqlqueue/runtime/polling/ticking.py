@@ -43,7 +43,7 @@ class Ticker:
         self._due: dict[str, float] = {}
         """By name: when it is due or is to be tried again, by the monotonic clock."""
         self._failures = {name: Failures(PAUSE) for name in self._names}
-        self._look_at = self._seen_at = 0.0 if names else NEVER
+        self._look_at = 0.0 if names else NEVER
         self.next_at = self._look_at
         """When ``turn`` has something to do, by the monotonic clock."""
 
@@ -52,6 +52,10 @@ class Ticker:
         if self._names:
             self.next_at = self._look_at = 0.0
             self._due.clear()
+
+    def end(self) -> None:
+        """Note that this process, which stops, does not declare its schedules any longer."""
+        schedules.note_ended(self._using, self._names)
 
     def turn(self) -> None:
         """Run the schedules that are due, if there are any.
@@ -71,10 +75,9 @@ class Ticker:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if now >= self._seen_at:
-            schedules.note_seen(self._using, self._names)
-            self._seen_at = now + schedules.SEEN_MS / 1000
         rows = schedules.read(Session(self._using), self._names)
+        if any(row.now - row.seen_at >= schedules.SEEN_MS for row in rows.values()):
+            schedules.note_seen(self._using, self._names)
         for name in self._names:
             if name not in rows:
                 self._due.pop(name, None)

@@ -428,6 +428,7 @@ class Worker:
         for monitor in self.monitors:
             monitor.stop()
         self._insist(self.poller.release_leases)
+        self._insist(self.poller.context.ticker.end)
         self.heart.stop()
         if not running and self.handlers:
             # Else ``leave`` does it at the very end: others would steal the leases of handlers that still run.
