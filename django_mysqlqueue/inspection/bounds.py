@@ -93,6 +93,8 @@ class StallTimes:
     are a problem."""
     tick: float = 60.0
     """For a tick of a recurring schedule that is due."""
+    missing: float = 30.0
+    """For a task that no subscriber is known to run, although jobs of it wait. Subscribers try again after 30 s."""
     transaction: float = 300.0
     """For an open transaction, which delays the server's purge."""
 

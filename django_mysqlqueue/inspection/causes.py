@@ -57,6 +57,9 @@ ADVICE = {
     "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
     "refused": gettext_lazy("Correct what the reason names, then start it again."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
+    "missing_task": gettext_lazy(
+        "Deploy the code that has the task, or cancel the jobs. An hour after their first claim, they fail."
+    ),
     "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
 }
 """By kind of problem, the next step."""
@@ -124,6 +127,11 @@ SEVERAL = {
     ),
     "recurring": ngettext_lazy(
         "%(number)s recurring schedule has a problem", "%(number)s recurring schedules have problems", "number"
+    ),
+    "missing_task": ngettext_lazy(
+        "Subscribers of %(number)s queue cannot run tasks of its jobs",
+        "Subscribers of %(number)s queues cannot run tasks of their jobs",
+        "number",
     ),
     "recurring_failed": ngettext_lazy(
         "The last job of %(number)s recurring schedule has failed",

@@ -46,6 +46,7 @@ STATES = {
     "failing": gettext_lazy("failing"),
     "unserved": gettext_lazy("partition without subscriber"),
     "recent_dead_letters": gettext_lazy("too many dead letters"),
+    "missing_task": gettext_lazy("task missing"),
     "still": gettext_lazy("stalled"),
     "retrying": gettext_lazy("some keys fail"),
     "stuck": gettext_lazy("message stuck"),

@@ -41,6 +41,7 @@ Kind = Literal[
     "route",
     "recurring",
     "recurring_failed",
+    "missing_task",
     "unavailable",
     "mode",
     "refused",
@@ -82,6 +83,7 @@ class Problem:
     - ``groupless``: a topic has messages and no consumer group.
     - ``recurring``: a recurring schedule has not run when it was due.
     - ``recurring_failed``: the last job of a recurring schedule has failed.
+    - ``missing_task``: jobs wait for a task that live subscribers cannot run.
     - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
     - ``mode``: a group is registered with another mode than this project's code declares.
     - ``refused``: subscribers have refused to start, and none of their groups has started since.

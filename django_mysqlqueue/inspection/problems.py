@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys
+from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys, task_problems
 from django_mysqlqueue.inspection.attempts import Ended
 from django_mysqlqueue.inspection.beginnings import Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
@@ -103,6 +103,7 @@ def find_problems(
         for ref, keys in by_key.items()
         if ref not in failing
     ]
+    found += task_problems.missing(session, overview, stall_times, bounds=bounds)
     found += queue_problems.lost_subscribers(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)

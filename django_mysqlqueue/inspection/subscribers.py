@@ -12,6 +12,7 @@ from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.unknown_tasks import Unknown, parsed
 
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 
@@ -29,8 +30,9 @@ class SubscriberStatus:
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
-    (``started_at``), how long its polls take (``p50_us``, ``p95_us``), and the error because of which it cannot work
-    for the group (``error``)."""
+    (``started_at``), how long its polls take (``p50_us``, ``p95_us``), the error because of which it cannot work for
+    the group (``error``), and the tasks that it cannot run (``unknown``: JSON by path, with the time in epoch
+    milliseconds and the error)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -43,6 +45,11 @@ class SubscriberStatus:
     def error(self) -> str:
         """The error, a bug, because of which it could not work for the group in the last minute; empty if none."""
         return str(self.info.get("error", ""))
+
+    @property
+    def unknown(self) -> dict[str, Unknown]:
+        """The tasks that its process could not run, although it was given jobs of them, by path."""
+        return parsed(self.info.get("unknown"))
 
     @property
     def threads(self) -> int | None:

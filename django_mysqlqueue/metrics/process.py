@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
@@ -17,6 +17,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
 
 LABELS = ("database", "topic", "group")
 OUTCOMES = tuple(
@@ -38,8 +39,8 @@ class Source(NamedTuple):
 
     using: str
     """Alias of the database."""
-    refs: Iterable[GroupRef]
-    """The groups."""
+    handlers: Mapping[GroupRef, Handler]
+    """The handlers of the groups."""
     inbox: Inbox
     """The inbox whose deliveries are counted."""
 
@@ -77,7 +78,7 @@ class ProcessMetrics:
         self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(sources))
         registry.register(self._collectors[-1])
         for source in sources:
-            for ref in source.refs:
+            for ref in source.handlers:
                 labels = (source.using, ref.topic, ref.group)
                 # Start at 0: a rate needs two samples, and it should include the first failure.
                 for outcome in OUTCOMES:
@@ -115,11 +116,19 @@ class _InboxCollector(Collector):
         deleted = CounterMetricFamily(
             "mysqlqueue_process_deleted", "Claimed messages that were deleted before they were handled.", labels=LABELS
         )
+        unknown = CounterMetricFamily(
+            "mysqlqueue_process_unknown_task",
+            "Deliveries of jobs whose task this process could not import or run.",
+            labels=LABELS,
+        )
         passed = {
             reason: CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
             for reason, text in PASSED.items()
         }
-        for using, _, inbox in self._sources:
+        for using, handlers, inbox in self._sources:
+            for ref, handler in handlers.items():
+                if handler.unknown is not None:
+                    unknown.add_metric((using, ref.topic, ref.group), handler.unknown.deliveries)
             for ref, (waits, runs) in inbox.counts().items():
                 running.add_metric((using, ref.topic, ref.group), runs)
                 waiting.add_metric((using, ref.topic, ref.group), waits)
@@ -128,7 +137,7 @@ class _InboxCollector(Collector):
             for reason, family in passed.items():
                 for ref, number in inbox.passed_counts(reason).items():
                     family.add_metric((using, ref.topic, ref.group), number)
-        yield from (running, waiting, deleted, *passed.values())
+        yield from (running, waiting, deleted, unknown, *passed.values())
 
 
 def serve(

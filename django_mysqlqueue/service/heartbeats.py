@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import SubscriberHeartbeat
@@ -58,16 +58,19 @@ def beat(
     run(using, write)
 
 
-def report(using: str, subscriber: str, ref: GroupRef, error: str) -> None:
-    """Show in a subscriber's heartbeat for a group that its work for the group has broken down, or works again.
+def report(
+    using: str, subscriber: str, ref: GroupRef, text: str, *, name: Literal["error", "unknown"] = "error"
+) -> None:
+    """Show in a subscriber's heartbeat for a group what it cannot do.
 
     Args:
         using: alias of the queue's database.
         subscriber: the full name of the subscriber.
         ref: the group.
-        error: the error; empty if it works again.
+        text: why its work for the group has broken down, or which tasks it cannot run; empty if it can again.
+        name: ``"error"`` or ``"unknown"``.
     """
-    info, values = ("JSON_SET(info, '$.error', %s)", (error,)) if error else ("JSON_REMOVE(info, '$.error')", ())
+    info, values = (f"JSON_SET(info, '$.{name}', %s)", (text,)) if text else (f"JSON_REMOVE(info, '$.{name}')", ())
     run(
         using,
         lambda session: session.execute(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.service.deliveries import Claimed, Settlement
     from django_mysqlqueue.service.payloads import Body
     from django_mysqlqueue.service.received import ReceivedMessage
+    from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
 
 HandlerFunction = Callable[..., Any]
 
@@ -86,6 +87,11 @@ class Handler:
 
     monitor: ClassVar[type[Monitor] | None] = None
     """The class of the monitor that a subscriber runs for all of its handlers of this kind in a database."""
+
+    @property
+    def unknown(self) -> UnknownTasks | None:
+        """The tasks that this process could not run; None if the group has no tasks."""
+        return None
 
     @property
     def limits(self) -> DeliveryLimits:

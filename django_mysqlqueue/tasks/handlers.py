@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from asgiref.sync import async_to_sync
@@ -31,6 +31,7 @@ from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler, Monitor
 from django_mysqlqueue.subscriptions.options import as_text, broken_by
 from django_mysqlqueue.subscriptions.timeouts import limited
+from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
 from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, rates_of, topic_of
@@ -65,6 +66,8 @@ class JobHandler(Handler):
 
     rated: frozenset[str] = frozenset()
     """The paths of the tasks of the queue that have a rate, of those that were imported when it was declared."""
+
+    unknown: UnknownTasks = field(default_factory=UnknownTasks, compare=False, repr=False)
 
     monitor: ClassVar[type[Monitor] | None] = JobMonitor
 
@@ -154,12 +157,14 @@ class JobHandler(Handler):
         task = attempt.task
         if task is None or self._lacks_rate(attempt):
             error = _unknown(attempt)
+            self.unknown.add(attempt.row.task_path, attempt.now(), str(error))
             # It was claimed first, attempted last, or redriven.
             since = max(attempt.row.started_at, attempt.row.last_attempted_at, attempt.published_at)
             if attempt.now() - since > UNKNOWN_GRACE * 1000:
                 raise error
             given.snooze(UNKNOWN_DELAY)
             return
+        self.unknown.discard(attempt.row.task_path)
         losses, most = attempt.losses(given.attempt), get_settings().max_attempts
         if most is not None and losses >= most:
             raise WorkerLost(f"{losses} subscribers were lost while they handled the job (MAX_ATTEMPTS).")

@@ -46,6 +46,7 @@ from django_mysqlqueue.inspection import (
     reasons,
     relays,
     retried_keys,
+    task_problems,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
@@ -353,6 +354,7 @@ def _read_jobs() -> None:
                 assert page.jobs
                 end = session.now()
                 list_jobs(status=status, task=one, topic=topic, since=1, until=end, after=page.after, using=USING)
+    assert task_problems.jobs_of(session, task, "default", session.now(), most=9).waiting
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)

@@ -31,8 +31,10 @@ from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling,
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
+from django_mysqlqueue.subscriptions import unknown_tasks
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import option_value
+from django_mysqlqueue.subscriptions.unknown_tasks import NO_TASKS, Unknown
 
 SEQUENCER_PASSES = 4
 """Maximum number of passes of the sequencer per poll, so that flushes and extensions are not starved."""
@@ -103,6 +105,8 @@ class Poller:
         """Groups that broke down, whose work is looked for after the pause."""
         self._reported: dict[GroupRef, Exception | None] = {}
         """By group, the error that its heartbeat row shows."""
+        self._unknown: dict[GroupRef, Mapping[str, Unknown]] = {}
+        """By group, the unknown tasks that its heartbeat row shows."""
         self._spoke_at = time.monotonic()
         self.outbox_idle = False
         """Whether the last poll found nothing due in the outbox."""
@@ -475,11 +479,16 @@ class Poller:
             self.maintenance.scan_all()
 
     def _report(self, group: PolledGroup) -> None:
-        """Show in the group's heartbeat whether the work for it has broken down, for people and other subscribers."""
+        """Show in the group's heartbeat what this process cannot do for it, for people and other subscribers."""
+        using, subscriber = self.context.using, self.context.subscriber
         if group.error is not self._reported.get(group.ref):
             text = "" if group.error is None else error_line(group.error)
-            heartbeats.report(self.context.using, self.context.subscriber, group.ref, text)
+            heartbeats.report(using, subscriber, group.ref, text)
             self._reported[group.ref] = group.error
+        tasks = NO_TASKS if group.handler.unknown is None else group.handler.unknown.tasks
+        if tasks is not self._unknown.get(group.ref, NO_TASKS):
+            heartbeats.report(using, subscriber, group.ref, unknown_tasks.as_text(tasks), name="unknown")
+            self._unknown[group.ref] = tasks
 
     def _verify_leases(self) -> None:
         for group in self.ordered:
