@@ -148,5 +148,5 @@ class ClaimRequest:
     max_slots: int = 2**62
     """Maximum number of redeliveries with slots to take."""
     max_suspects: int = 2**62
-    """Maximum number of suspected poison messages to take. They start one after another, so in a group with limits,
-    those that wait in the process would hold the slots of others."""
+    """Maximum number of suspected poison messages to take. They start one after another, so those that wait in the
+    process would keep others out of it."""

@@ -24,6 +24,8 @@ from django_mysqlqueue.sql.session import Session, flat
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
+SUSPECTS = 10
+"""Maximum number of suspected poison messages of a shared group that a claim looks at to take one."""
 
 
 def redeliver(taking: Taking) -> list[Claimed]:
@@ -206,12 +208,18 @@ def _due(taking: Taking) -> list[tuple[str, int]]:
     """Return rows that are probably due for redelivery: those of a partition by offset, or the oldest first."""
     if not taking.claimant.shared:
         return [(want.key, offset) for want in taking.wants() for offset in want.due]
-    exclude = taking.request.exclude
-    return [row for row in _due_shared(taking) if row not in exclude]
+    exclude, suspects = taking.request.exclude, 0
+    due: list[tuple[str, int]] = []
+    for key, offset, suspect in _due_shared(taking):
+        # Others take the rest. Some more than it takes, because the first ones may be locked, or wait after a loss.
+        if (key, offset) not in exclude and not (suspect and suspects >= SUSPECTS):
+            suspects += suspect
+            due.append((key, offset))
+    return due
 
 
-def _due_shared(taking: Taking) -> list[tuple[str, int]]:
-    """Return rows that look due, read without locks from the start of the index."""
+def _due_shared(taking: Taking) -> list[tuple[str, int, int]]:
+    """Return rows that look due, and whether they are suspected, read without locks from the start of the index."""
     session, claimant, request, now = taking.session, taking.claimant, taking.request, taking.now
     if request.max_due <= 0:
         return []
@@ -220,8 +228,11 @@ def _due_shared(taking: Taking) -> list[tuple[str, int]]:
     inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
     if taking.is_doubtful:
         inside += " AND delivery_token = 0"  # What waits for another attempt: nobody holds it.
+    if not request.max_suspects:
+        inside += " AND delivered_by = ''"
     select = (
-        f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "SELECT partition_key, message_offset, CASE WHEN delivered_by = '' THEN 0 ELSE 1 END "
+        f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} AND invisible_until "
     )
     place = (*claimant.ref, False, *parameters, now)
@@ -234,7 +245,7 @@ def _due_shared(taking: Taking) -> list[tuple[str, int]]:
                 (*place, now + CLOCK_STEP_MS, limit),
             ),
         ]
-    return [(key, offset) for key, offset in found]
+    return found
 
 
 def _lock_due(session: Session, ref: GroupRef, due: Sequence[tuple[str, int]]) -> dict[tuple[str, int], _Row]:

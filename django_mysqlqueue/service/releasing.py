@@ -5,20 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from django_mysqlqueue.models import DeliveryState, PartitionLease
+from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import heartbeats, leasing, settling
-from django_mysqlqueue.service.deliveries import Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
 
 LEASES = PartitionLease._meta.db_table
+LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 SEARCHED = 10_000
 """Number of rows of a group that are searched for those of one subscriber: there is no index for it, and messages in
 backoff are among them. Further deliveries become visible after their visibility timeout."""
+RELEASED = 1000
+"""Number of deliveries that one transaction releases."""
 RECHECKS = 20
 """Number of checks whether handlers that were about to commit when their process exits have done so."""
 RECHECK = 0.02
@@ -63,6 +67,49 @@ def release_unfinished(
 
     # Once: the process has little time left, in which it has to release its leases too.
     run(using, release, attempts=1)
+
+
+def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tuple[int, int]]) -> int:
+    """Release the deliveries that a dead process had claimed and not started. They are not suspected.
+
+    Call this before ``release_all``, which takes what the process still holds for lost. Rows that another transaction
+    has locked are lost, too.
+
+    Args:
+        using: alias of the queue's database.
+        refs: the consumer groups of the process.
+        left: offset and token of each delivery.
+
+    Returns:
+        The number of deliveries.
+    """
+    released = 0
+    for start in range(0, len(left), RELEASED):
+        for ref in sorted(refs):
+            released += run(using, partial(_release_unstarted, ref=ref, left=left[start : start + RELEASED]))
+    return released
+
+
+def _release_unstarted(session: Session, ref: GroupRef, left: Sequence[tuple[int, int]]) -> int:
+    rows: list[tuple[str, int, int, int, str]] = []
+    for chunk in session.chunks(sorted(left)):
+        rows += session.rows(
+            "SELECT s.partition_key, s.message_offset, s.retry_count, s.delivery_token, s.delivered_by "
+            f"FROM {session.dialect.rows(('o', 't'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
+            f"{session.dialect.join_to(STATE, 's')} ON s.consumer_group = %s AND s.topic = %s "
+            "AND s.partition_key = m.partition_key AND s.message_offset = v.o "
+            "AND s.delivery_token = v.t AND s.acked = %s",
+            (*flat(chunk), *ref, False),
+        )
+    if not rows:
+        return 0
+    settlements = [
+        Settlement(Claimed(ref, key, offset, token, retries + 1, suspect=token < 0, size=0, by=by), Action.RELEASE)
+        for key, offset, retries, token, by in rows
+    ]
+    done = settling.apply(session, ref, settlements, {}, max_attempts=None, waits=False)
+    return len(settlements) - len(done.locked) - len(done.stale)
 
 
 def release_all(

@@ -474,6 +474,13 @@ for _mode in ("ordered", "shared"):
         releasing.release_all(ALIAS, WHO, [G], shared=[G] if world.mode == "shared" else [])
 
 
+for _mode in ("ordered", "shared"):
+
+    @case(f"release what has not started, {_mode}", lambda mode=_mode: claimed(mode), check=is_uncounted)
+    def _(world: World) -> None:
+        releasing.release_unstarted(ALIAS, [G], [(one.offset, one.token) for one in world.held.values()])
+
+
 @case("drop drained leases", drained)
 def _(world: World) -> None:
     leasing.drop_drained(ALIAS, G, WHO, "ab")

@@ -649,6 +649,12 @@ def _(a: Actor) -> object:
     return releasing.release_all(ALIAS, WHO, [G], shared=[G] if a.start.mode == "shared" else [])
 
 
+@operation("release what has not started")
+def _(a: Actor) -> object:
+    left = [(one.offset, one.token) for one in a.start.held.values()]
+    return releasing.release_unstarted(ALIAS, [G], left)
+
+
 @operation("release what is cut off")
 def _(a: Actor) -> object:
     ends = [Settlement(one, Action.RELEASE) for one in a.start.held.values()]

@@ -556,7 +556,7 @@ def situations() -> Iterable[Pair]:
 
 
 def exits() -> Iterable[Pair]:
-    """The last statements of a process whose handlers still run, beside these, operators, and the others."""
+    """The last statements of a process, or the first of the one that replaces it, beside those of everybody else."""
     mine = ("ack in a transaction", "settle in a transaction", "record a start", "flush acks", "flush failures")
     others = (
         "release everything",
@@ -568,7 +568,7 @@ def exits() -> Iterable[Pair]:
         "retry",
         "dead-letter now",
     )
-    release = "release what is cut off"
+    release, unstarted = "release what is cut off", "release what has not started"
     ordered = ("claim", "claim and flush", "take over", "revoke leases", "set_mode shared", "a turn, ordered")
     shared = ("claim, shared", "claim and flush, shared", "extend all", "set_mode ordered", "a turn, shared")
     yield from each("busy", (release,), (release, *mine, *others, *ordered))
@@ -576,6 +576,11 @@ def exits() -> Iterable[Pair]:
     # It was frozen, and does not know that it counts as gone.
     yield from each("forsaken", (release,), ("take over", "join", "claim again", "record a start"))
     yield from each("lost_again_shared", (release,), ("claim, shared", "record a start", "ack in a transaction"))
+    # The process is dead, but statements that it has sent may still run.
+    yield from each("busy", (unstarted,), (unstarted, *mine[:1], *others, *ordered[2:]))
+    yield from each("shared", (unstarted,), (unstarted, *mine[:1], *others, *shared[:1], *shared[3:]))
+    yield from each("forsaken", (unstarted,), ("take over", "join", "claim again"))
+    yield from each("lost_again_shared", (unstarted,), ("claim, shared",))
 
 
 def replays() -> Iterable[Pair]:

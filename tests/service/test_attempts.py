@@ -93,7 +93,7 @@ def test_no_second_suspect_starts_before_the_first_one_is_written(db, clock):
     sub.run(first)
     assert sub.take() is None
     sub.flush()
-    second = sub.take()
+    second = sub.step().take()
     assert second.claimed.suspect
 
 

@@ -249,6 +249,7 @@ def test_a_suspected_poison_message_that_expires_lets_the_next_one_start(db, clo
         held.expires = 0.0
         sub.run(held)
         sub.flush()
+        sub.step()
     assert got == []
     assert lag() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -58,6 +59,24 @@ def test_a_message_that_kills_its_process_costs_four_processes_and_seconds(start
     assert all(later - earlier < SOON for earlier, later in pairwise(ends)), ends
     assert {attempt for _, attempt, number in effects(group) if number != 3} == {1}
     assert {number for _, _, number in effects(group)} == set(range(20))
+
+
+@pytest.mark.promise("Poison messages")
+@pytest.mark.parametrize("group", ["action", "shared"])
+def test_what_only_waited_in_a_process_that_died_is_not_suspected(start, tmp_path, group):
+    """The supervisor knows what ran, and its replacement what had been claimed behind it."""
+    worker = start("--processes", "1", "--threads", "1", "--group", group, **options(group))
+    started, go = publish_what_hangs(tmp_path, group)
+    wait_for(started.exists, worker)
+    publish_many(TOPICS[group], (Message({"n": n}, key=f"k{n}") for n in range(1, 30)))
+    wait_for(lambda: DeliveryState.objects.exclude(delivery_token=0).count() == 30, worker)
+    os.kill(worker.children()[0], signal.SIGKILL)
+    go.touch()
+    wait_for(drained(group, TOPICS[group]), worker)
+    lost, free = re.search(r"predecessor\.released .* deliveries=(\d+) unstarted=(\d+)", worker.output).groups()
+    assert (int(lost), int(free)) == (int(group == "shared"), 29)
+    assert len(effects(group)) == 31
+    assert {attempt for _, attempt, _ in effects(group)} == {1}
 
 
 def publish_what_hangs(tmp_path, group):

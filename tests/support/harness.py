@@ -19,6 +19,7 @@ from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
+from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller
 from django_mysqlqueue.service import groups, heartbeats, log_places, releasing, sequencing
@@ -106,6 +107,7 @@ class Sub:
         threads: int = 1,
         using: str = USING,
         limits: Limits = LIMITS,
+        unstarted: Unstarted | None = None,
         **settings: Any,
     ) -> None:
         self.using = using
@@ -117,7 +119,7 @@ class Sub:
         self.subset = subset
         self.progress = Progress()
         self.heart = self._make_heart()
-        self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
+        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, unstarted=unstarted)
         self.context = Context(
             using,
             self.name,

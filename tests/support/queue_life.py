@@ -729,6 +729,8 @@ def _lose_and_take_over(group: str) -> None:
         settling.ack_here(USING, first)
         transaction.set_rollback(True)
     settling.extend_all(USING, ref, held, milliseconds=600_000)
+    if (waits := [one for one in lost.inbox.held(ref) if one not in held[:1]]) and mode == "shared":
+        assert releasing.release_unstarted(USING, [ref], [(one.offset, one.token) for one in waits[:1]]) == 1
     released = releasing.release_all(USING, lost.name, [ref], shared=[ref] if mode == "shared" else [])
     assert (released.deliveries if mode == "shared" else released.leases) > 0
     short = handler(group=group, mode=mode, backoff=Backoff(initial=0.001, jitter=0))

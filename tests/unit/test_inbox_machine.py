@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from unittest import mock
 
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_mysqlqueue.limits import LOWEST_PRIORITY, lane, priority_of
 from django_mysqlqueue.runtime.handling import inbox as inbox_module
+from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.handling.inbox import SLICE, Inbox
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -36,7 +38,11 @@ class InboxMachine(RuleBasedStateMachine):
         self.good = True
         self.closed = False
         self.handlers = {group: handler(group=group, **options) for group, options in GROUPS.items()}
-        self.inbox = Inbox([one.ref for one in self.handlers.values()], leases_good=lambda: self.good)
+        self.memory = unstarted.create()
+        with mock.patch.object(unstarted, "ENTRIES", 200):
+            notes = unstarted.Unstarted(self.memory)
+        refs = [one.ref for one in self.handlers.values()]
+        self.inbox = Inbox(refs, leases_good=lambda: self.good, unstarted=notes)
         self.threads = [None, None, None]  # each (batch, True) while it runs, (batch, False) or None
         self.offset = 0
         self.waiting = []
@@ -47,6 +53,7 @@ class InboxMachine(RuleBasedStateMachine):
 
     def teardown(self):
         self.patch.stop()
+        os.close(self.memory)
 
     def in_lane(self, group, key):
         return [held for held in self.waiting if held.claimed.ref.group == group and held.claimed.key == key]
@@ -226,6 +233,14 @@ class InboxMachine(RuleBasedStateMachine):
             ended = any(claimed.ref.group == group for claimed, _ in self.ended)
             assert self.inbox.is_idle(one.ref) == (not waiting and not running and not ended)
         assert self.inbox.running() == len(self.running)
+        waiting_suspects = any(held.claimed.suspect for held in self.waiting)
+        assert self.inbox.has_suspect() == (waiting_suspects or self.suspect is not None)
+
+    @invariant()
+    def what_waits_is_noted(self):
+        waiting = sorted((held.claimed.offset, held.claimed.token) for held in self.waiting)
+        noted = sorted(unstarted.read(self.memory))
+        assert noted == waiting if len(waiting) <= 200 else set(noted) < set(waiting)
 
 
 TestAnything = InboxMachine.TestCase

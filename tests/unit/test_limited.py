@@ -34,8 +34,8 @@ def limited_group():
     return Limited(Inbox([REF], leases_good=lambda: True), REF, "s", 4)
 
 
-def claimed(limited=(), held_up=(), rest=None):
-    return Claim(Flushed(), limited=dict(limited), held_up=set(held_up), rest=rest)
+def claimed(limited=(), rest=None):
+    return Claim(Flushed(), limited=dict(limited), rest=rest)
 
 
 class LimitedMachine(RuleBasedStateMachine):
@@ -45,7 +45,6 @@ class LimitedMachine(RuleBasedStateMachine):
         self.limits = DeliveryLimits()
         self.now = 0
         self.resting = {}
-        self.held_up = set()
         self.whole = None
 
     def taken(self, keys):
@@ -65,7 +64,6 @@ class LimitedMachine(RuleBasedStateMachine):
 
     def forget_all(self):
         self.resting.clear()
-        self.held_up.clear()
         self.whole = None
 
     @rule(found=st.dictionaries(st.sampled_from(PARTITIONS), RESTS, min_size=1), whole=st.none() | RESTS)
@@ -76,11 +74,6 @@ class LimitedMachine(RuleBasedStateMachine):
         self.limited.claimed(result, self.now)
         self.resting.update(found)
         self.whole = whole or self.whole
-
-    @rule(found=st.sets(st.sampled_from(PARTITIONS)))
-    def claim_finds_suspects(self, found):
-        self.limited.claimed(claimed(held_up=found), self.now)
-        self.held_up |= found
 
     @rule(keys=st.sets(st.sampled_from(KEYS)))
     def finish(self, keys):
@@ -96,12 +89,6 @@ class LimitedMachine(RuleBasedStateMachine):
     def forget(self, key):
         self.limited.forget(key)
         self.resting.pop(key, None)
-        self.held_up.discard(key)
-
-    @rule()
-    def resume(self):
-        assert self.limited.resumed() == sorted(self.held_up)
-        self.held_up.clear()
 
     @rule(now=TIMES, answers=st.fixed_dictionaries({key: st.none() | RESTS for key in KEYS}))
     def rested(self, now, answers):
@@ -140,7 +127,7 @@ class LimitedMachine(RuleBasedStateMachine):
         times = [rest.until for rest in self.resting.values()]
         if self.whole is not None:
             times.append(self.whole.until)
-        assert self.limited.next_at() == (0 if self.held_up else min(times, default=None))
+        assert self.limited.next_at() == min(times, default=None)
 
 
 def test_what_waits_for_a_slot_in_any_order():

@@ -15,6 +15,7 @@ from django_mysqlqueue.runtime.handling.inbox_groups import InboxGroups
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.runtime.handling.starts import Starts
+from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -36,13 +37,19 @@ class Inbox(InboxGroups):
         refs: the groups.
         leases_good: returns whether ordered deliveries may start. While it returns False, they wait.
         starts: the limit on the deliveries to start (default: none).
+        unstarted: where to note what waits (default: nowhere).
     """
 
     def __init__(
-        self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], starts: Starts | None = None
+        self,
+        refs: Iterable[GroupRef],
+        *,
+        leases_good: Callable[[], bool],
+        starts: Starts | None = None,
+        unstarted: Unstarted | None = None,
     ) -> None:
         self.starts = starts or Starts()
-        super().__init__(refs, self.starts.lock())
+        super().__init__(refs, self.starts.lock(), unstarted)
         self._leases_good = leases_good
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
@@ -130,11 +137,10 @@ class Inbox(InboxGroups):
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
-    def has_suspect(self, ref: GroupRef) -> bool:
-        """Return whether a suspected poison message of the group waits, or must not start because another one has."""
+    def has_suspect(self) -> bool:
+        """Return whether a suspected poison message of any group waits, runs, or has an outcome that is not written."""
         with self._lock:
-            waiting = (held for lane in self._groups[ref].lanes.values() for held in lane.waiting)
-            return self._suspect is not None or any(held.claimed.suspect for held in waiting)
+            return self._suspect is not None or any(group.suspects for group in self._groups.values())
 
     def configure(self, handler: Handler, *, enough: int, priority_share: int) -> None:
         """Use a handler's options from now on, also for the deliveries that wait.

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.payloads import Body
@@ -37,6 +38,8 @@ class Held:
     """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0
     """Identifier of the thread that handles it."""
+    note: int = -1
+    """Place of the note that it has not started (``Unstarted``); -1: there is none."""
     batch: int = 0
     """What the deliveries of one batch, which one thread handles together, have in common."""
     delivery: Delivery | None = None
@@ -118,6 +121,8 @@ class GroupLanes:
     turns: Turns = field(default_factory=Turns)
     priority_share: int = 0
     running: int = 0
+    suspects: int = 0
+    """Number of suspected poison messages that wait to start."""
     settlements: list[Settlement] = field(default_factory=list)
     enough: int = 1
     """Number of settlements that are flushed at once, before their delay is over."""
@@ -137,6 +142,8 @@ class GroupLanes:
     """By limited key, the number of slots of deliveries that wait or run."""
     returned: dict[str, Returned] = field(default_factory=dict)
     """By limited key, the slots of deliveries that have left without a start, to be released."""
+    unstarted: Unstarted | None = None
+    """The memory for what has not started, if a supervisor has given one to the process."""
     good_until: float = float("inf")
     """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
@@ -182,6 +189,9 @@ class GroupLanes:
         level.lanes += not lane.waiting
         level.waiting += 1
         level.waiting_bytes += held.claimed.size
+        self.suspects += held.claimed.suspect
+        if self.unstarted is not None:
+            held.note = self.unstarted.note(held.claimed.offset, held.claimed.token)
         lane.waiting.append(held)
 
     def start(self, lane: Lane, place: int) -> Held:
@@ -200,6 +210,9 @@ class GroupLanes:
         self.waiting_with_slots -= held.claimed.slot is not None
         level.waiting -= 1
         level.waiting_bytes -= held.claimed.size
+        self.suspects -= held.claimed.suspect
+        if self.unstarted is not None:
+            self.unstarted.erase(held.note)
         if not lane.waiting:
             level.lanes -= 1
             if not lane.exclusive:

@@ -310,12 +310,9 @@ class PolledGroup(WantingGroup):
             self.context.watch.tell(flushed_ends(settlements, flushed, self.context.clock.now()))
         self._written(settlements, flushed)
 
-    def _resume(self) -> bool:
-        """Ask again for suspected poison messages that waited for the end of another one; return whether any did."""
-        resumed = self.limited.resumed()
-        for key in resumed:
-            self.notify(key)
-        return bool(resumed)
+    @abstractmethod
+    def _resume(self) -> None:
+        """Ask again for what waited for the end of a suspected poison message, or for a slot."""
 
     def _count_failures(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """Count the outcomes of a flush for the charts. Acks are counted when the rollups are written."""
@@ -361,7 +358,7 @@ class PolledGroup(WantingGroup):
             holding=holding,
             clock=self.context.clock,
             max_slots=self._room_for_slots() if max_due and self.limited.is_partial else 2**62,
-            max_suspects=int(not self.inbox.has_suspect(self.ref)) if self.limited else 2**62,
+            max_suspects=int(not self.inbox.has_suspect()),
         )
         self._undo = request.token
         try:
@@ -376,8 +373,7 @@ class PolledGroup(WantingGroup):
         if self.limited:
             self.limited.looked(request, claim)
             self.limited.claimed(claim, self.context.clock.now())
-            # In shared mode, a suspected poison message does not hold up the others of its partition.
-            for key in (*claim.limited, *(() if self.handler.shared else claim.held_up)):
+            for key in claim.limited:
                 self.todo.pop(key, None)
         return claim
 

@@ -64,8 +64,6 @@ class Limited:
         """By partition, until when it rests."""
         self._until = Timers[str]()
         """By partition that rests, when to look at it again, in epoch milliseconds."""
-        self._held_up: set[str] = set()
-        """Partitions with a suspected poison message that waits for the end of another one."""
         self._fruitless = 0
         """Claims and queries in a row that have found no slot."""
         self._sampled_at = time.monotonic()
@@ -101,7 +99,6 @@ class Limited:
         self._rest, self._fruitless = None, 0
         self._resting.clear()
         self._until.clear()
-        self._held_up.clear()
         self.has_due = False
 
     def __bool__(self) -> bool:
@@ -156,10 +153,6 @@ class Limited:
     def rests(self, key: str) -> bool:
         """Return whether a partition waits for a slot."""
         return key in self._resting
-
-    def waits(self, key: str) -> bool:
-        """Return whether an ordered partition waits for a slot, or for the end of a suspected poison message."""
-        return key in self._resting or key in self._held_up
 
     def __len__(self) -> int:
         """The number of partitions that wait for a slot."""
@@ -238,7 +231,6 @@ class Limited:
             claim: the claim.
             now: the database's time in epoch milliseconds.
         """
-        self._held_up |= claim.held_up
         if claim.rest is None and not claim.limited:
             self._fruitless = 0
             return
@@ -269,14 +261,6 @@ class Limited:
         for key in freed:
             self._end_rest(key)
         return freed
-
-    def resumed(self) -> list[str]:
-        """Return the partitions that waited for the end of a suspected poison message, if there is none any more."""
-        if not self._held_up or self._inbox.has_suspect(self._ref):
-            return []
-        found = sorted(self._held_up)
-        self._held_up.clear()
-        return found
 
     def rested(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
         """Return the partitions that probably have a slot now, and forget that they waited.
@@ -320,14 +304,11 @@ class Limited:
 
     def next_at(self) -> int | None:
         """Return when the first wait is over, in epoch milliseconds, or None if nothing waits for a time."""
-        if self._held_up and not self._inbox.has_suspect(self._ref):
-            return 0
         times = (self._until.first(), None if self._rest is None else self._rest.until)
         return min((one for one in times if one is not None), default=None)
 
     def forget(self, key: str) -> None:
         """Forget a partition."""
-        self._held_up.discard(key)
         self._end_rest(key)
 
     def _end_rest(self, key: str) -> None:

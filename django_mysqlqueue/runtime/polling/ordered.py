@@ -75,6 +75,8 @@ class OrderedGroup(PolledGroup):
         """Whether to acquire with the next turn, because a partition without an owner has messages."""
         self._left_out: set[int] = set()
         """Priorities of which partitions were left without an owner until ``todo`` has fewer."""
+        self._held_up: dict[str, None] = {}
+        """Partitions with a suspected poison message that waits for the end of another one, in turn."""
         self._leaving: set[str] = set()
         """Partitions to release as soon as nothing of them is in flight."""
         self._reload: set[str] = set()
@@ -99,8 +101,12 @@ class OrderedGroup(PolledGroup):
 
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
-        if not (partition.leaving or self.limited.waits(partition.key)):
+        if not (partition.leaving or self._waits(partition.key)):
             self.todo.setdefault(partition.key)
+
+    def _waits(self, key: str) -> bool:
+        """Return whether a partition waits for a slot, or for the end of a suspected poison message."""
+        return key in self._held_up or self.limited.rests(key)
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""
@@ -110,6 +116,7 @@ class OrderedGroup(PolledGroup):
         """Forget every hint, and load all owned partitions again."""
         super().reset()
         self.waiting.clear()
+        self._held_up.clear()
         self._due.clear()
         self.reload()
 
@@ -141,7 +148,7 @@ class OrderedGroup(PolledGroup):
 
     def wants_turn(self) -> bool:
         """Return whether another turn would find work, or partitions to acquire, at once."""
-        return self._wants_partitions() or super().wants_turn()
+        return self._wants_partitions() or self._may_resume() or super().wants_turn()
 
     def turn(self) -> bool:
         """Load and acquire partitions, write and claim, and release partitions.
@@ -154,6 +161,7 @@ class OrderedGroup(PolledGroup):
         if self._wants_partitions():
             self._try_now, self._left_out = False, set()
             self._acquire(steal=self.context.stealing.is_allowed())
+        self._resume()
         self._wake_due()
         poll_soon = super().turn()
         self._leave()
@@ -163,6 +171,16 @@ class OrderedGroup(PolledGroup):
         """Put partitions with messages whose backoff is over into ``todo``."""
         now = self.context.clock.now()
         for key, _ in self._due.pop(lambda due: due <= now):
+            self._look_at(self.partitions[key])
+
+    def _may_resume(self) -> bool:
+        return bool(self._held_up) and not self.inbox.has_suspect()
+
+    def _resume(self) -> None:
+        if self._may_resume():
+            # One: a claim of many would lock them all, and take one.
+            key = next(iter(self._held_up))
+            del self._held_up[key]
             self._look_at(self.partitions[key])
 
     # -- leases ---------------------------------------------------------------
@@ -372,6 +390,7 @@ class OrderedGroup(PolledGroup):
         partition.owned = partition.leaving = False
         self._wait_for_none(partition)
         self.todo.pop(key, None)
+        self._held_up.pop(key, None)
         self.limited.forget(key)
         self.depths.forget(key)
         for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
@@ -412,7 +431,7 @@ class OrderedGroup(PolledGroup):
             and not (partition.pending or partition.in_flight or partition.leaving)
             and partition.key not in self.todo
             and partition.key not in self.unfinished
-            and not self.limited.waits(partition.key)
+            and not self._waits(partition.key)
             and partition.busy_at <= idle_since
         ]
         for start in range(0, len(idle), 1000):
@@ -503,4 +522,7 @@ class OrderedGroup(PolledGroup):
             partition.busy_at = time.monotonic()
         for key in claim.drained:
             self.partitions[key].fresh = False
+        for key in sorted(claim.held_up):
+            self.todo.pop(key, None)
+            self._held_up[key] = None
         return False

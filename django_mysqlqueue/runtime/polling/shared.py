@@ -35,6 +35,8 @@ class SharedGroup(PolledGroup):
         self._extend_at = 0.0
         self._window = 0
         """Number of due rows to look at. It grows while the rows in front are locked."""
+        self._left_suspects = False
+        """Whether a claim has left suspected poison messages, because it has taken one."""
         super().__init__(context, handler)
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
 
@@ -120,10 +122,8 @@ class SharedGroup(PolledGroup):
         return self._next_due <= self.context.clock.now()
 
     def _due_window(self, max_due: int) -> int:
-        # Rows of a key without a slot are made due later, as many as possible at once, and suspected poison messages
-        # that cannot start now stay due.
-        wide = self.handler.limits.limits_keys or (self.limited and self.inbox.has_suspect(self.ref))
-        return max(max_due, self._window, LIMITED_WINDOW if wide else 0)
+        # Rows of a key without a slot are made due later, as many as possible at once.
+        return max(max_due, self._window, LIMITED_WINDOW if self.handler.limits.limits_keys else 0)
 
     def _rest_due(self, *, without_slots: bool) -> None:
         """Look for redeliveries less often while none has a slot."""
@@ -132,11 +132,11 @@ class SharedGroup(PolledGroup):
         else:
             self._without_slots.clear()
 
-    def _resume(self) -> bool:
-        resumed = super()._resume()
+    def _resume(self) -> None:
+        resumed = self._left_suspects and not self.inbox.has_suspect()
         if resumed or (self.limited.has_due and self._room_for_slots() > 0):
+            self._left_suspects = self._left_suspects and not resumed
             self._next_due, self._due_rests_until = self.context.clock.now(), 0.0
-        return resumed
 
     def _after_clock_step(self) -> bool:
         expected, self._expects_clock_step = self._expects_clock_step, False
@@ -147,6 +147,7 @@ class SharedGroup(PolledGroup):
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
     def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
+        self._left_suspects = self._left_suspects or bool(claim.held_up)
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
         poll_soon = False
         if max_due and self.limited:

@@ -46,6 +46,10 @@ class Lifeline:
     """A random part of the child's name."""
     predecessor: Incarnation | None = None
     """The child that died and that this one replaces. This one releases its messages before sending a signal."""
+    memory: int | None = None
+    """File descriptor of the memory for what the child has not started (``Unstarted``)."""
+    left: int | None = None
+    """File descriptor of the memory of the predecessor."""
     _broken: bool = False
 
     @classmethod
@@ -61,7 +65,9 @@ class Lifeline:
             values["predecessor"] = Incarnation(*values["predecessor"])
         self = cls(**values)
         # Processes that a handler starts must not keep the pipe open.
-        os.set_inheritable(self.pipe, False)  # noqa: FBT003
+        for descriptor in (self.pipe, self.memory, self.left):
+            if descriptor is not None:
+                os.set_inheritable(descriptor, False)  # noqa: FBT003
         os.set_blocking(self.pipe, False)
         return self
 
@@ -76,6 +82,8 @@ class Lifeline:
                     "reload": self.reload,
                     "suffix": self.suffix,
                     "predecessor": self.predecessor,
+                    "memory": self.memory,
+                    "left": self.left,
                 }
             )
         }

@@ -18,7 +18,9 @@ from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.handling.starts import Starts
+from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.process import memory
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
@@ -159,6 +161,8 @@ class Subscriber:
         require_handlers(handlers)
         self.settings = settings
         lost = None if lifeline is None else lifeline.predecessor
+        left = None if lifeline is None else lifeline.left
+        memory = None if lifeline is None else lifeline.memory
         self.name = (
             incarnation(name) if lifeline is None else full_name(name, Incarnation(os.getpid(), lifeline.suffix))
         )
@@ -178,6 +182,7 @@ class Subscriber:
             subset,
             drain,
             predecessor=None if lost is None else full_name(name, lost),
+            left=() if left is None else unstarted.read(left),
             info=self._info(),
             prepare=prepare,
             starts=Starts(max_messages),
@@ -194,8 +199,9 @@ class Subscriber:
                 schedules=(schedules or {}).get(using, NO_SCHEDULES),
                 is_alone=len(handlers) == 1,
                 drained=self._check_drained,
+                unstarted=None if memory is None else Unstarted(memory, number, len(handlers)),
             )
-            for using, of_database in handlers.items()
+            for number, (using, of_database) in enumerate(handlers.items())
         ]
 
     def _info(self) -> dict[str, Any]:

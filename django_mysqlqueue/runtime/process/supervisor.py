@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.process import lifeline
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
@@ -56,6 +57,8 @@ class Child:
     process: subprocess.Popen[bytes]
     pipe: int
     suffix: str
+    memory: int
+    """File descriptor of the memory for what it has not started."""
     started_at: float
     signed_at: float
     """Time of its last signal, or of its start."""
@@ -75,7 +78,7 @@ class Slot:
     start_at: float = 0.0
     failures: Failures = field(default_factory=lambda: Failures(RESTARTS))
     """Number of short runs in a row."""
-    lost: Incarnation | None = None
+    lost: Child | None = None
     """A child that died and may hold messages. Its replacement releases them before it sends its first signal."""
     code: Snapshot | None = None
     """With ``--reload``: the state of the files before the last start."""
@@ -192,6 +195,8 @@ class Supervisor:
             for place in self.places:
                 if place.child is not None:
                     self._close_pipe(place.child)
+                    os.close(place.child.memory)
+                self._forget_lost(place)
             self._selector.close()
         event(logging.INFO, "supervisor.stopped", pid=os.getpid(), code=self._exit_code)
         return self._exit_code
@@ -206,36 +211,49 @@ class Supervisor:
         if self._snapshot is not None:
             place.code = self._snapshot()
         try:
-            reading, writing = os.pipe()
-        except OSError as error:  # too many open files
+            place.child = self._start(place)
+        except OSError as error:  # Too many open files, or the command cannot be run.
             event(logging.ERROR, "child.not_started", number=place.number, error=error)
             self._restart_later(place, ran=0.0)
             return
-        suffix = secrets.token_hex(4)
-        line = Lifeline(
-            writing, os.getpid(), place.number, reload=self._snapshot is not None, suffix=suffix, predecessor=place.lost
-        )
-        try:
+        self._selector.register(place.child.pipe, selectors.EVENT_READ, place)
+        event(logging.INFO, "child.started", number=place.number, pid=place.child.process.pid)
+
+    def _start(self, place: Slot) -> Child:
+        """Start a child.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        lost, suffix = place.lost, secrets.token_hex(4)
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as after:
+            reading, writing = os.pipe()
+            undo.callback(os.close, reading)
+            after.callback(os.close, writing)
+            memory = unstarted.create()
+            undo.callback(os.close, memory)
+            line = Lifeline(
+                writing,
+                os.getpid(),
+                place.number,
+                reload=self._snapshot is not None,
+                suffix=suffix,
+                predecessor=None if lost is None else Incarnation(lost.process.pid, lost.suffix),
+                memory=memory,
+                left=None if lost is None else lost.memory,
+            )
             process = subprocess.Popen(  # noqa: S603
                 self._command,
                 env={**os.environ, **line.described()},
-                pass_fds=(writing,),
+                pass_fds=(writing, memory) if lost is None else (writing, memory, lost.memory),
                 # The kernel stops a process of a background process group that reads from the terminal.
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-        except OSError as error:
-            os.close(reading)
-            event(logging.ERROR, "child.not_started", number=place.number, error=error)
-            self._restart_later(place, ran=0.0)
-            return
-        finally:
-            os.close(writing)
+            undo.pop_all()
         os.set_blocking(reading, False)
-        self._selector.register(reading, selectors.EVENT_READ, place)
         now = time.monotonic()
-        place.child = Child(process, reading, suffix, started_at=now, signed_at=now)
-        event(logging.INFO, "child.started", number=place.number, pid=process.pid)
+        return Child(process, reading, suffix, memory, started_at=now, signed_at=now)
 
     def _restart_later(self, place: Slot, ran: float) -> None:
         wait = place.back_off(ran)
@@ -306,7 +324,11 @@ class Supervisor:
             seconds=round(ran, 1),
         )
         if child.has_signed:
-            place.lost = None if clean else Incarnation(child.process.pid, child.suffix)
+            self._forget_lost(place)
+        if child.has_signed and not clean:
+            place.lost = child
+        else:
+            os.close(child.memory)
         if self.is_stopping:
             self._exit_code = self._exit_code if clean else 1
             place.is_done = True
@@ -320,6 +342,11 @@ class Supervisor:
             event(logging.WARNING, "child.waiting", number=place.number, reason="it cannot start until a file changes")
         else:
             self._restart_later(place, ran)
+
+    def _forget_lost(self, place: Slot) -> None:
+        if place.lost is not None:
+            os.close(place.lost.memory)
+            place.lost = None
 
     def _once_a_second(self) -> None:
         now = time.monotonic()

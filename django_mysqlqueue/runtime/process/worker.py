@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.handling.starts import Starts
+from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
@@ -110,6 +111,8 @@ class Plan:
     drain: bool = False
     predecessor: str | None = None
     """The full name of the subscriber that this one replaces, whose messages are released at the start."""
+    left: Sequence[tuple[int, int]] = ()
+    """The offset and token of the deliveries that it has not started."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Host, process id, version and subset, for the heartbeat rows."""
     prepare: Callable[[str], None] = lambda using: None
@@ -133,6 +136,7 @@ class Worker:
         is_alone: whether the process has no other worker. If so, an error of the database at the start ends it;
             otherwise the worker tries again until the database answers.
         drained: called when the worker has nothing left to do, if ``drain`` is on.
+        unstarted: where to note what has not started (default: nowhere).
     """
 
     def __init__(
@@ -146,6 +150,7 @@ class Worker:
         schedules: Mapping[str, Definition] = NO_SCHEDULES,
         is_alone: bool = True,
         drained: Callable[[], None] = lambda: None,
+        unstarted: Unstarted | None = None,
     ) -> None:
         self.using = using
         self.handlers = dict(handlers)
@@ -180,7 +185,7 @@ class Worker:
         )
         kinds = {handler.monitor for handler in self.handlers.values() if handler.monitor is not None}
         self.monitors = [kind(using) for kind in kinds]
-        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, starts=plan.starts)
+        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, starts=plan.starts, unstarted=unstarted)
         self.relays = Relays(using, targets)
         context = Context(
             using,
@@ -271,6 +276,7 @@ class Worker:
             try:
                 start_once(self.using, self.handlers, self.plan.prepare, self._schedules)
                 if self.plan.predecessor is not None:
+                    free = releasing.release_unstarted(self.using, self.handlers, self.plan.left)
                     done = self._release(self.plan.predecessor)
                     event(
                         logging.INFO,
@@ -278,6 +284,7 @@ class Worker:
                         name=self.plan.predecessor,
                         leases=done.leases,
                         deliveries=done.deliveries,
+                        unstarted=free,
                     )
             except UNAVAILABLE as error:
                 drop_connection(connections[self.using])
