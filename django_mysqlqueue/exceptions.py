@@ -66,6 +66,13 @@ class StaleDelivery(QueueError):
         self.delivery = delivery
 
 
+class ProcessingTimeExceeded(QueueError):
+    """A handler or a task ran longer than ``max_processing_time``, so its process ended.
+
+    It is not raised: it is the error of the attempt.
+    """
+
+
 class SubscriberError(QueueError):
     """A handler's declaration is invalid, a duplicate, or contradicts its registered consumer group."""
 

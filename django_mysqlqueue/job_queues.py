@@ -1,4 +1,4 @@
-"""The topics that are queues of jobs: those that ``TASKS`` names. The tasks that have a rate."""
+"""The topics that are queues of jobs: those that ``TASKS`` names. The tasks that have a rate or a time limit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ find: Callable[[], Collection[str]] | None = None
 
 rates: dict[str, Rate] = {}
 """By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one."""
+
+time_limits: dict[str, float] = {}
+"""By the path of each task that this process has imported, its ``@job(max_processing_time=)``, if it has one."""
 
 
 def key_of(task_path: str) -> str | None:

@@ -85,6 +85,8 @@ class Handler:
     allowed_users: tuple[str, ...] | None = None
     """Which database users may use the group. None: all."""
 
+    more_time: ClassVar[str] = "@subscriber(max_processing_time=…)"
+    """How to allow more time for calls."""
     monitor: ClassVar[type[Monitor] | None] = None
     """The class of the monitor that a subscriber runs for all of its handlers of this kind in a database."""
 
@@ -102,6 +104,19 @@ class Handler:
     def shared(self) -> bool:
         """Whether the mode is shared."""
         return self.mode == "shared"
+
+    @property
+    def longest_time(self) -> float:
+        """The longest time for which a call may run."""
+        return self.max_processing_time
+
+    def time_limit(self, state: object) -> float:
+        """Return the time for which the call for a delivery may run.
+
+        Args:
+            state: what ``claimed`` has returned for it.
+        """
+        return self.max_processing_time
 
     def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Prepare a call, in its thread and before its transaction.

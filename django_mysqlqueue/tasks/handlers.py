@@ -12,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError
 from django.dispatch import Signal
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
@@ -69,7 +70,24 @@ class JobHandler(Handler):
 
     unknown: UnknownTasks = field(default_factory=UnknownTasks, compare=False, repr=False)
 
+    longest_task: float = 0.0
+    """The longest ``max_processing_time`` of the tasks that were imported when it was declared."""
+
+    more_time: ClassVar[str] = "@job(max_processing_time=…)"
     monitor: ClassVar[type[Monitor] | None] = JobMonitor
+
+    @property
+    def longest_time(self) -> float:
+        """The longest time for which a job may run."""
+        return max(self.max_processing_time, self.longest_task)
+
+    def time_limit(self, state: object) -> float:
+        """Return the time for which a job may run."""
+        options = state.options if isinstance(state, Attempt) else None
+        if options is None or options.max_processing_time is None:
+            return self.max_processing_time
+        # The server closes idle connections of handlers after the longest time that was known at the start.
+        return min(options.max_processing_time, self.longest_time)
 
     def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Wait for a result that was locked when its job was claimed.
@@ -360,6 +378,7 @@ def job_handlers() -> dict[GroupRef, Handler]:
             options |= {option: own[option] for option in GROUP_OPTIONS if option in own}
             options |= settings.groups.get(JOB_GROUP, {})
             options |= FIXED
+            options["longest_task"] = max(job_queues.time_limits.values(), default=0.0)
             where, rates = f"TASKS[{backend.alias!r}], queue {name!r}", rates_of(backend, name)
             if rates:
                 _refuse_other_rates(where, options, rates)

@@ -47,10 +47,14 @@ class JobOptions:
     unique: Unique = False
     rate: Rate | None = None
     """How many jobs of the task start, in all processes together."""
+    max_processing_time: float | None = None
+    """How long a job may run; None: as long as the queue allows."""
 
 
-OF_JOBS = tuple(field.name for field in dataclasses.fields(JobOptions) if field.name != "rate")
-"""Options that a queue may have for its jobs. Its own ``RATE`` is that of the queue."""
+OF_JOBS = tuple(
+    field.name for field in dataclasses.fields(JobOptions) if field.name not in ("rate", "max_processing_time")
+)
+"""Options that a queue may have for its jobs. Its own ``RATE`` and ``MAX_PROCESSING_TIME`` are those of the queue."""
 
 
 def job(
@@ -63,6 +67,7 @@ def job(
     reject_on: Exceptions = UNSET,
     unique: Unique = UNSET,
     rate: str | Rate | None = UNSET,
+    max_processing_time: float = UNSET,
 ) -> Callable[[T], T]:
     """Give a task options that ``@task`` does not have. It may stand above or below ``@task``.
 
@@ -82,6 +87,9 @@ def job(
         rate: how many jobs of the task start, in all processes together, for example ``"10/m"``; units are ``s``,
             ``m``, ``h`` and ``d``. Retries count, too. It applies as ``manage.py migrate`` has registered it. The task
             must be in a module that subscribers import when they start, such as ``tasks.py`` of an app.
+        max_processing_time: seconds for which a job may run. After that, its process exits, and the attempt has failed
+            (default: ``MAX_PROCESSING_TIME`` of the queue). More than that of the queue requires that the task is in a
+            module that subscribers import when they start.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the task and the rule.
@@ -95,6 +103,7 @@ def job(
         "reject_on": reject_on,
         "unique": unique,
         "rate": rate,
+        "max_processing_time": max_processing_time,
     }
 
     def decorate(decorated: T) -> T:
@@ -108,17 +117,19 @@ def job(
             raise SubscriberError(f"{where}: {error}") from error
         _check(where, options, is_async=inspect.iscoroutinefunction(function))
         setattr(function, ATTRIBUTE, options)
-        _store_rate(f"{function.__module__}.{function.__qualname__}", options.get("rate"))
+        path = f"{function.__module__}.{function.__qualname__}"
+        _store(job_queues.rates, path, options.get("rate"))
+        _store(job_queues.time_limits, path, options.get("max_processing_time"))
         return decorated
 
     return decorate
 
 
-def _store_rate(path: str, rate: Rate | None) -> None:
-    if rate is None:
-        job_queues.rates.pop(path, None)
+def _store(found: dict[str, T], path: str, value: T | None) -> None:
+    if value is None:
+        found.pop(path, None)
     else:
-        job_queues.rates[path] = rate
+        found[path] = value
 
 
 def check_job_option(name: str, value: Any) -> Any:
@@ -170,6 +181,12 @@ def _check(where: str, options: Mapping[str, Any], *, is_async: bool) -> None:
         raise SubscriberError(
             f"{where}: timeout={options['timeout']:g} is for async tasks: a sync task runs in a thread, which cannot "
             "be stopped"
+        )
+    timeout, longest = options.get("timeout"), options.get("max_processing_time")
+    if timeout is not None and longest is not None and timeout >= longest:
+        raise SubscriberError(
+            f"{where}: timeout={timeout:g} must be less than max_processing_time={longest:g}, after which its whole "
+            "process exits"
         )
 
 

@@ -88,6 +88,42 @@ async def doze():
     await asyncio.sleep(10)
 
 
+def hanging(_):
+    """Tests replace it."""
+
+
+@task
+@job(atomic=False)
+def hang():
+    Effect.objects.using(database).create(name="jobs", value=0)
+    hanging(None)
+
+
+@task
+def hang_atomic():
+    Effect.objects.using(database).create(name="jobs", value=0)
+    hanging(None)
+
+
+@task
+@job(atomic=False, max_attempts=2, backoff={"initial": 0, "maximum": 0})
+def hang_twice():
+    Effect.objects.using(database).create(name="jobs", value=0)
+    hanging(None)
+
+
+@task
+@job(atomic=False, max_processing_time=900)
+def hang_long():
+    hanging(None)
+
+
+@task
+@job(atomic=False, max_processing_time=1)
+def hang_briefly():
+    hanging(None)
+
+
 @task
 def returns(kind):
     return {"object": object(), "nan": float("nan"), "large": "x" * 2_000_000, "nothing": None}[kind]

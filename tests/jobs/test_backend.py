@@ -287,6 +287,7 @@ def test_tasks_are_checked_without_a_query(django_assert_num_queries):
     [
         ({"max_attempts": 0}, "max_attempts=0"),
         ({"timeout": 5}, "timeout=5 is for async tasks"),
+        ({"max_processing_time": 0}, "max_processing_time=0"),
     ],
 )
 def test_options_of_a_job_that_are_wrong(options, error):
@@ -295,6 +296,15 @@ def test_options_of_a_job_that_are_wrong(options, error):
 
     with pytest.raises(SubscriberError, match=f"@job on .*function: {error}"):
         job(**options)(function)
+
+
+def test_a_timeout_that_is_not_below_the_time_of_the_process():
+    async def function():
+        pass
+
+    text = "timeout=5 must be less than max_processing_time=5, after which its whole process exits"
+    with pytest.raises(SubscriberError, match=text):
+        job(timeout=5, max_processing_time=5)(function)
 
 
 def test_options_come_from_the_job_the_queue_and_the_backend(settings):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import threading
 import time
 
 import pytest
 from django.db import connections, transaction
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, job_queues, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
@@ -18,6 +21,9 @@ from django_mysqlqueue.service import releasing, settling
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.tasks.attempts import Attempt
+from django_mysqlqueue.tasks.framework import task_finished
+from django_mysqlqueue.tasks.options import JobOptions
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
@@ -123,30 +129,180 @@ def test_deployments_do_not_save_a_poison_message(db, mode):
     assert QueueMessage.objects.get(topic="t_dlq").failure_count == 3
 
 
+@contextlib.contextmanager
+def executing(sub, threads):
+    """A subscriber whose threads call their handlers."""
+    timeouts = sessions.Timeouts(idle=60, lock_wait=10, network=10, read=60)
+    executor = Executor(sub.inbox, USING, threads=threads, timeouts=timeouts)
+    executor.start()
+    try:
+        yield
+    finally:
+        sub.inbox.close()
+        executor.join(30)
+
+
+class Hanging:
+    """A handler function of which one call does not return in time."""
+
+    def __init__(self, number=0):
+        self.number = number
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, delivery):
+        self.begun.release()
+        assert self.go.wait(30)
+
+
+def exceed(sub, function, *, threads, slow, then=lambda: None):
+    """Call the handlers, of which some exceed their time, and leave as their process does."""
+    with executing(sub.step(), threads):
+        assert all(function.begun.acquire(timeout=30) for _ in range(threads))
+        for held in sub.inbox._running.values():
+            held.started_at -= 6 * slow(held)
+        assert (sub.inbox.overrun() is not None) == any(map(slow, sub.inbox._running.values()))
+        sub.cut_off()
+        then()
+        function.go.set()
+
+
 @pytest.mark.promise("Handlers that hang")
 @both_modes
 def test_only_the_handler_that_exceeds_its_time_is_charged(db, mode):
     publish_many("t", (Message(n, key=f"k{n}") for n in range(3)))
-    one = handler(mode=mode, max_attempts=3, max_processing_time=5.0)
-    for lost in range(4):
-        sub = Sub(one, threads=3)
-        held = {int(item.body.payload): item for item in take_all(sub)}
-        if lost:  # It comes alone, and its start is recorded.
-            assert held[0].claimed.suspect
-            assert settling.record_start(USING, held[0].claimed)
-        assert set(held) == {0, 1, 2}
-        held[0].started_at -= 6
-        sub.cut_off()
-        (first, *others) = rows()
-        assert others == [FREE, FREE]
-        assert first[:2] == (lost, True)
+    for lost in range(1, 4):
+        function = Hanging()
+        one = handler(mode=mode, max_attempts=3, max_processing_time=5.0, function=function)
+        exceed(Sub(one, threads=3), function, threads=3, slow=lambda held: held.body.payload == b"0")
+        rest = rows()
+        if lost < 3:
+            assert rest.pop(0) == (lost, False, False, False)
+            assert DeliveryState.objects.get(retry_count=lost).last_error == (
+                "django_mysqlqueue.exceptions.ProcessingTimeExceeded: The call ran longer than MAX_PROCESSING_TIME "
+                "(5 s), so its process ended. The event handler.hung in the log shows where it was. To allow more "
+                "time: @subscriber(max_processing_time=…).\n"
+            )
+        assert rest == [FREE, FREE]
     got = Recorder()
-    Sub(one, threads=3).settle()
-    sub = Sub(handler(mode=mode, function=got))
-    sub.settle()
+    Sub(handler(mode=mode, function=got)).settle()
+    assert sorted(got.attempts) == [(1, 1), (2, 1)]
     sequence()
-    assert QueueMessage.objects.get(topic="t_dlq").failure_count == 3
+    letter = QueueMessage.objects.get(topic="t_dlq")
+    assert letter.failure_count == 3
+    assert "ran longer than MAX_PROCESSING_TIME (5 s)" in letter.last_error
     assert lag() == 0
+
+
+@pytest.mark.promise("Handlers that hang")
+@both_modes
+def test_an_attempt_that_exceeds_its_time_is_retried_as_others_are(db, mode):
+    """After the backoff; and reject_on and retry_on count."""
+    publish("t", 0, key="k")
+    function = Hanging()
+    one = handler(mode=mode, max_processing_time=5.0, function=function, backoff=Backoff(initial=100, jitter=0))
+    exceed(Sub(one), function, threads=1, slow=lambda held: True)
+    assert rows() == [(1, False, False, True)]
+    early = Sub(one).step()
+    assert early.take() is None
+    early.leave()
+    DeliveryState.objects.update(invisible_until=1)
+    function = Hanging()
+    one = dataclasses.replace(one, retry_on=(KeyError,), function=function)
+    exceed(Sub(one), function, threads=1, slow=lambda held: True)
+    assert rows() == []
+
+
+@pytest.mark.promise("Handlers that hang")
+@both_modes
+def test_each_message_of_a_batch_that_exceeds_its_time_has_failed(db, mode):
+    publish_many("t", (Message(n, key="k") for n in range(3)))
+    function = Hanging()
+    one = handler(mode=mode, batch=True, batch_size=3, max_processing_time=5.0, function=function)
+    exceed(Sub(one), function, threads=1, slow=lambda held: True)
+    assert rows() == [(1, False, False, False)] * 3
+
+
+@pytest.mark.promise("Handlers that hang")
+@both_modes
+def test_a_handler_that_has_not_been_called_has_not_failed(db, mode):
+    """What hangs is the database, before the call."""
+    publish("t", 0, key="k")
+    sub, (held,) = working(handler(mode=mode, max_processing_time=5.0))
+    held.started_at -= 6
+    sub.cut_off()
+    assert rows() == [FREE]
+
+
+@pytest.mark.promise("Jobs")
+@pytest.mark.parametrize(
+    ("task", "attempts"),
+    [("hang", 1), ("hang_twice", 2), pytest.param("hang_atomic", 1, marks=pytest.mark.servers_only)],
+)
+def test_a_job_that_exceeds_its_time_has_failed_by_its_own_limit(
+    db, no_handlers, settings, monkeypatch, task, attempts
+):
+    """It was started six times, with its side effects, although it is not retried."""
+    settings.TASKS = job_worlds.TASKS
+    settings.MYSQLQUEUE = {"MAX_PROCESSING_TIME": 5}
+    ended, told = [], []
+
+    def receiver(task_result, **_):
+        ended.append(task_result.status)
+
+    task_finished.connect(receiver)
+    result = getattr(jobs, task).enqueue()
+    for number in range(1, attempts + 1):
+        function = Hanging()
+        monkeypatch.setattr(jobs, "hanging", function)
+        DeliveryState.objects.update(invisible_until=0)
+        ended.clear()
+        sub = Sub(*registry.handlers().values())
+        exceed(sub, function, threads=1, slow=lambda held: True, then=lambda: told.extend(ended))
+        result.refresh()
+        assert (result.status, result.attempts) == ("FAILED" if number == attempts else "READY", number)
+    assert [error.exception_class_path for error in result.errors] == [
+        "django_mysqlqueue.exceptions.ProcessingTimeExceeded"
+    ] * attempts
+    assert "ran longer than MAX_PROCESSING_TIME (5 s)" in result.errors[0].traceback
+    assert "@job(max_processing_time=…)" in result.errors[0].traceback
+    assert told == ["FAILED"]
+    assert Effect.objects.count() == (0 if task == "hang_atomic" else attempts)
+    assert Sub(*registry.handlers().values()).settle() == 0
+    sequence()
+    assert QueueMessage.objects.get(topic="jobs.default_dlq").failure_count == attempts
+
+
+@pytest.mark.promise("Jobs")
+def test_a_task_may_have_more_or_less_time_than_its_queue(db, no_handlers, settings, monkeypatch):
+    settings.TASKS = job_worlds.TASKS
+    settings.MYSQLQUEUE = {"MAX_PROCESSING_TIME": 5}
+    for task, longest in ((jobs.hang, 5), (jobs.hang_long, 900), (jobs.hang_briefly, 1)):
+        task.enqueue()
+        (one,) = registry.handlers().values()
+        assert one.longest_time == 900
+        function = Hanging()
+        monkeypatch.setattr(jobs, "hanging", function)
+        sub = Sub(one).step()
+        with executing(sub, 1):
+            assert function.begun.acquire(timeout=30)
+            (held,) = sub.inbox._running.values()
+            began = time.monotonic()
+            held.started_at = began - longest + 0.9
+            assert sub.inbox.overrun() is None
+            held.started_at = began - longest - 0.1
+            assert sub.inbox.overrun() is held
+            function.go.set()
+        sub.flush()
+
+
+@pytest.mark.promise("Jobs")
+def test_more_time_than_was_known_at_the_start_is_not_given(db, no_handlers, settings, monkeypatch):
+    """The server closes the connections of handlers after the longest time that was known."""
+    settings.TASKS = job_worlds.TASKS
+    monkeypatch.setattr(job_queues, "time_limits", {})
+    (one,) = registry.handlers().values()
+    attempt = Attempt(USING, None, 0.0, 0, 0, options=JobOptions(max_processing_time=900.0))
+    assert one.time_limit(attempt) == one.longest_time == 600
 
 
 @both_modes

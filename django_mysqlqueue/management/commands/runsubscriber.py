@@ -296,7 +296,7 @@ class Command(LimitedCommand):
             get_child_arguments(),
             processes=options["processes"] or 1,
             shutdown_timeout=settings.shutdown_timeout,
-            longest_handler=max(handler.max_processing_time for each in chosen.values() for handler in each.values()),
+            longest_handler=max(handler.longest_time for each in chosen.values() for handler in each.values()),
             lease_duration=settings.lease_duration,
             drain=options["drain"],
             heartbeat_file=file,

@@ -18,7 +18,7 @@ from django.db import Error, connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.error_texts import EXPIRED
-from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
+from django_mysqlqueue.exceptions import ProcessingTimeExceeded, QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.runtime import forks, sessions, transactions
 from django_mysqlqueue.runtime.handling import observers, rejections
@@ -197,12 +197,32 @@ def _attempt(
         if errors is not None:
             errors.append(error)
         event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=True)
-        text = traceback.format_exc()
-        # In a larger batch it is unknown which message failed: each will be redelivered alone.
-        if len(deliveries) == 1 and rejections.is_rejected(handler, error):
-            return handler.settled(deliveries, [deliveries[0]._rejected(text)], error)
-        return handler.settled(deliveries, [delivery._failed(text) for delivery in deliveries], error)
+        return _failed(handler, deliveries, error, traceback.format_exc())
     return handler.settled(deliveries, settlements, None)
+
+
+def _failed(handler: Handler, deliveries: list[Delivery], error: BaseException, text: str) -> list[Settlement]:
+    # In a larger batch it is unknown which message failed: each will be redelivered alone.
+    if len(deliveries) == 1 and rejections.is_rejected(handler, error):
+        return handler.settled(deliveries, [deliveries[0]._rejected(text)], error)
+    return handler.settled(deliveries, [delivery._failed(text) for delivery in deliveries], error)
+
+
+def exceeded(items: Sequence[Held]) -> list[Settlement]:
+    """Return the settlements of the deliveries of a call that has exceeded its time, because the process exits.
+
+    The attempt has failed. Deliveries whose handler has not been called are released.
+    """
+    first, deliveries = items[0], [held.delivery for held in items if held.delivery is not None]
+    if len(deliveries) < len(items):
+        return [_unstarted(held) for held in items]
+    handler = first.handler
+    error = ProcessingTimeExceeded(
+        f"The call ran longer than MAX_PROCESSING_TIME ({handler.time_limit(first.state):g} s), so its process ended. "
+        f"The event handler.hung in the log shows where it was. To allow more time: {handler.more_time}."
+    )
+    event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error))
+    return _failed(handler, deliveries, error, "".join(traceback.format_exception_only(error)))
 
 
 def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:

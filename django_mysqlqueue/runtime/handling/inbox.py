@@ -107,17 +107,24 @@ class Inbox(InboxGroups):
             acked, group.acked = group.acked, []
             return acked
 
-    def cut_off(self, ref: GroupRef) -> list[Settlement]:
+    def cut_off(self, ref: GroupRef) -> tuple[list[Settlement], list[list[Held]]]:
         """Remove and return a group's last settlements, because the process exits although handlers run.
 
-        What runs is released, except what has run for longer than ``max_processing_time``: that is lost with the
-        process, because it may be the reason for the exit.
+        What runs is released, except what has run for longer than ``max_processing_time``.
+
+        Returns:
+            The settlements, and the deliveries of each call that has run for too long.
         """
         with self._lock:
             group = self._groups[ref]
-            running = [held for held in self._running.values() if held.claimed.ref == ref and not held.is_overrun()]
             settlements, group.settlements = group.settlements, []
-            return settlements + [Settlement(held.claimed, Action.RELEASE) for held in running]
+            exceeded: dict[int, list[Held]] = {}
+            for held in self._running.values():
+                if held.claimed.ref == ref and held.is_overrun():
+                    exceeded.setdefault(held.batch, []).append(held)
+                elif held.claimed.ref == ref:
+                    settlements.append(Settlement(held.claimed, Action.RELEASE))
+            return settlements, list(exceeded.values())
 
     def put_back_settlements(self, ref: GroupRef, settlements: list[Settlement]) -> None:
         """Return settlements after a flush that failed. The next flush writes them."""

@@ -76,7 +76,7 @@ class Held:
 
     def is_overrun(self) -> bool:
         """Return whether its handler has run for longer than ``max_processing_time``."""
-        return time.monotonic() - self.started_at > self.handler.max_processing_time
+        return time.monotonic() - self.started_at > self.handler.time_limit(self.state)
 
 
 @dataclass(slots=True, eq=False)

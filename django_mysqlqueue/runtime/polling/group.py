@@ -15,6 +15,7 @@ from django.db import Error
 from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
 from django_mysqlqueue.runtime.polling.context import Context
@@ -242,8 +243,8 @@ class PolledGroup(WantingGroup):
                 raise
             self._after_flush(settlements, flushed)
 
-    def cut_off(self) -> list[Settlement]:
-        """Return the outcomes that are left, and a release for each delivery that is handled: the process exits."""
+    def cut_off(self) -> tuple[list[Settlement], list[list[Held]]]:
+        """See ``Inbox.cut_off``."""
         self._write_locked()
         return self.inbox.cut_off(self.ref)
 

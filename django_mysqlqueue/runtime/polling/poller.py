@@ -19,6 +19,8 @@ from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import call
+from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.blocked import BlockedSequencer
 from django_mysqlqueue.runtime.polling.context import Context
@@ -28,6 +30,7 @@ from django_mysqlqueue.runtime.polling.maintenance import Maintenance
 from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
 from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
+from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
@@ -293,16 +296,28 @@ class Poller:
         """
         until = time.monotonic() + seconds
         failures: list[Exception] = []
+        exceeded: list[tuple[PolledGroup, list[Held]]] = []
+
+        def write(group: PolledGroup, settlements: list[Settlement]) -> None:
+            while settlements and time.monotonic() < until:
+                part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
+                releasing.release_unfinished(
+                    self.context.using, group.ref, part, max_attempts=group.handler.max_attempts
+                )
+
         self.context.inbox.close()
         for group in list(self.groups):
             try:
-                settlements = group.cut_off()
-                while settlements and time.monotonic() < until:
-                    part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
-                    releasing.release_unfinished(
-                        self.context.using, group.ref, part, max_attempts=group.handler.max_attempts
-                    )
+                settlements, calls = group.cut_off()
+                exceeded += [(group, items) for items in calls]
+                write(group, settlements)
             except Exception as error:  # noqa: BLE001  # The messages of the other groups are not lost for it.
+                failures.append(error)
+        # Last: receivers of the signals of jobs may take long.
+        for group, items in exceeded:
+            try:
+                write(group, call.exceeded(items))
+            except Exception as error:  # noqa: BLE001
                 failures.append(error)
         if failures:
             raise failures[0]

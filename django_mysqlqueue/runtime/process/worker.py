@@ -46,7 +46,7 @@ SHUTDOWN_ATTEMPTS = 5
 DRAIN_CHECK = 0.5
 """Seconds between two checks whether everything is drained."""
 HANDLER_MARGIN = 10.0
-"""Seconds after the longest ``max_processing_time`` until the server closes a handler's idle connection."""
+"""Seconds after the longest time of a call until the server closes a handler's idle connection."""
 CUT_OFF_TIME = 1.0
 """Seconds in which a process that exits uncleanly begins to release what its handlers work on. The rest of its time is
 for its leases."""
@@ -173,7 +173,7 @@ class Worker:
         self._turns = 0
         self._rest = True
         self.progress = Progress()
-        longest = max((handler.max_processing_time for handler in self.handlers.values()), default=0.0)
+        longest = max((handler.longest_time for handler in self.handlers.values()), default=0.0)
         self.heart = Heart(
             using,
             plan.name,
