@@ -120,9 +120,9 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
     ref, to = problem.ref, dashboard.url
     named = {"group": ref.group, "topic": ref.topic} if ref else {}
     match problem.kind:
-        case "stuck":
+        case "stuck" | "deaths" if problem.offset is not None:
             return to("message", offset=problem.offset), _("Open message")
-        case "silent" | "refused" | "slow_database":
+        case "silent" | "refused" | "slow_database" | "deaths":
             return to("subscribers"), _("Open subscribers")
         case "dead_letters" | "recent_dead_letters":
             return to("deadletters", **named), _("Open dead letters")

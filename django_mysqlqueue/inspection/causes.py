@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.error_texts import masked
 from django_mysqlqueue.humanize import duration, since_text
+from django_mysqlqueue.inspection.group_problems import restarting_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import NOTE, Kind, Problem, age, waiting
 from django_mysqlqueue.inspection.problems import find_problems
@@ -32,6 +33,10 @@ ADVICE = {
     "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
     "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
     "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
+    "deaths": gettext_lazy(
+        "Check the log of these processes, and the kernel's for the out-of-memory killer. To end it at once, "
+        "dead-letter the message."
+    ),
     "broken": gettext_lazy("Report the traceback in its log. It retries; if the error repeats, restart the process."),
     "outbox": gettext_lazy(
         "Check the log of the subscribers for “sequencer.blocked” and “poller.failed”. “manage.py queuesequence” moves "
@@ -75,6 +80,11 @@ SEVERAL = {
     ),
     "silent": ngettext_lazy(
         "%(number)s subscriber is lost: no heartbeat", "%(number)s subscribers are lost: no heartbeat", "number"
+    ),
+    "deaths": ngettext_lazy(
+        "%(number)s message was being handled when several processes died",
+        "%(number)s messages were being handled when several processes died",
+        "number",
     ),
     "broken": ngettext_lazy(
         "%(number)s subscriber cannot work for a group because of a bug in the queue",
@@ -316,7 +326,8 @@ def _needs_a_subscriber(problem: Problem) -> bool:
 def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return that no subscriber runs."""
     by_kind = sorted(problems, key=lambda one: (one.kind != "no_subscriber", one.severity))
-    cause = Cause(tuple(by_kind), "", str(_("Start “manage.py runsubscriber”.")))
+    restarting = next((text for group in overview.groups if (text := restarting_text(group, overview.now))), "")
+    cause = Cause(tuple(by_kind), "", restarting or str(_("Start “manage.py runsubscriber”.")))
     # A schedule may have been overdue, and a subscriber lost, before the first of these messages was published.
     oldest = cause.oldest_at
     text = (

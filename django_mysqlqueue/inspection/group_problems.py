@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, run
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed, Past
@@ -26,6 +26,10 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
+
+RESTART = 45.0
+"""Seconds after its lease within which a supervisor must have replaced a process that died: its longest pause, and a
+start."""
 
 
 class _Waiting(TypedDict):
@@ -103,6 +107,7 @@ def progress(
         if not began.had_subscribers:
             text += " " + _("GC keeps all messages for the group.")
             advice = _("Start a subscriber, or drop the group if it is no longer needed.")
+        advice = restarting_text(group, now) or advice
         values = {"ref": ref, "lag": waiting(group.waiting_messages), "age": duration(waits)}
         all_waits["since"] = began.served_until
         # The subscribers may be restarting.
@@ -116,6 +121,21 @@ def progress(
         is_explained = isinstance(group.filter, str) or (group.limited and group.limited.by_rate)
         if not (found or moves or is_explained) and group.uptime(now) >= times.still:
             yield from _still(group, now, times)
+
+
+def restarting_text(group: GroupOverview, now: int) -> str:
+    """Return that a supervisor will start a process again, as advice; empty if none is known to.
+
+    After a process has died, the supervisor waits for up to 30 seconds. It has no connection to say so.
+    """
+    for row in group.subscribers:
+        silent = age(now, row.heartbeat_at) - get_settings().lease_duration
+        if not row.live and row.info.get("supervised") and silent < RESTART:
+            text = _(
+                "Wait: the supervisor on %(host)s starts a process again within 30 s. Check why the last one died."
+            )
+            return text % {"host": row.info.get("host", "")}
+    return ""
 
 
 def failures(

@@ -21,6 +21,7 @@ Kind = Literal[
     "stuck",
     "silent",
     "broken",
+    "deaths",
     "outbox",
     "outbox_behind",
     "failing",
@@ -64,6 +65,7 @@ class Problem:
     - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
     - ``stuck``: the first unsettled message of a partition has failed.
     - ``silent``: a subscriber is lost.
+    - ``deaths``: several processes have died, perhaps while they handled the same message.
     - ``broken``: a subscriber cannot work for a group because of a bug in the queue.
     - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.

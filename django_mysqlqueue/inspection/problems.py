@@ -9,7 +9,14 @@ from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys, task_problems
+from django_mysqlqueue.inspection import (
+    beginnings,
+    deaths,
+    group_problems,
+    queue_problems,
+    retried_keys,
+    task_problems,
+)
 from django_mysqlqueue.inspection.attempts import Ended
 from django_mysqlqueue.inspection.beginnings import Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
@@ -105,6 +112,7 @@ def find_problems(
     ]
     found += task_problems.missing(session, overview, stall_times, bounds=bounds)
     found += queue_problems.lost_subscribers(session, overview)
+    found += deaths.problems(session, overview.now, overview.window)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
     if overview.topics is not None:

@@ -30,9 +30,9 @@ class SubscriberStatus:
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
-    (``started_at``), how long its polls take (``p50_us``, ``p95_us``), the error because of which it cannot work for
-    the group (``error``), and the tasks that it cannot run (``unknown``: JSON by path, with the time in epoch
-    milliseconds and the error)."""
+    (``started_at``), whether it has a supervisor (``supervised``), how long its polls take (``p50_us``, ``p95_us``),
+    the error because of which it cannot work for the group (``error``), and the tasks that it cannot run (``unknown``:
+    JSON by path, with the time in epoch milliseconds and the error)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 

@@ -110,6 +110,24 @@ def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef
     )
 
 
+def mark_died(session: Session, subscriber: str, handled: Mapping[GroupRef, Sequence[int]], how: str) -> None:
+    """Deregister a subscriber whose process has died, and record how.
+
+    Args:
+        session: the caller's transaction.
+        subscriber: its full name.
+        handled: by consumer group, the offsets of messages that it was handling.
+        how: the exit status or signal.
+    """
+    rows = sorted((*ref, subscriber, how, json.dumps(list(offsets))) for ref, offsets in handled.items())
+    on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+    info = "JSON_SET(s.info, '$.died', v.how, '$.handled', v.handled)"
+    values = {"deregistered_at": session.dialect.now_ms, "info": info}
+    session.execute(
+        session.dialect.update_joined(HEARTBEATS, (*KEY, "how", "handled"), len(rows), on, values), flat(rows)
+    )
+
+
 def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Delete a subscriber's rows, by primary key. ``InlineSubscriber`` leaves no trace."""
 

@@ -23,6 +23,8 @@ SEARCHED = 10_000
 backoff are among them. Further deliveries become visible after their visibility timeout."""
 RELEASED = 1000
 """Number of deliveries that one transaction releases."""
+HANDLED = 20
+"""Maximum number of messages of a group that are recorded with the death of a process."""
 RECHECKS = 20
 """Number of checks whether handlers that were about to commit when their process exits have done so."""
 RECHECK = 0.02
@@ -119,6 +121,7 @@ def release_all(
     *,
     shared: Collection[GroupRef],
     searched: int = SEARCHED,
+    died: str = "",
 ) -> Released:
     """Deregister a subscriber and release its leases and deliveries for immediate redelivery.
 
@@ -135,16 +138,33 @@ def release_all(
         subscriber: the full name of the subscriber.
         refs: its consumer groups.
         shared: those of ``refs`` that are in shared mode.
-        searched: number of rows of each shared group to search.
+        searched: number of rows of each group to search.
+        died: how its process has died, to be recorded with the messages that it was handling.
     """
 
     def release(session: Session) -> Released:
-        heartbeats.mark_deregistered(session, subscriber, refs)
+        if died:
+            handled = {ref: _handled(session, subscriber, ref, searched) for ref in refs}
+            heartbeats.mark_died(session, subscriber, handled, died)
+        else:
+            heartbeats.mark_deregistered(session, subscriber, refs)
         leases = _release_leases(session, subscriber)
         deliveries = sum(_release_deliveries(session, subscriber, ref, searched) for ref in sorted(shared))
         return Released(leases, deliveries)
 
     return run(using, release)
+
+
+def _handled(session: Session, subscriber: str, ref: GroupRef, searched: int) -> list[int]:
+    """Return the offsets of messages that a dead process has started: what it had not has been released."""
+    due = session.dialect.force_index("queue_delivery_state_due")
+    rows = session.rows(
+        "SELECT w.message_offset FROM (SELECT message_offset, delivered_by, delivery_token "
+        f"FROM {STATE}{due} WHERE consumer_group = %s AND topic = %s AND acked = %s "
+        "ORDER BY invisible_until LIMIT %s) w WHERE w.delivered_by = %s AND w.delivery_token <> 0 LIMIT %s",
+        (*ref, False, searched, subscriber, HANDLED),
+    )
+    return [offset for (offset,) in rows]
 
 
 def _release_leases(session: Session, subscriber: str) -> int:

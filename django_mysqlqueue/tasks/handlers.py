@@ -183,9 +183,12 @@ class JobHandler(Handler):
             given.snooze(UNKNOWN_DELAY)
             return
         self.unknown.discard(attempt.row.task_path)
-        losses, most = attempt.losses(given.attempt), get_settings().max_attempts
+        losses, most = attempt.losses(given.attempt), (attempt.options or JobOptions()).max_attempts
         if most is not None and losses >= most:
-            raise WorkerLost(f"{losses} subscribers were lost while they handled the job (MAX_ATTEMPTS).")
+            lost = "1 subscriber was" if losses == 1 else f"{losses} subscribers were"
+            raise WorkerLost(
+                f"{lost} lost during an attempt at the job, in addition to the first loss (max_attempts={most})."
+            )
         _, arguments_given = _content(given.payload)
         attempt.started_at = attempt.now()
         row = attempt.row._replace(last_attempted_at=attempt.started_at)

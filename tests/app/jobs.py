@@ -135,6 +135,12 @@ def die():
 
 
 @task
+@job(max_attempts=2)
+def die_twice():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
 def echo(value):
     return value.replace("LONE", "\udc80")
 

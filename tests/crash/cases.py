@@ -453,6 +453,11 @@ for _mode in ("ordered", "shared"):
     def _(world: World) -> None:
         releasing.release_all(ALIAS, WHO, [G], shared=[G] if world.mode == "shared" else [])
 
+    @case(f"release everything of a dead process, {_mode}", lambda mode=_mode: claimed(mode))
+    def _(world: World) -> None:
+        shared = [G] if world.mode == "shared" else []
+        releasing.release_all(ALIAS, WHO, [G], shared=shared, died="SIGKILL")
+
 
 def release_unfinished(world: World) -> None:
     ends = world.ends(Action.RELEASE, *sorted(world.held))

@@ -649,6 +649,12 @@ def _(a: Actor) -> object:
     return releasing.release_all(ALIAS, WHO, [G], shared=[G] if a.start.mode == "shared" else [])
 
 
+@operation("release everything of a dead process")
+def _(a: Actor) -> object:
+    shared = [G] if a.start.mode == "shared" else []
+    return releasing.release_all(ALIAS, WHO, [G], shared=shared, died="SIGKILL")
+
+
 @operation("release what has not started")
 def _(a: Actor) -> object:
     left = [(one.offset, one.token) for one in a.start.held.values()]

@@ -581,6 +581,9 @@ def exits() -> Iterable[Pair]:
     yield from each("shared", (unstarted,), (unstarted, *mine[:1], *others, *shared[:1], *shared[3:]))
     yield from each("forsaken", (unstarted,), ("take over", "join", "claim again"))
     yield from each("lost_again_shared", (unstarted,), ("claim, shared",))
+    dead = "release everything of a dead process"
+    yield from each("busy", (dead,), (dead, "beat", "forget a heartbeat", "take over", "claim", "flush acks", "drop"))
+    yield from each("shared", (dead,), (dead, "beat", "claim, shared", "flush acks"))
 
 
 def replays() -> Iterable[Pair]:

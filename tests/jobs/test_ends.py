@@ -150,23 +150,31 @@ def test_tracebacks_have_a_limit_and_errors_have_none(monkeypatch):
     assert both == first + job_rows.error_line("a.B", "")
 
 
-@pytest.mark.parametrize("most", [5, None])
-def test_a_job_that_has_lost_its_subscribers_too_often_is_not_retried(settings, most):
-    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": 2}
-    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"OPTIONS": {"MAX_ATTEMPTS": most}}}
+@pytest.mark.parametrize("most", [1, 5, None])
+@pytest.mark.parametrize(("own", "losses"), [(2, 1), (2, 2), (1, 1), (None, 50)])
+def test_the_own_limit_of_a_job_counts_for_lost_subscribers(settings, most, own, losses):
+    """The process-wide one decided."""
+    settings.MYSQLQUEUE = {"MAX_ATTEMPTS": most}
+    settings.TASKS = {"default": job_worlds.TASKS["default"] | {"OPTIONS": {"MAX_ATTEMPTS": own}}}
     result = jobs.add.enqueue(1)
     worker = Sub(registry.handlers()[JOBS], name="first")
     worker.step()
     SubscriberHeartbeat.objects.all().delete()
-    DeliveryState.objects.update(invisible_until=0, retry_count=2)  # As two recorded starts leave it.
+    DeliveryState.objects.update(invisible_until=0, retry_count=losses)  # As recorded starts leave it.
     worker = Sub(registry.handlers()[JOBS], name="last")
     worker.step()
     worker.work()
     worker.flush()
+    if own != losses:
+        assert jobs.log == [(1, 1)]
+        assert row(result.id).status == "SUCCESSFUL"
+        return
     assert jobs.log == []
     assert row(result.id).status == "FAILED"
     assert errors(result.id)[-1] is exceptions.WorkerLost
-    assert "2 subscribers were lost while they handled the job (MAX_ATTEMPTS)" in row(result.id).errors
+    number = "1 subscriber was" if losses == 1 else "2 subscribers were"
+    text = f"{number} lost during an attempt at the job, in addition to the first loss (max_attempts={own})"
+    assert text in row(result.id).errors
 
 
 def test_the_last_worker_is_the_lost_one():

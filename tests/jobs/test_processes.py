@@ -23,6 +23,8 @@ from tests.support.processes import Worker, wait_for
 pytestmark = [pytest.mark.processes, pytest.mark.promise("Jobs")]
 
 ENV = {"TEST_TASKS": json.dumps(job_worlds.TASKS)}
+UNLIMITED = {"TEST_TASKS": json.dumps({"default": job_worlds.TASKS["default"] | {"OPTIONS": {"MAX_ATTEMPTS": None}}})}
+"""For jobs whose processes are killed again and again."""
 
 
 @pytest.fixture
@@ -30,8 +32,8 @@ def start(db, no_handlers, tmp_path, settings):
     settings.TASKS = job_worlds.TASKS
     workers = []
 
-    def start(*arguments, **options):
-        workers.append(Worker(tmp_path, "--group", "jobs", *arguments, env=ENV, VISIBILITY_TIMEOUT=2, **options))
+    def start(*arguments, env=ENV, **options):
+        workers.append(Worker(tmp_path, "--group", "jobs", *arguments, env=env, VISIBILITY_TIMEOUT=2, **options))
         return workers[-1]
 
     yield start
@@ -46,13 +48,13 @@ def test_processes_are_killed_while_jobs_run(start):
     backend.enqueue_many([(jobs.write, [number], {}) for number in atomic])
     backend.enqueue_many([(jobs.plain, [number], {}) for number in plain])
     rows = JobResult.objects.filter(status="SUCCESSFUL")
-    workers = [start(MAX_ATTEMPTS=None), start(MAX_ATTEMPTS=None)]
+    workers = [start(env=UNLIMITED), start(env=UNLIMITED)]
     for done in range(40, 400, 60):
         wait_for(lambda done=done: rows.count() >= done, workers[0], timeout=60)
         place = random.randrange(2)
         workers[place].send(signal.SIGKILL)
         workers[place].wait()
-        workers[place] = start(MAX_ATTEMPTS=None)
+        workers[place] = start(env=UNLIMITED)
         wait_for(workers[place].is_ready, workers[place])
     wait_for(lambda: rows.count() == 400, workers[0], timeout=60)
     times = Counter(Effect.objects.values_list("value", flat=True))
@@ -69,13 +71,14 @@ def test_processes_are_killed_while_jobs_run(start):
 
 
 def test_a_job_that_kills_its_process(start):
-    """After some losses it has FAILED, and says why; the others end."""
-    poison, other = jobs.die.enqueue(), jobs.add.enqueue(1)
+    """After as many losses as it may have attempts it has FAILED, and says why; the others end."""
+    poison, other = jobs.die_twice.enqueue(), jobs.add.enqueue(1)
+    codes = []
     deadline = time.monotonic() + 60
     while poison.status != TaskResultStatus.FAILED and time.monotonic() < deadline:
-        worker = start("--drain", "--threads", "1", MAX_ATTEMPTS=2)
-        worker.wait(30)
+        codes.append(start("--drain", "--threads", "1", MAX_ATTEMPTS=5).wait(30))
         poison.refresh()
+    assert codes == [-signal.SIGKILL] * 3 + [0]  # The first loss is free.
     assert poison.errors[-1].exception_class is exceptions.WorkerLost
     other.refresh()
     assert other.status == TaskResultStatus.SUCCESSFUL
@@ -108,13 +111,13 @@ def test_chains_while_processes_are_killed(start):
         for chain in range(1, 11)
     ]
     rows = JobResult.objects.filter(status="SUCCESSFUL")
-    workers = [start(MAX_ATTEMPTS=None), start(MAX_ATTEMPTS=None)]
+    workers = [start(env=UNLIMITED), start(env=UNLIMITED)]
     for done in range(20, 140, 30):
         wait_for(lambda done=done: rows.count() >= done, workers[0], timeout=60)
         place = random.randrange(2)
         workers[place].send(signal.SIGKILL)
         workers[place].wait()
-        workers[place] = start(MAX_ATTEMPTS=None)
+        workers[place] = start(env=UNLIMITED)
         wait_for(workers[place].is_ready, workers[place])
     wait_for(lambda: rows.count() == 160, workers[0], timeout=60)
     times = Counter(Effect.objects.values_list("value", flat=True))

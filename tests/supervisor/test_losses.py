@@ -57,6 +57,9 @@ def test_a_message_that_kills_its_process_costs_four_processes_and_seconds(start
     assert len(deaths) == 4
     ends = [*deaths, *logged_at(worker.output, "delivery.dead_lettered")]
     assert all(later - earlier < SOON for earlier, later in pairwise(ends)), ends
+    died = [one.info for one in SubscriberHeartbeat.objects.all() if "died" in one.info]
+    assert [one["died"] for one in died] == ["SIGKILL"] * 4
+    assert {letter.original_offset} == set.intersection(*(set(json.loads(one["handled"])) for one in died))
     assert {attempt for _, attempt, number in effects(group) if number != 3} == {1}
     assert {number for _, _, number in effects(group)} == set(range(20))
 

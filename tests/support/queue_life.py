@@ -715,6 +715,7 @@ def _life(*subs: Sub) -> None:
 def _lose_and_take_over(group: str) -> None:
     """A subscriber vanishes with what it holds; another one finds the suspects and records their starts."""
     mode = "ordered" if group == "o" else "shared"
+    shared = [GroupRef(group, "t")] if mode == "shared" else []
     one = handler(group=group, mode=mode, visibility_timeout=0.001)
     publish_many("t", (Message(1, key=f"k{number % KEYS}") for number in range(40)))
     lost = Sub(one, name="lost").step()
@@ -731,12 +732,12 @@ def _lose_and_take_over(group: str) -> None:
     settling.extend_all(USING, ref, held, milliseconds=600_000)
     if (waits := [one for one in lost.inbox.held(ref) if one not in held[:1]]) and mode == "shared":
         assert releasing.release_unstarted(USING, [ref], [(one.offset, one.token) for one in waits[:1]]) == 1
-    released = releasing.release_all(USING, lost.name, [ref], shared=[ref] if mode == "shared" else [])
+    released = releasing.release_all(USING, lost.name, [ref], shared=shared, died="SIGKILL")
     assert (released.deliveries if mode == "shared" else released.leases) > 0
     short = handler(group=group, mode=mode, backoff=Backoff(initial=0.001, jitter=0))
     again = Sub(short, name="again").step()
     assert settling.record_start(USING, again.take().claimed)
-    releasing.release_all(USING, again.name, [ref], shared=[ref] if mode == "shared" else [])
+    releasing.release_all(USING, again.name, [ref], shared=shared, died="SIGKILL")
     heir = Sub(short, name="heir")
     heir.settle(rounds=100)  # suspects come one by one, and the one that was lost twice waits a moment
     # A late word, and a redelivery that is settled already.

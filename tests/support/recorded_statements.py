@@ -20,6 +20,7 @@ MAY_WALK = {
     "inspection.topics.read_topics": "counts, for people",
     "inspection.subscribers.read_subscribers": "reads all subscribers of a day, for people",
     "inspection.refusals._started": "reads all subscribers of a day, for people, if one has refused to start",
+    "inspection.deaths.read": "reads all subscribers of a day, for people",
     "inspection.partitions.shares": "counts the leases, of partitions that have work, for people",
     "service.archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC that waits for it",
     "service.retention._next_group": "lists the groups, once in a round of GC",

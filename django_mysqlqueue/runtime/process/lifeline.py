@@ -46,6 +46,8 @@ class Lifeline:
     """A random part of the child's name."""
     predecessor: Incarnation | None = None
     """The child that died and that this one replaces. This one releases its messages before sending a signal."""
+    died: str = ""
+    """How the predecessor died: its exit status or signal."""
     memory: int | None = None
     """File descriptor of the memory for what the child has not started (``Unstarted``)."""
     left: int | None = None
@@ -82,6 +84,7 @@ class Lifeline:
                     "reload": self.reload,
                     "suffix": self.suffix,
                     "predecessor": self.predecessor,
+                    "died": self.died,
                     "memory": self.memory,
                     "left": self.left,
                 }

@@ -182,6 +182,7 @@ class Subscriber:
             subset,
             drain,
             predecessor=None if lost is None else full_name(name, lost),
+            died="" if lifeline is None else lifeline.died,
             left=() if left is None else unstarted.read(left),
             info=self._info(),
             prepare=prepare,
@@ -205,12 +206,13 @@ class Subscriber:
         ]
 
     def _info(self) -> dict[str, Any]:
-        return {
+        info = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": __version__,
             "subset": self.subset.as_json(),
         }
+        return info if self.lifeline is None else {**info, "supervised": True}
 
     @property
     def exit_code(self) -> int:

@@ -66,6 +66,12 @@ class Child:
     wants_replacement: bool = False
     is_killed: bool = False
 
+    @property
+    def died(self) -> str:
+        """How it died: its exit status or signal."""
+        code = self.process.returncode
+        return f"exit status {code}" if code >= 0 else _signal_name(-code)
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -239,6 +245,7 @@ class Supervisor:
                 reload=self._snapshot is not None,
                 suffix=suffix,
                 predecessor=None if lost is None else Incarnation(lost.process.pid, lost.suffix),
+                died="" if lost is None else lost.died,
                 memory=memory,
                 left=None if lost is None else lost.memory,
             )

@@ -111,6 +111,8 @@ class Plan:
     drain: bool = False
     predecessor: str | None = None
     """The full name of the subscriber that this one replaces, whose messages are released at the start."""
+    died: str = ""
+    """How that died: its exit status or signal."""
     left: Sequence[tuple[int, int]] = ()
     """The offset and token of the deliveries that it has not started."""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -244,9 +246,9 @@ class Worker:
         finally:
             self._release(self.plan.name)
 
-    def _release(self, name: str) -> Released:
+    def _release(self, name: str, *, died: str = "") -> Released:
         shared = [ref for ref, handler in self.handlers.items() if handler.shared]
-        return releasing.release_all(self.using, name, self.handlers, shared=shared)
+        return releasing.release_all(self.using, name, self.handlers, shared=shared, died=died)
 
     # -- the poller's thread --------------------------------------------------
 
@@ -277,7 +279,7 @@ class Worker:
                 start_once(self.using, self.handlers, self.plan.prepare, self._schedules)
                 if self.plan.predecessor is not None:
                     free = releasing.release_unstarted(self.using, self.handlers, self.plan.left)
-                    done = self._release(self.plan.predecessor)
+                    done = self._release(self.plan.predecessor, died=self.plan.died)
                     event(
                         logging.INFO,
                         "predecessor.released",

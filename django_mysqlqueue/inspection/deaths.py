@@ -1,0 +1,156 @@
+"""Processes that have died, as the processes that a supervisor started in their places recorded it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection.problem import Problem, age
+from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
+from django_mysqlqueue.service.heartbeats import HEARTBEATS
+from django_mysqlqueue.service.log import PUBLISHED_ID
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session, flat
+
+STATE = DeliveryState._meta.db_table
+LOG = QueueMessage._meta.db_table
+RESULTS = JobResult._meta.db_table
+
+REPEATED = 2
+"""Number of deaths within the window that are a problem."""
+QUIET = 120.0
+"""Seconds after the last death after which it is over, unless a message is known that can do it again: four times the
+longest pause of a supervisor."""
+NAMED = 5
+"""Maximum number of messages that are named."""
+
+Handled = tuple[GroupRef, int]
+"""A group, and the offset of a message that a process was handling for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The death of a process. Times are in epoch milliseconds."""
+
+    name: str
+    at: int
+    """When it was recorded, a moment after the start of the process that replaced it."""
+    how: str
+    """Its exit status or signal."""
+    host: str
+    handled: frozenset[Handled]
+    """The messages that it was handling."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """What is known of a message."""
+
+    task: str
+    """The path of its task, if it is a job."""
+    is_unsettled: bool
+
+
+def read(session: Session, since: int) -> list[Death]:
+    """Return the deaths since a time in epoch milliseconds, oldest first."""
+    rows = session.rows(
+        "SELECT h.subscriber_name, h.deregistered_at, h.info, h.consumer_group, h.topic "
+        f"FROM {HEARTBEATS} h WHERE h.deregistered_at >= %s "
+        "ORDER BY h.consumer_group, h.topic, h.subscriber_name",
+        (since,),
+    )
+    found: dict[str, Death] = {}
+    for name, at, text, group, topic in rows:
+        info = json.loads(text)
+        if how := info.get("died"):
+            ref = GroupRef(group, topic)
+            handled = {(ref, offset) for offset in json.loads(info.get("handled") or "[]")}
+            before = found[name].handled if name in found else frozenset[Handled]()
+            found[name] = Death(name, int(at), str(how), str(info.get("host", "")), before | handled)
+    return sorted(found.values(), key=lambda death: (death.at, death.name))
+
+
+def problems(session: Session, now: int, window: float) -> Iterator[Problem]:
+    """Yield messages that were being handled when several processes died, or else that several processes have died.
+
+    Args:
+        session: session on the queue's database.
+        now: the database's clock, in epoch milliseconds.
+        window: length, in seconds, of the window that ends now.
+    """
+    deaths = read(session, now - int(window * 1000))
+    numbers = Counter(one for death in deaths for one in death.handled)
+    common = [one for one, number in numbers.most_common(NAMED) if number >= REPEATED]
+    suspects = _suspects(session, common)
+    explained: set[str] = set()
+    for one in common:
+        mine = [death for death in deaths if one in death.handled]
+        explained |= {death.name for death in mine}
+        suspect = suspects.get(one, _Suspect("", is_unsettled=False))
+        # What has been settled ends no more processes.
+        if suspect.is_unsettled or age(now, mine[-1].at) < QUIET:
+            yield _of_message(one, suspect, mine, now)
+    others = [death for death in deaths if death.name not in explained]
+    if len(others) >= REPEATED:
+        yield _of_processes(others, now)
+
+
+def _of_message(one: Handled, suspect: _Suspect, deaths: list[Death], now: int) -> Problem:
+    ref, offset = one
+    text = (
+        _(
+            "The job %(task)s (message %(offset)s of %(ref)s) was running when %(number)s processes died in the last "
+            "%(age)s, the last one with %(how)s."
+        )
+        if suspect.task
+        else _(
+            "Message %(offset)s of %(ref)s was being handled when %(number)s processes died in the last %(age)s, the "
+            "last one with %(how)s."
+        )
+    )
+    values = {
+        "task": suspect.task,
+        "offset": offset,
+        "ref": ref,
+        "number": f"{len(deaths):,}",
+        "age": duration(age(now, deaths[0].at)),
+        "how": deaths[-1].how,
+    }
+    return Problem(0, "deaths", text % values, ref, offset=offset, since=deaths[0].at)
+
+
+def _of_processes(deaths: list[Death], now: int) -> Problem:
+    text = _("%(number)s processes on %(hosts)s died in the last %(age)s, the last one with %(how)s.")
+    values = {
+        "number": f"{len(deaths):,}",
+        "hosts": ", ".join(sorted({death.host for death in deaths})),
+        "age": duration(age(now, deaths[0].at)),
+        "how": deaths[-1].how,
+    }
+    severity = 0 if age(now, deaths[-1].at) < QUIET else 2
+    return Problem(severity, "deaths", text % values, since=deaths[0].at)
+
+
+def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, _Suspect]:
+    """Return the task of each message, and whether it is still to be settled."""
+    given = sorted(handled)
+    if not given:
+        return {}
+    rows = session.rows(
+        "SELECT v.g, v.t, v.o, COALESCE(r.task_path, ''), CASE WHEN s.acked = %s THEN 1 ELSE 0 END "
+        f"FROM {session.dialect.rows(('g', 't', 'o'), len(given))} "
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
+        f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = v.g AND s.topic = v.t "
+        "AND s.partition_key = m.partition_key AND s.message_offset = v.o "
+        f"{session.dialect.join_to(RESULTS, 'r', left=True)} ON r.id = {PUBLISHED_ID}",
+        (False, *flat((*ref, offset) for ref, offset in given)),
+    )
+    return {
+        (GroupRef(group, topic), int(offset)): _Suspect(task, is_unsettled=bool(unsettled))
+        for group, topic, offset, task, unsettled in rows
+    }
