@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.supervisor import Margins, Slot, Supervisor
+from tests.support.paths import ROOT
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.any_engine
@@ -134,6 +136,69 @@ def test_a_child_is_told_who_died_in_its_place_until_one_has_worked(run, tmp_pat
     assert second[2] == third[2] == first[:2]
     assert fourth[2] is None
     assert len({suffix for _, suffix, _ in (first, second, third, fourth)}) == 4
+
+
+AS_INIT = """
+import ctypes, os, sys, threading, time
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+import django
+django.setup()
+from django_mysqlqueue.runtime.process.supervisor import Supervisor
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+child = sys.argv[1]
+one = Supervisor([sys.executable, "-I", "-S", "-c", child], processes=2, shutdown_timeout=0, longest_handler=0,
+                 lease_duration=1)
+one._is_init = sys.argv[2] == "True"
+def states():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid():
+            found.append(state)
+    return found
+def watch():
+    time.sleep(3)
+    deadline = time.monotonic() + 20
+    while bool(states().count("Z")) == one._is_init and time.monotonic() < deadline:
+        time.sleep(0.05)
+    print(states().count("Z"))
+    one.stop()
+threading.Thread(target=watch).start()
+print(one.run())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a subreaper stands for PID 1")
+@pytest.mark.parametrize("is_init", [True, False])
+def test_as_pid_1_it_reaps_what_handlers_leave_behind(is_init):
+    """And the status of its own children is theirs: one of them asks for a replacement all the time."""
+    child = CHILD + textwrap.dedent(
+        """
+        on(signal.SIGTERM, leave)
+        for _ in range(5):
+            if os.fork() == 0:
+                if os.fork() == 0:
+                    time.sleep(0.1)
+                    os._exit(0)
+                os._exit(0)
+            os.wait()
+        sign(b"p")
+        if line["number"] == 2:
+            time.sleep(0.5)
+            sign(b"r")
+            sys.exit(0)
+        for_ever()
+        """
+    )
+    command = [sys.executable, "-c", AS_INIT, child, str(is_init)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    zombies, code = done.stdout.split()[-2:]
+    assert (int(zombies) == 0) == is_init, done
+    assert code == "0", done
 
 
 def test_a_command_that_cannot_be_run(run):

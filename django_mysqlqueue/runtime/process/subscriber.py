@@ -283,11 +283,7 @@ class Subscriber:
             SubscriberError: a group is registered with a mode other than its handler's.
             Exception: ``prepare`` has raised it; or a ``django.db.Error``, if there is only one database.
         """
-        for worker in self.workers:
-            worker.thread.start()
-            if len(self.workers) > 1:
-                worker.may_poll.set()
-        self._await_start()
+        self._start()
         if ready is not None and not self._stop.event.is_set():
             ready()
         # To the supervisor, the first signal also means that the predecessor's messages have been released.
@@ -351,8 +347,15 @@ class Subscriber:
         self._stop.ask("a poller hangs", exit_code=EXIT_UNCLEAN)
         return True
 
-    def _await_start(self) -> None:
-        """Wait until all workers have started. One whose database does not answer is not waited for long."""
+    def _start(self) -> None:
+        """Start all workers, and wait until they have. One whose database does not answer is not waited for long."""
+        if os.getpid() == 1:
+            # Reaping what handlers leave behind would take the exit status from their ``subprocess.wait()``.
+            event(logging.WARNING, "subscriber.without_init", name=self.name)
+        for worker in self.workers:
+            worker.thread.start()
+            if len(self.workers) > 1:
+                worker.may_poll.set()
         deadline = time.monotonic() + (START_GRACE if len(self.workers) > 1 else float("inf"))
         for worker in self.workers:
             while not worker.started.wait(TURN) and time.monotonic() < deadline and not self._signalled:

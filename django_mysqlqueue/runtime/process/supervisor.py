@@ -150,6 +150,8 @@ class Supervisor:
         self._kill_at = float("inf")
         self._looked_at = 0.0
         self._exit_code = 0
+        self._is_init = os.getpid() == 1
+        """Whether it is the first process of a container: it inherits what handlers leave behind."""
 
     @property
     def is_stopping(self) -> bool:
@@ -196,6 +198,8 @@ class Supervisor:
                 self._read_signs(TURN)
                 for place in self.places:
                     self._look_at(place)
+                if self._is_init:
+                    self._reap_orphans()
                 self._once_a_second()
         finally:
             for place in self.places:
@@ -354,6 +358,15 @@ class Supervisor:
         if place.lost is not None:
             os.close(place.lost.memory)
             place.lost = None
+
+    def _reap_orphans(self) -> None:
+        """Reap processes that have ended, and are not of this supervisor's children, as PID 1 has to."""
+        mine = {place.child.process.pid for place in self.places if place.child is not None}
+        with contextlib.suppress(ChildProcessError):  # There are no processes.
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in mine:
+                    return  # ``poll`` gets its status; the others have their turn after it.
+                os.waitpid(ended.si_pid, 0)
 
     def _once_a_second(self) -> None:
         now = time.monotonic()
