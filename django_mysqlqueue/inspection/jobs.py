@@ -13,12 +13,11 @@ from typing import Any
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import JOB_PREFIX, LANE_KEY_LENGTH, lane
+from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.service import job_progress
+from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
@@ -483,13 +482,8 @@ def message_offset(session: Session, job: JobSummary, *, search: bool = True, bo
         search: whether to search other partitions than those that the backend publishes to.
         bounds: limits of what is read for that.
     """
-    settings = get_settings()
-    numbers = {settings.partitions_of(job.topic) or settings.keyless_partitions, settings.keyless_partitions}
-    partitions = [naming.hashed_partition(job.id, number) for number in numbers]
-    if len(job.task) <= LANE_KEY_LENGTH:
-        partitions.append(job.task)  # If its task has a rate.
-    places = [(job.topic, lane(partition, job.priority), job.id) for partition in partitions]
-    found = log_entries.at_ids(session, places)
+    places = job_messages.places(job.topic, job.id, job.task, job.priority)
+    found = log_entries.at_ids(session, [(*place, job.id) for place in places])
     if found:
         return max(found.values())
     if not search:

@@ -68,6 +68,13 @@ class JobResult(models.Model):
     stage = BytewiseCharField(
         _("stage"), max_length=STAGE_LENGTH, db_default=models.Value(""), blank=True, help_text=_("of a chain, if any")
     )
+    redriven_id = BytewiseCharField(
+        _("redriven id"),
+        max_length=KEY_LENGTH,
+        db_default=models.Value(""),
+        blank=True,
+        help_text=_("of the message that the last redrive has published; empty: none"),
+    )
 
     objects = QueueManager["JobResult"]()
 

@@ -20,7 +20,7 @@ from django_mysqlqueue.operations.arguments import alias_for, milliseconds
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, ends_keys, result_of, sentence
-from django_mysqlqueue.service import heartbeats, retention
+from django_mysqlqueue.service import heartbeats, job_results, retention
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -173,7 +173,7 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stay
             "the DLQ."
         ),
         dry_run=True,
-        warnings=_warnings(found, stays=stays),
+        warnings=_warnings(ref, found, stays=stays),
         offset=found.position.offset + 1,
         replayed=found.replayed,
         skipped=found.skipped,
@@ -185,10 +185,19 @@ def _stays_paused() -> str:
     return _("The group is paused and stays paused until you resume it.")
 
 
-def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
+def _ended_jobs() -> str:
+    return _(
+        "The jobs of these messages will be FAILED with JobSkipped, and the later jobs of their chains with "
+        "EarlierJobFailed. They run only if the messages are delivered again."
+    )
+
+
+def _warnings(ref: GroupRef, found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
     warnings = [_stays_paused()] if stays else []
     if found.skipped:
         warnings.append(_("The group will never handle the messages that it skips."))
+        if job_results.is_of_jobs(ref):
+            warnings.append(_ended_jobs())
         if found.coalesces:
             warnings.append(ends_keys())
     if not found.exact:
@@ -256,6 +265,8 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
         dead: number of the group's dead letters.
     """
     warnings = [] if found.exact else [_stopped()]
+    if found.skipped and job_results.is_of_jobs(ref):
+        warnings.append(_ended_jobs())
     if dead:
         text = _(
             "Dead letters of the group: %(number)s. They stay in %(topic)s, but cannot be redriven unless the group is "

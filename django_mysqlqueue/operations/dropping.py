@@ -20,7 +20,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, groups, job_results
+from django_mysqlqueue.service import audit, groups, job_messages
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -59,16 +59,18 @@ def drop(
         operation = run(using, lambda session: _begin(session, ref, actor, reason))
         if operation is None:
             return False
+        beat = audit.beats(using, operation)
         with audit.stopping(using, operation, steps.Stopped):
-            job_results.skip(using, ref)
             steps.delete_all(
                 using,
                 ref,
                 lambda session: _delete_some(session, ref, operation, limits),
                 progress,
                 limits,
-                beat=audit.beats(using, operation),
+                beat=beat,
             )
+            # Without the group, nobody can tell any more that it was dropped.
+            job_messages.end_all(using, ref, beat=beat)
             run(using, lambda session: _end(session, ref, operation, limits))
     return True
 
@@ -84,7 +86,7 @@ def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int
         found,
         "drop",
         deletes=(PartitionLease, DeliveryState, ConsumerOffset, Slots, CoalesceKey, SubscriberHeartbeat, ConsumerGroup),
-        updates=job_results.skipped(ref),
+        updates=job_messages.changed(ref),
         actor=actor,
         reason=reason,
     )

@@ -15,6 +15,8 @@ class Limits:
     """Maximum number of dead letters that one transaction redrives or deletes, with their payloads."""
     jobs: int = 200
     """Maximum number of jobs that one transaction cancels. It reads their arguments and errors."""
+    jobs_seconds: float = 10.0
+    """Seconds after which a seek leaves the jobs that it has skipped, and that have not ended, to GC."""
     counted: int = 10_000
     """Previews stop counting here."""
     read: int = 100_000

@@ -377,7 +377,7 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
         )
     of_jobs = [one.offset for one in found if job_results.is_of_jobs(GroupRef(one.failed_group, one.original_topic))]
     if of_jobs:
-        job_results.restart(session, of_jobs)
+        job_results.redriven(session, {offset: ids[offset] for offset in of_jobs})
     _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, actor, related=ids)
 
 

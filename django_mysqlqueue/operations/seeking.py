@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, coalescing, groups, job_results, log, partitions, watermarks
+from django_mysqlqueue.service import audit, coalescing, groups, job_messages, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -254,7 +254,6 @@ def seek(
         operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
         beat = audit.beats(using, operation)
         with audit.stopping(using, operation, steps.Stopped):
-            job_results.skip(using, ref)
             after: str | None = ""
             while after is not None:
                 last: str = after
@@ -268,6 +267,7 @@ def seek(
                 using, ref, lambda session: _delete_states(session, ref, operation, limits), progress, limits, beat=beat
             )
             run(using, lambda session: _end(session, ref, operation))
+        job_messages.end_all(using, ref, seconds=limits.jobs_seconds)
     return forgotten
 
 
@@ -285,7 +285,7 @@ def _begin(session: Session, ref: GroupRef, position: Position, actor: str, deta
         found,
         "seek",
         deletes=(DeliveryState,),
-        updates=(ConsumerOffset, *job_results.skipped(ref)),
+        updates=(ConsumerOffset, *job_messages.changed(ref)),
         actor=actor,
         reason=reason,
         detail=text,

@@ -1,7 +1,8 @@
 """The results of jobs: each follows the deliveries of its message, in the transactions that write their outcomes.
 
 So a result is never SUCCESSFUL while the message may be delivered again, and a message that ends without a call (it
-expired, it was cancelled, an operator dead-lettered it) ends its result too.
+expired, it was cancelled, an operator dead-lettered it) ends its result too. Messages that end in other ways, by a seek
+for example, are those of ``job_messages``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
-from django_mysqlqueue.models import JobResult, QueueMessage
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import job_rows, job_stages
 from django_mysqlqueue.service.deliveries import Claimed, JobEnd
@@ -38,7 +39,6 @@ CHUNK = 1000
 UNCALLED = {
     Outcome.EXPIRED: ("JobExpired", "The job expired before it started."),
     Outcome.SUPERSEDED: ("JobSuperseded", "A later job replaced this one before it started."),
-    Outcome.DELETED: ("JobDeleted", "The message of the job was deleted from the log before the job started."),
     Outcome.DEAD_LETTERED: ("JobExpired", "The job expired before it started, and its message was dead-lettered."),
 }
 """The exceptions for jobs whose messages ended without a call, by outcome, with their texts."""
@@ -71,7 +71,8 @@ def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) 
     """Note that a subscriber has claimed jobs: they are RUNNING, unless they have ended.
 
     A job that is RUNNING already was claimed by a subscriber that was lost; that is added to its errors. One that was
-    asked to stop then does not start again.
+    asked to stop then does not start again. A job that has FAILED because its message was skipped, which a seek has
+    brought back, starts from the beginning.
 
     Args:
         using: alias of the queue's database.
@@ -91,6 +92,10 @@ def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) 
     def write(session: Session) -> Begun:
         found = read(session, ids, session.dialect.for_update if wait else session.dialect.skip_locked)
         now = session.now()
+        skipped = [row for row in found.values() if row.ended_with("JobSkipped", "JobDeleted")]
+        if back := [row.id for row in skipped if not row.cancel_requested_at]:
+            _restart(session, dict.fromkeys(back, ""))
+            found |= read(session, back)
         waiting = [row for row in found.values() if not row.is_finished]
         begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
         job_rows.begin(session, begun, now)
@@ -260,25 +265,25 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
     return CancelRequested(ended, asked)
 
 
-def skip(using: str, ref: GroupRef) -> None:
-    """Note that messages of a group are about to be skipped: another job may be enqueued instead of a unique one.
+def redriven(session: Session, ids: Mapping[int, str]) -> None:
+    """Make jobs that have failed ready again: an operator has redriven their dead letters.
 
-    Its own transaction: it waits for transactions that have found a job that waits.
+    Args:
+        session: the current transaction.
+        ids: by offset of the dead letter, the id of the message that was published from it.
     """
-    if is_of_jobs(ref):
-        run(using, lambda session: job_rows.free_unique_keys(session, ref.topic.removeprefix(JOB_PREFIX)))
+    _restart(session, {job: ids[offset] for offset, job in _ids(session, ids).items()})
 
 
-def skipped(ref: GroupRef) -> tuple[type[JobResult], ...]:
-    """Return the models in whose tables ``skip`` updates rows for a group."""
-    return (JobResult,) if is_of_jobs(ref) else ()
+def _restart(session: Session, messages: Mapping[str, str]) -> None:
+    """Make jobs that have failed ready again, and those of later stages that have failed for that.
 
-
-def restart(session: Session, offsets: Collection[int]) -> None:
-    """Make jobs that have failed ready again: an operator has redriven their dead letters."""
-    ids = sorted(_ids(session, offsets).values())
-    job_rows.restart(session, ids)
-    job_stages.revive(session, {row.stage for row in read(session, ids).values() if row.stage})
+    Args:
+        session: the current transaction.
+        messages: by id of a job, the id of its new message; empty: it has no new one.
+    """
+    job_rows.restart(session, messages)
+    job_stages.revive(session, {row.stage for row in read(session, messages).values() if row.stage})
 
 
 def outdated(session: Session) -> tuple[str, tuple[object, ...]]:

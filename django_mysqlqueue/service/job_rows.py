@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -57,6 +57,11 @@ class JobRow(NamedTuple):
     def is_finished(self) -> bool:
         """Whether the job has ended."""
         return self.status in (FAILED, SUCCESSFUL)
+
+    def ended_with(self, *names: str) -> bool:
+        """Return whether the job has FAILED with one of some exceptions of ``tasks.exceptions``."""
+        last = (lines(self.errors) or [""])[-1] if self.status == FAILED else ""
+        return any(f'"{EXCEPTIONS}.{name}"' in last for name in names)
 
 
 class NewResult(NamedTuple):
@@ -197,22 +202,6 @@ def _owners(session: Session, column: str, values: Sequence[str | None], how: st
             chunk,
         )
     return found
-
-
-def free_unique_keys(session: Session, queue_name: str) -> None:
-    """Let the jobs of a queue that wait no longer count as such for unique jobs."""
-    # Not in one statement: MySQL copies the rows of an UPDATE that changes the index by which it reads.
-    ids = session.rows(
-        f"SELECT id FROM {RESULTS}{session.dialect.force_index('queue_job_results_unique')} "
-        "WHERE unique_key > '' AND queue_name = %s",
-        (queue_name,),
-    )
-    for chunk in session.chunks(sorted(job for (job,) in ids)):
-        session.execute(
-            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET unique_key = NULL "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            chunk,
-        )
 
 
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
@@ -396,15 +385,29 @@ def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
     return found
 
 
-def restart(session: Session, ids: Iterable[str]) -> int:
-    """Make jobs that have FAILED READY again; return how many. Their attempts are counted from 1 again."""
-    errors = session.dialect.appended("errors", RESTARTED)
-    return sum(
+def restart(session: Session, messages: Mapping[str, str]) -> None:
+    """Make jobs that have FAILED READY again. Their attempts are counted from 1 again.
+
+    Args:
+        session: the current transaction.
+        messages: by id of a job, the id of its new message; empty: it has no new one.
+    """
+    for chunk in session.chunks(sorted(messages.items())):
         session.execute(
-            f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET status = %s, finished_at = 0, "
-            f"cancel_requested_at = 0, progress = '', errors = {errors} WHERE status = %s "
-            f"AND id IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            (READY, FAILED, *chunk),
+            session.dialect.update_joined(
+                RESULTS,
+                ("id", "message"),
+                len(chunk),
+                "s.id = v.id",
+                {
+                    "status": f"'{READY}'",
+                    "finished_at": "0",
+                    "cancel_requested_at": "0",
+                    "progress": "''",
+                    "errors": session.dialect.appended("s.errors", RESTARTED),
+                    "redriven_id": "CASE WHEN v.message = '' THEN s.redriven_id ELSE v.message END",
+                },
+                f"s.status = '{FAILED}'",
+            ),
+            flat(chunk),
         )
-        for chunk in session.chunks(sorted(set(ids)))
-    )

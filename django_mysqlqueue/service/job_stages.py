@@ -11,7 +11,7 @@ later stages are not locked: a transaction that ends one of their jobs has locke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue.exceptions import InvalidMessage
@@ -20,7 +20,7 @@ from django_mysqlqueue.models import JobStage
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session, flat, last_row
 
 STAGES = JobStage._meta.db_table
 FIRST = ":0000"
@@ -93,6 +93,25 @@ def before(session: Session, stage: str) -> Stage | None:
     """Return the stage before one, or None if there is none."""
     chain, _, place = stage.rpartition(":")
     return read(session, stage_id(chain, int(place) - 1))
+
+
+def blocked(session: Session, stages: Collection[str]) -> set[str]:
+    """Return those stages whose jobs have no message yet, because the stage before has not ended."""
+    after = {
+        stage_id(chain, int(place) - 1): f"{chain}:{place}"
+        for chain, _, place in (stage.rpartition(":") for stage in stages if not stage.endswith(FIRST))
+    }
+    found: set[str] = set()
+    for chunk in session.chunks(sorted(after)):
+        found |= {
+            after[stage]
+            for (stage,) in session.whole(  # Without a row, a job would end that waits.
+                f"SELECT id FROM {STAGES}{session.dialect.force_index('PRIMARY')} "
+                f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) AND remaining > 0{last_row(1)}",
+                chunk,
+            )
+        }
+    return found
 
 
 def follow(session: Session, ended: Iterable[tuple[JobEnd, str]]) -> None:
@@ -175,8 +194,8 @@ def revive(session: Session, stages: Iterable[str]) -> None:
             continue
         for later in _after(session, row):
             rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
-            revived = [job.id for job in rows.values() if job.status == FAILED and _ended_with_another(job)]
-            job_rows.restart(session, revived)
+            revived = [job.id for job in rows.values() if job.ended_with("EarlierJobFailed")]
+            job_rows.restart(session, dict.fromkeys(revived, ""))
             if _alive(job.status for job in rows.values()) + len(revived) < later.remaining:
                 break  # One was cancelled, or its result was deleted: the later stages cannot start.
 
@@ -184,10 +203,6 @@ def revive(session: Session, stages: Iterable[str]) -> None:
 def _alive(statuses: Iterable[str]) -> int:
     """Return how many jobs can still succeed."""
     return sum(status in (READY, RUNNING) for status in statuses)
-
-
-def _ended_with_another(job: JobRow) -> bool:
-    return f'"{EXCEPTIONS}.EarlierJobFailed"' in (job_rows.lines(job.errors) or [""])[-1]
 
 
 def forget(session: Session, deleted: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Delete the rows that are no longer needed, table by table, in bounded steps.
+"""Delete the rows that are no longer needed, table by table, in bounded steps; end jobs that nobody else ends.
 
 Subscribers take one step per turn of their maintenance, ``queuegc`` takes them all.
 """
@@ -6,15 +6,18 @@ Subscribers take one step per turn of their maintenance, ``queuegc`` takes them 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from django_mysqlqueue import job_queues
 from django_mysqlqueue.service import (
     audit,
     coalescing,
     debouncing,
     delivery_events,
     heartbeats,
+    job_messages,
     job_results,
     leasing,
     retention,
@@ -29,14 +32,22 @@ class Pruned(NamedTuple):
     """The result of a step."""
 
     kind: str
-    """A key of ``KINDS``."""
+    """A key of ``KINDS``, or ``ENDED_JOBS``."""
     rows: int
-    """How many rows it has deleted, or would delete."""
+    """How many rows it has deleted, or would delete; or how many jobs it has ended, or would end."""
     orphans: tuple[Orphans, ...] = ()
     """See ``retention.Collected``."""
 
 
-def prune(using: str, *, dry_run: bool = False) -> Iterator[Pruned]:
+@dataclass(slots=True)
+class Search:
+    """A search for jobs to end that takes several rounds, because there may be very many results."""
+
+    after: job_messages.Place | None = None
+    """Where the next round continues; None: at the start."""
+
+
+def prune(using: str, *, dry_run: bool = False, search: Search | None = None) -> Iterator[Pruned]:
     """Delete everything that is no longer needed, and yield the result of each step.
 
     Each step looks at a bounded number of rows, and deletes those that nobody needs in a short transaction. If it is
@@ -45,7 +56,10 @@ def prune(using: str, *, dry_run: bool = False) -> Iterator[Pruned]:
     Args:
         using: alias of the queue's database.
         dry_run: if True, only count. Positions of partitions are not counted: they go after the messages.
+        search: the search for jobs to end that this round continues; None: it reads the results of all jobs.
     """
+    for rows in _end_jobs(using, search, dry_run=dry_run):
+        yield Pruned(ENDED_JOBS, rows)
     for step in retention.steps(using, dry_run=dry_run):
         yield Pruned("messages", step.messages, step.orphans)
         if step.offsets_rows:
@@ -90,6 +104,24 @@ def _left_leases(using: str) -> int:
     return sum(_through(partial(leasing.collect, dry_run=True), using))
 
 
+IDLE_STEPS = 4
+"""Number of steps that end no job after which the search is left to the next round."""
+
+
+def _end_jobs(using: str, search: Search | None, *, dry_run: bool) -> Iterator[int]:
+    """End the jobs whose messages can no longer run, if this process has queues of jobs."""
+    after = search.after if search else None
+    idle = 0
+    while job_queues.topics() and not (search and idle == IDLE_STEPS):
+        rows, after = job_messages.end_some(using, after=after, dry_run=dry_run)
+        idle += not rows
+        if search:
+            search.after = after
+        yield rows
+        if after is None:
+            break
+
+
 _HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
     "heartbeats": (partial(_until_few, heartbeats.forget_old), partial(_count, heartbeats.outdated)),
     # After the heartbeats, which protect leases and slots.
@@ -105,6 +137,8 @@ _HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
 """How rows of a kind are deleted, and counted. The results of jobs take the stages of their chains with them."""
 
 
+ENDED_JOBS = "ended_jobs"
+"""The kind of the steps that delete nothing: they end jobs whose messages can no longer run."""
 KINDS = {
     "messages": "message",
     "partition_positions": "partition position",

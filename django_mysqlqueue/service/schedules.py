@@ -16,7 +16,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.limits import JOB_PREFIX, new_message_id, run_id, run_ids
 from django_mysqlqueue.models import Schedule
 from django_mysqlqueue.schedules.definitions import ALL, SKIP, Definition, parse
-from django_mysqlqueue.service import job_rows, publishing
+from django_mysqlqueue.service import job_messages, job_rows, publishing
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.messages import Message, encode
@@ -269,17 +269,14 @@ def _tick(session: Session, *, name: str) -> Tick:
     return Tick(row, definition, tuple(ticks), tuple(published), skipped, missed_since)
 
 
+MOST_UNFINISHED = 100
+"""Number of jobs of a schedule without an end among which one that can run is looked for."""
+
+
 def has_unfinished(session: Session, name: str) -> bool:
-    """Return whether a job of a schedule has not ended, be it that of a tick or one that somebody has asked for."""
-    hint = session.dialect.force_index("queue_job_results_status")
-    return any(
-        session.row(
-            f"SELECT id FROM {job_rows.RESULTS}{hint} "
-            "WHERE status = %s AND finished_at = 0 AND id >= %s AND id < %s LIMIT 1",
-            (status, *run_ids(name)),
-        )
-        for status in (job_rows.READY, job_rows.RUNNING)
-    )
+    """Return whether a job of a schedule runs or can run, be it that of a tick or one that somebody has asked for."""
+    jobs = job_messages.unfinished(session, run_ids(name), MOST_UNFINISHED)
+    return len(jobs) > len(job_messages.cannot_run(session, jobs))
 
 
 def publish(session: Session, definition: Definition, ids: Sequence[str], now: int) -> list[str]:

@@ -343,7 +343,7 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
         elif delivery in dead:
             expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]
             uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired
-        elif action in (*UNCALLED, Action.DELETED):
+        elif action in UNCALLED:
             uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
         elif action in UNENDED:
             released.append(delivery)

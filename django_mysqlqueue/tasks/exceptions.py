@@ -21,8 +21,12 @@ class JobSuperseded(JobNotRun):
     """A later job replaced this one before it started."""
 
 
+class JobSkipped(JobNotRun):
+    """A seek has skipped the message of the job, or its group was dropped, before the job ended."""
+
+
 class JobDeleted(JobNotRun):
-    """The message of the job was deleted from the log before the job started."""
+    """The message of the job was deleted before the job ended."""
 
 
 class EarlierJobFailed(JobNotRun):

@@ -366,8 +366,7 @@ def begin_stage(a: Actor) -> object:
 
 @operation("restart the second job of a stage")
 def restart_second(a: Actor) -> object:
-    offsets = [a.start.held[job_worlds.SECOND].offset]
-    return groups.run(ALIAS, lambda session: job_results.restart(session, offsets))
+    return job_worlds.redriven(ALIAS, a.start.held, job_worlds.SECOND)
 
 
 @operation("enqueue a unique job")
@@ -375,9 +374,9 @@ def enqueue_unique(a: Actor) -> object:
     return job_worlds.enqueue_unique(ALIAS) in (job_worlds.FIRST, job_worlds.SECOND)
 
 
-@operation("skip unique jobs")
-def skip(a: Actor) -> object:
-    return job_worlds.skip(ALIAS)
+@operation("end skipped jobs")
+def end_skipped(a: Actor) -> object:
+    return job_worlds.end_skipped(ALIAS)
 
 
 @operation("cancel jobs")
@@ -389,8 +388,7 @@ def _(a: Actor) -> object:
 
 @operation("restart jobs")
 def _(a: Actor) -> object:
-    offsets = [a.start.held["dead"].offset]
-    return groups.run(ALIAS, lambda session: job_results.restart(session, offsets))
+    return job_worlds.redriven(ALIAS, a.start.held, "dead")
 
 
 @operation("collect results")

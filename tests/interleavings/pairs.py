@@ -252,7 +252,11 @@ def jobs() -> Iterable[Pair]:
     others = (first, fail, "begin the jobs of a stage", "restart the second job of a stage", *cancels)
     yield from each("with_chain", (operators,), (operators, *others, "collect results"))
     unique = "enqueue a unique job"
-    yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage", "skip unique jobs"))
+    yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage"))
+    skips = "end skipped jobs"
+    yield from each("with_skipped_chain", (skips,), (skips, unique, first, fail, *others[2:], "collect results"))
+    yield from each("with_chain", (skips,), (first, fail, "restart the second job of a stage"))
+    yield from each("busy", ("enqueue jobs", "enqueue a chain of jobs"), (skips,))
 
 
 def recurring() -> Iterable[Pair]:

@@ -281,6 +281,14 @@ def with_chain() -> Start:
     return start
 
 
+def with_skipped_chain() -> Start:
+    """As ``with_chain``, but a seek that was interrupted has skipped the first stage."""
+    start = busy()
+    start.held |= job_worlds.skipped()
+    JobResult.objects.filter(id=job_worlds.SECOND).update(unique_key=job_worlds.UNIQUE)
+    return start
+
+
 def with_unique_job() -> Start:
     """As ``with_jobs``, and a job that waits is unique."""
     start = busy()
@@ -484,6 +492,7 @@ _ALL = (
     relayed,
     with_chain,
     with_jobs,
+    with_skipped_chain,
     with_unique_job,
     scheduled,
     scheduled_free,

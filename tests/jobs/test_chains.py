@@ -343,7 +343,7 @@ def test_cancelled_jobs_are_not_revived():
     JobResult.objects.filter(id=first.id).update(cancel_requested_at=5, progress='{"done": 1}')
 
     def restart(session):
-        job_rows.restart(session, [first.id])
+        job_rows.restart(session, {first.id: ""})
         job_stages.revive(session, [JobResult.objects.get(id=first.id).stage])
 
     run(USING, restart)

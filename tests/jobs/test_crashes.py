@@ -6,6 +6,7 @@ import pytest
 from django.db import connection, connections
 
 from django_mysqlqueue.models import DeliveryState, JobResult, JobStage, OutboxMessage, SubscriberHeartbeat
+from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
@@ -13,8 +14,9 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS, MODES
-from tests.support import job_worlds
+from tests.support import job_invariants, job_worlds
 from tests.support.harness import USING, Sub
+from tests.support.tables import Tables
 
 pytestmark = [pytest.mark.promise("Jobs")]
 
@@ -97,6 +99,33 @@ def test_a_change_is_made_or_not(db, crasher, name, mode):
         assert JobStage.objects.exists() == any(JobResult.objects.values_list("stage", flat=True))
 
     at_every_statement(crasher, mode, setup, lambda world: change.make(ALIAS, world[0]), check)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["seek", "drop"])
+def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
+    """GC ends those that an interrupted one has skipped; run again, it ends all."""
+    settings.TASKS = job_worlds.TASKS
+
+    def setup():
+        job_worlds.enqueue_chain(USING)
+        job_worlds.enqueued("a", "b")
+
+    def operate(alias):
+        if how == "drop":
+            dropping.drop(alias, job_worlds.JOBS)
+        elif how == "seek":
+            seeking.seek(alias, job_worlds.JOBS, seeking.position_of(USING), actor="test")
+
+    def check(_, ended):
+        job_worlds.end_skipped(USING)
+        rows = JobResult.objects.exclude(status="FAILED")
+        assert not list(job_invariants.contradictions(Tables.read(USING), rows, JobStage.objects.all()))
+        if ended.stopped:
+            operate(USING)
+        assert set(JobResult.objects.values_list("status", flat=True)) == {"FAILED"}
+
+    assert at_every_statement(crasher, mode, setup, lambda _: operate(ALIAS), check) > 3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -315,7 +315,7 @@ def test_a_job_that_is_restarted_while_old_results_are_deleted(monkeypatch, stag
     def with_restart(session, sql, parameters=()):
         found = rows(session, sql, parameters)
         if "stage FROM" in sql and found:
-            job_rows.restart(session, ["dead"])
+            job_rows.restart(session, {"dead": ""})
         return found
 
     monkeypatch.setattr(job_results.Session, "rows", with_restart)

@@ -92,6 +92,8 @@ class Job:
     refused: int = 0
     losses: int = 0
     """How often its subscriber was lost, or a seek has revoked its delivery."""
+    skips: int = 0
+    """How often a seek may have skipped its message."""
     is_cancelled: bool = False
     was_asked: bool = False
     """Whether it was asked to stop."""
@@ -241,7 +243,7 @@ class JobMachine(RuleBasedStateMachine):
             one.is_cancelled = one.is_cancelled or one.status == "READY"
             one.was_asked = one.was_asked or one.status == "RUNNING"
 
-    @rule(what=st.sampled_from(["redrive", "redrive", "rewind"]))
+    @rule(what=st.sampled_from(["redrive", "redrive", "rewind", "skip"]))
     def operate(self, what: str) -> None:
         self.begin()
         sequence()
@@ -255,10 +257,11 @@ class JobMachine(RuleBasedStateMachine):
                 statuses = set(JobResult.objects.filter(id__in=names).values_list("status", flat=True))
                 assert self.is_overlapping or statuses == {"READY"}, f"after a redrive they are {statuses}"
         elif QueueMessage.objects.filter(topic=job_worlds.JOBS.topic).exists():
-            operations.seek(*job_worlds.JOBS, "earliest", actor="ada")
+            operations.seek(*job_worlds.JOBS, "earliest" if what == "rewind" else "latest", actor="ada")
             self.is_overlapping = True
             for one in self.jobs.values():
                 one.losses += one.status == "RUNNING"
+                one.skips += what == "skip"
 
     @rule(seconds=st.sampled_from([1, 10]))
     def pass_time(self, seconds: int) -> None:
@@ -294,7 +297,7 @@ class JobMachine(RuleBasedStateMachine):
             yield f"{name} is {row.status} with {effects} effects"
         if is_successful and not one.returned:
             yield f"{name} is SUCCESSFUL, but has never returned"
-        revived = self.may_revive and one.status == "FAILED" and not one.is_cancelled
+        revived = (self.may_revive or self.was_skipped(one)) and one.status == "FAILED" and not one.is_cancelled
         if one.status in ENDED and row.status != one.status and not revived:
             yield f"{name} was {one.status} and is {row.status}"
         if one.is_cancelled and row.status != "FAILED":
@@ -302,11 +305,17 @@ class JobMachine(RuleBasedStateMachine):
         if row.status == "FAILED" and one.status != "FAILED" and not self.is_explained(one, row):
             yield f"{name} has failed: {row.errors}"
 
+    def was_skipped(self, one: Job) -> bool:
+        """Whether a delivery may restart a job: its message or one of an earlier stage was skipped."""
+        return one.skips > 0 or any(self.was_skipped(self.jobs[name]) for name in one.before)
+
     def is_explained(self, one: Job, row: JobResult) -> bool:
         last = task_backends["default"].get_result(row.id).errors[-1].exception_class
         self.seen[last.__name__] += 1
         if last is exceptions.JobCancelled:
             return one.is_cancelled or one.was_asked
+        if last is exceptions.JobSkipped:
+            return one.skips > 0
         if last is exceptions.EarlierJobFailed:
             return bool(one.before)
         if last is exceptions.WorkerLost:

@@ -200,7 +200,9 @@ def test_a_dry_run_counts_what_the_run_deletes(outdated):
 def test_the_maintenance_deletes_the_same_in_bounded_steps(outdated, monkeypatch):
     steps = []
     prune = pruning.prune
-    monkeypatch.setattr(pruning, "prune", lambda using: (steps.append(step) or step for step in prune(using)))
+    monkeypatch.setattr(
+        pruning, "prune", lambda using, **options: (steps.append(step) or step for step in prune(using, **options))
+    )
     taken = 0
     for _ in Sub(handler(topic="u", group="other")).poller.maintenance.round():
         assert len(steps) - taken <= 1  # per turn of the poller

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from django.db.models import F
 from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, publish, publish_many
-from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, JobResult, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
     claiming,
     groups,
+    job_messages,
     job_results,
     job_rows,
     job_stages,
@@ -241,16 +243,34 @@ def _old_chain() -> dict[str, Claimed]:
     return {}
 
 
-def _unique() -> dict[str, Claimed]:
-    enqueued(FIRST)
-    JobResult.objects.using(USING).update(unique_key=UNIQUE)
-    return {}
+@configured()
+def skipped() -> dict[str, Claimed]:
+    """A chain whose first stage was claimed, and then skipped by a seek that was interrupted."""
+    held = chained()
+    DeliveryState.objects.using(USING).filter(topic=JOBS.topic).delete()
+    ConsumerOffset.objects.using(USING).filter(topic=JOBS.topic).update(offset_acked=F("offset_claimed"))
+    return held
 
 
 @configured()
-def skip(alias: str) -> None:
-    """As a seek and a drop of the group do."""
-    job_results.skip(alias, JOBS)
+def end_skipped(alias: str) -> int:
+    """Ends all jobs whose messages can no longer run."""
+    place, number = job_messages.Place(), 0
+    while place is not None:
+        ended, place = job_messages.end_some(alias, after=place)
+        number += ended
+    return number
+
+
+def _ended_as_skipped() -> dict[str, Claimed]:
+    held = skipped()
+    end_skipped(USING)
+    return held
+
+
+def redriven(alias: str, held: dict[str, Claimed], name: str) -> None:
+    """As a redrive of a dead letter does."""
+    run(alias, lambda session: job_results.redriven(session, {held[name].offset: f"{name} again"}))
 
 
 def store_started(alias: str, names: Iterable[str]) -> None:
@@ -290,7 +310,7 @@ CHANGES: dict[str, Change] = {
     "flush": Change(_claimed, flush, AFTER),
     "restart": Change(
         _ended,
-        lambda alias, held: run(alias, lambda session: job_results.restart(session, [held["dead"].offset])),
+        lambda alias, held: redriven(alias, held, "dead"),
         AFTER | {"dead": "READY"},
     ),
     "cancel": Change(
@@ -305,7 +325,16 @@ CHANGES: dict[str, Change] = {
         lambda alias, held: request_cancel(alias, FIRST, LATER),
         {FIRST: "RUNNING", SECOND: "RUNNING", LATER: "FAILED, 0 messages"},
     ),
-    "skip": Change(_unique, lambda alias, held: skip(alias), {FIRST: "READY"}),
+    "end what was skipped": Change(
+        skipped,
+        lambda alias, held: end_skipped(alias),
+        {FIRST: "FAILED", SECOND: "FAILED", LATER: "FAILED, 0 messages"},
+    ),
+    "begin what was skipped": Change(
+        _ended_as_skipped,
+        lambda alias, held: job_results.begin(alias, WORKER, (FIRST, SECOND)),
+        {FIRST: "RUNNING", SECOND: "RUNNING", LATER: "READY, 0 messages"},
+    ),
     "store_started": Change(_claimed, lambda alias, held: store_started(alias, ENDS), dict.fromkeys(ENDS, "RUNNING")),
     "end a stage": Change(
         _half_done,
@@ -319,7 +348,7 @@ CHANGES: dict[str, Change] = {
     ),
     "revive a stage": Change(
         _failed_chain,
-        lambda alias, held: run(alias, lambda session: job_results.restart(session, [held[SECOND].offset])),
+        lambda alias, held: redriven(alias, held, SECOND),
         {FIRST: "SUCCESSFUL", SECOND: "READY", LATER: "READY, 0 messages"},
     ),
     "collect a chain": Change(_old_chain, lambda alias, held: job_results.collect(alias), {}),

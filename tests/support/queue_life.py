@@ -315,7 +315,11 @@ def _jobs() -> None:
     job_worlds.CHANGES["collect"].make(USING, held)
     for _ in range(2):
         job_worlds.enqueue_unique(USING)
-    job_worlds.skip(USING)
+    job_worlds.enqueue_chain(USING)
+    OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).delete()
+    assert job_worlds.end_skipped(USING) > 0
+    lost = JobResult.objects.filter(errors__contains="JobDeleted", cancel_requested_at=0).latest("enqueued_at").id
+    assert job_results.begin(USING, "worker", [lost]).rows[lost].status == "RUNNING"
 
 
 def _chains() -> None:
@@ -329,7 +333,7 @@ def _chains() -> None:
     ids = [stage[0].id for stage in stages]
     job_worlds.request_cancel(USING, ids[0])
     stage = JobResult.objects.get(id=ids[0]).stage
-    run(USING, lambda session: (job_rows.restart(session, ids[:1]), job_stages.revive(session, [stage])))
+    run(USING, lambda session: (job_rows.restart(session, {ids[0]: ""}), job_stages.revive(session, [stage])))
     assert set(job_rows.statuses(Session(USING), ids).values()) == {"READY"}
     assert job_stages.before(Session(USING), JobResult.objects.get(id=ids[1]).stage) is not None
     job_results.begin(USING, "worker", ids[:1])

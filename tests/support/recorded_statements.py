@@ -24,6 +24,7 @@ MAY_WALK = {
     "inspection.partitions.shares": "counts the leases, of partitions that have work, for people",
     "service.archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC that waits for it",
     "service.retention._next_group": "lists the groups, once in a round of GC",
+    "service.job_messages._in_outbox": "reads the ids of all that is scheduled, if a job has no message elsewhere",
     "service.scheduling.find": "reads the ids of all that is scheduled, once for each cancel",
     "service.heartbeats.remove": "reads all subscribers of a day, by an operator",
     "service.heartbeats.names": "reads all subscribers of a day, by an operator",
@@ -65,6 +66,7 @@ SORT_ON_SQLITE = {
     "inspection.partitions.owned": "those of one owner",
     "service.groups.registered_refs": "the groups",
     "operations.replaying._insert": "the originals of one transaction",
+    "service.job_messages._page": "results that have not ended, by id",
 }
 """Functions for people that sort there what the servers read in order or do not sort."""
 SMALL = {

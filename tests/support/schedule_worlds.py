@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from django_mysqlqueue import publish_many
 from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.schedules.definitions import Definition, parse
@@ -86,6 +87,7 @@ def unfinished(tick: int, status: str = "RUNNING") -> None:
     arguments = '{"args": [1], "kwargs": {}}'
     one = NewResult(run_id(NAME, tick), "default", "default", PATH, arguments, 0, 0, 1)
     job_rows.insert(Session(USING), [one])
+    publish_many(JOBS.topic, [job_rows.message_of(one)], using=USING)
     JobResult.objects.using(USING).filter(id=one.id).update(status=status)
 
 

@@ -19,7 +19,7 @@ class Command(QueueCommand):
     every_database = True
     help = (
         "Delete messages that every group has settled and whose retention has expired, and rows that are no longer "
-        "needed. Subscribers do this automatically."
+        "needed. End jobs whose messages were skipped or deleted. Subscribers do this automatically."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -29,7 +29,7 @@ class Command(QueueCommand):
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         dry_run = options["dry_run"]
-        rows = dict.fromkeys(pruning.KINDS, 0)
+        rows = dict.fromkeys((*pruning.KINDS, pruning.ENDED_JOBS), 0)
         found: list[Orphans] = []
         with progress_bar("gc", None, options) as bar:
             for step in pruning.prune(using, dry_run=dry_run):
@@ -46,6 +46,9 @@ class Command(QueueCommand):
         counts = [counted(rows[kind], noun) for kind, noun in pruning.KINDS.items() if rows[kind] or kind == "messages"]
         texts = [*counts[:-2], " and ".join(counts[-2:])]
         self.stdout.write(f"{'Would delete' if dry_run else 'Deleted'} {', '.join(texts)}.")
+        if ended := rows[pruning.ENDED_JOBS]:
+            text = f"{counted(ended, 'job')} whose messages were skipped or deleted."
+            self.stdout.write(f"{'Would end' if dry_run else 'Ended'} {text}")
         for one in orphans:
             text = (
                 f"{counted(one.messages, 'message')} of topic {one.topic!r}, which has no consumer group, "

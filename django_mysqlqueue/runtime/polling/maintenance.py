@@ -61,6 +61,7 @@ class Maintenance:
         self._second = random.uniform(MARGIN, EVERY - MARGIN)
         """The second of a minute of the database's clock in which rounds start."""
         self._only_scans = only_scans
+        self._search = pruning.Search()
         self._steps: Iterator[None] | None = None
         self._scan: Iterator[None] | None = None
         self.next_at = float("inf") if only_scans else time.monotonic() + EVERY * random.random()
@@ -109,7 +110,7 @@ class Maintenance:
         yield
         yield from self._find_work(claimed)
         yield from self._sweep_watermarks()
-        for step in pruning.prune(self._using):
+        for step in pruning.prune(self._using, search=self._search):
             for orphans in step.orphans:
                 orphans_deleted(orphans)
             yield

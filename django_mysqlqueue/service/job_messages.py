@@ -1,0 +1,277 @@
+"""Whether the message of a job can still run, and the ends of jobs whose messages cannot.
+
+A result ends with its message, except where nobody who knows the result sees that the message ends: a seek skips it,
+its group is dropped, or somebody deletes its row. One rule covers all of them. A message can run while it is in the
+outbox, or in the log above the group's position, or has a delivery that is not settled; a job of a later stage also
+while the stage before it has not ended. ``end_some`` ends the jobs for which none of this holds. A seek and a drop call
+it for what they have skipped, and GC calls it all the time.
+
+Messages only move from the outbox to the log, and a job only gets another message by a redrive, which waits for the
+lock on its result. So what is not found in the outbox, and then not in the log, is gone. If a seek then brings back
+what was skipped, its delivery restarts the job (``job_results.begin``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from django.db.models import Model
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX, LANE_KEY_LENGTH
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    JobResult,
+    JobStage,
+    OutboxMessage,
+    QueueMessage,
+)
+from django_mysqlqueue.service import job_results, job_stages, partitions
+from django_mysqlqueue.service.job_rows import READY, RESULTS, RUNNING, UNFINISHED
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session, flat, last_row, run
+
+LOG = QueueMessage._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+GROUPS = ConsumerGroup._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+AfterSeek = ConsumerGroup.AfterSeek
+PAGE = 500
+"""Number of results that one step looks at."""
+PARTITIONS = 100
+"""Number of partitions that are searched at once for messages that are not where they are published to."""
+SKIPPED = (
+    "JobSkipped",
+    "The message of the job was skipped: its group was moved past it by a seek, or was dropped.",
+)
+DELETED = ("JobDeleted", "The message of the job was deleted before the job ended.")
+
+
+class Unfinished(NamedTuple):
+    """The columns of a result that has not ended that tell where its message may be."""
+
+    id: str
+    redriven_id: str
+    queue_name: str
+    task_path: str
+    priority: int
+    run_after: int
+    status: str
+    stage: str
+
+    @property
+    def topic(self) -> str:
+        """The topic of its queue."""
+        return JOB_PREFIX + self.queue_name
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """The topic and the id of each message that it may have."""
+        return [(self.topic, one) for one in (self.id, self.redriven_id) if one]
+
+
+class Place(NamedTuple):
+    """Where the status of a result and its id are, in the order in which ``end_some`` reads them."""
+
+    status: str = READY
+    id: str = ""
+
+
+def changed(ref: GroupRef) -> tuple[type[Model], ...]:
+    """Return the models in whose tables ``end_some`` updates rows for what a seek or a drop of a group skips."""
+    return (JobResult, JobStage) if job_results.is_of_jobs(ref) else ()
+
+
+def end_all(using: str, ref: GroupRef, *, seconds: float = math.inf, beat: Callable[[], None] = lambda: None) -> None:
+    """End the jobs that a seek or a drop has skipped.
+
+    Results that are locked, and those that are left when the time is over, are left to GC.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        seconds: the time after which no further step begins.
+        beat: called after each step.
+    """
+    place: Place | None = Place() if job_results.is_of_jobs(ref) else None
+    began = time.monotonic()
+    while place is not None and time.monotonic() - began < seconds:
+        _, place = end_some(using, after=place)
+        beat()
+
+
+def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -> tuple[int, Place | None]:
+    """End the jobs, among the next results that have not ended, whose messages can no longer run.
+
+    It waits for no lock on a result: the transaction that holds it may end the job, and the next round finds the rest.
+
+    Args:
+        using: alias of the queue's database.
+        after: the result after which to continue; None: from the start.
+        dry_run: if True, only count.
+
+    Returns:
+        How many were ended, and the place after which to continue; None if there are no more.
+    """
+    session, place = Session(using), after or Place()
+    page = _page(session, place, PAGE)
+    ended = cannot_run(session, page)
+    number = len(ended) if dry_run or not ended else run(using, lambda session: _end(session, ended))
+    if len(page) == PAGE:
+        return number, Place(place.status, page[-1].id)
+    return number, Place(RUNNING) if place.status == READY else None
+
+
+def unfinished(session: Session, ids: tuple[str, str], limit: int) -> list[Unfinished]:
+    """Return jobs that have not ended and whose ids are between two texts, at most ``limit`` of each status."""
+    above, below = ids
+    return [job for status in (READY, RUNNING) for job in _page(session, Place(status, above), limit, below)]
+
+
+def _page(session: Session, place: Place, limit: int, below: str | None = None) -> list[Unfinished]:
+    until, ids = ("", ()) if below is None else ("AND id < %s ", (below,))
+    rows = session.rows(
+        f"SELECT {', '.join(Unfinished._fields)} FROM {RESULTS}"
+        f"{session.dialect.force_index('queue_job_results_status')} "
+        f"WHERE status = %s AND finished_at = 0 AND id > %s {until}ORDER BY id LIMIT %s",
+        (*place, *ids, limit),
+    )
+    return [Unfinished(*row) for row in rows]
+
+
+def _end(session: Session, ids: Collection[str]) -> int:
+    """End those jobs of which this is still true under the locks of their results."""
+    locked: list[Unfinished] = []
+    for chunk in session.chunks(sorted(ids)):
+        locked += [
+            Unfinished(*row)
+            for row in session.rows(
+                f"SELECT {', '.join(f's.{name}' for name in Unfinished._fields)} FROM {RESULTS} s"
+                f"{session.dialect.force_index('PRIMARY')} WHERE s.id IN "
+                f"({session.dialect.placeholders(len(chunk), '%s')}) AND {UNFINISHED} ORDER BY s.id"
+                f"{session.dialect.skip_locked}",
+                chunk,
+            )
+        ]
+    return job_results.fail(session, cannot_run(session, locked))
+
+
+def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[str, str]]:
+    """Return the jobs whose messages can no longer run, with the name of an exception and a text for each.
+
+    A job that was enqueued for later can run until its time has come, unless its message is in the log before.
+    """
+    jobs = list(jobs)
+    blocked = job_stages.blocked(session, {job.stage for job in jobs if job.stage})
+    jobs = [job for job in jobs if job.stage not in blocked]
+    known = _in_log(session, [place for job in jobs for place in _places(job)])
+    if missing := [job for job in _idle(jobs, known) if not known.keys() >= set(job.messages)]:
+        now = session.now()
+        later = {job.id for job in missing if job.status == READY and job.run_after > now}
+        jobs = [job for job in jobs if job.id not in later]
+        missing = [job for job in missing if job.id not in later]
+        known |= _in_outbox(session, missing)
+        known |= _in_partitions(session, _idle(missing, known))
+    return {job.id: SKIPPED if known.keys() & set(job.messages) else DELETED for job in _idle(jobs, known)}
+
+
+def _idle(jobs: Iterable[Unfinished], known: Mapping[tuple[str, str], bool]) -> list[Unfinished]:
+    """Return the jobs of which no message is known to be able to run."""
+    return [job for job in jobs if not any(known.get(message) for message in job.messages)]
+
+
+def places(topic: str, job: str, task_path: str, priority: int) -> list[tuple[str, str]]:
+    """Return the topic and the partitions to which the message of a job is published, by the settings of now."""
+    settings = get_settings()
+    numbers = {settings.partitions_of(topic) or settings.keyless_partitions, settings.keyless_partitions}
+    found = [naming.hashed_partition(job, number) for number in sorted(numbers)]
+    if len(task_path) <= LANE_KEY_LENGTH:
+        found.append(task_path)  # If its task has a rate.
+    return [(topic, naming.lane(partition, priority)) for partition in found]
+
+
+def _places(job: Unfinished) -> list[tuple[str, str, str]]:
+    """Return where the messages of a job may be in the log: topic, partition and id. A redrive keeps the partition."""
+    return [
+        (*place, message)
+        for place in places(job.topic, job.id, job.task_path, job.priority)
+        for _, message in job.messages
+    ]
+
+
+def _in_log(session: Session, wanted: Collection[tuple[str, str, str]]) -> dict[tuple[str, str], bool]:
+    """Return whether those messages can run that are in the log at some topics and partitions, by topic and id."""
+    groups = _groups(session, {topic for topic, _, _ in wanted})
+    found: dict[tuple[str, str], bool] = {}
+    for chunk in session.chunks(sorted(set(wanted))):
+        for topic, message, offset, position, is_settled in session.whole(
+            f"SELECT m.topic, m.id, m.`offset`, o.offset_claimed, s.acked "
+            f"FROM {session.dialect.rows(('t', 'k', 'i'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
+            "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i "
+            f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
+            "ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+            f"{session.dialect.join_to(STATE, 's', left=True)} "
+            "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
+            f"AND s.message_offset = m.`offset`{last_row(5)}",
+            (*flat(chunk), JOB_GROUP, JOB_GROUP),
+        ):
+            # Without a group, it waits for one: a queue is registered from the beginning of the log.
+            can_run = True
+            if topic in groups:
+                start, after_seek = groups[topic]
+                is_above = offset > (start if position is None else position)
+                can_run = after_seek != AfterSeek.DROPPED and (is_above if is_settled is None else not is_settled)
+            found[topic, message] = can_run or found.get((topic, message), False)
+    return found
+
+
+def _groups(session: Session, topics: Collection[str]) -> dict[str, tuple[int, str]]:
+    found: dict[str, tuple[int, str]] = {}
+    for chunk in session.chunks(sorted(topics)):
+        for topic, *row in session.rows(
+            f"SELECT topic, start_offset, after_seek FROM {GROUPS}"
+            f"{session.dialect.force_index('queue_consumer_groups_name')} "
+            f"WHERE consumer_group = %s AND topic IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            (JOB_GROUP, *chunk),
+        ):
+            found[topic] = (row[0], row[1])
+    return found
+
+
+def _in_outbox(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
+    """Return those messages of jobs that are in the outbox, which has no index by id alone."""
+    wanted = {message for job in jobs for message in job.messages}
+    found: set[tuple[str, str]] = set()
+    # Most of them have just been published. The others may have been rescheduled meanwhile, so all rows are read.
+    for condition in (f"deliver_at <= {session.dialect.now_ms}", "deliver_at >= 0"):
+        for chunk in session.chunks(sorted({message for _, message in wanted - found})):
+            marks = session.dialect.placeholders(len(chunk), "%s")
+            found |= {
+                (topic, message)
+                for topic, message in session.whole(
+                    f"SELECT topic, id FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+                    f"WHERE {condition} AND id IN ({marks}){last_row(2)}",
+                    chunk,
+                )
+            }
+    return dict.fromkeys(found & wanted, True)
+
+
+def _in_partitions(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
+    """Look for messages of jobs in every partition: the settings or the rate of a task may have changed."""
+    found: dict[tuple[str, str], bool] = {}
+    for topic in sorted({job.topic for job in jobs}):
+        ids = [message for job in jobs if job.topic == topic for _, message in job.messages]
+        after: str | None = None
+        while keys := partitions.in_log(session, topic, after=after, limit=PARTITIONS):
+            found |= _in_log(session, [(topic, key, message) for key in keys for message in ids])
+            after = keys[-1]
+    return found

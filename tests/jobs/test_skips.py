@@ -1,0 +1,448 @@
+"""Jobs whose messages can no longer run end, and no other job does."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_mysqlqueue import operations, reschedule
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.service import groups, pruning
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
+from django_mysqlqueue.tasks.framework import task_backends
+from django_mysqlqueue.testing import deliver_all
+from tests.app import jobs
+from tests.app.models import Effect
+from tests.support import job_worlds
+from tests.support.commands import run
+from tests.support.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.schedule_worlds import of_task, registered, tick
+
+pytestmark = [pytest.mark.promise("Jobs")]
+JOBS = job_worlds.JOBS
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+    jobs.log.clear()
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Operations end before they have ended the jobs."""
+    monkeypatch.setattr("django_mysqlqueue.service.job_messages.end_all", lambda *args, **options: None)
+
+
+def worker(name="a"):
+    return Sub(registry.handlers()[JOBS], name=name)
+
+
+def register():
+    worker().leave()
+    sequence()
+
+
+def seek(position="latest", **how):
+    operations.seek(*JOBS, *([] if "time" in how else [position]), actor="ops", **how)
+
+
+def gc():
+    return sum(step.rows for step in pruning.prune(USING) if step.kind == "ended_jobs")
+
+
+def end_of(result):
+    """The status of a job, and the exception with which it has ended."""
+    row = JobResult.objects.get(id=result.id)
+    errors = task_backends["default"].get_result(result.id).errors
+    return str(row.status), errors[-1].exception_class_path.rpartition(".")[2] if errors else None
+
+
+def ends(*results):
+    return [end_of(result) for result in results]
+
+
+SKIPPED, DELETED = ("FAILED", "JobSkipped"), ("FAILED", "JobDeleted")
+WAITS = ("READY", None)
+
+
+def by_offset():
+    seek(QueueMessage.objects.latest("offset").offset)
+
+
+def by_time():
+    seek(time=timezone.now() + datetime.timedelta(hours=1))
+
+
+def drop():
+    operations.drop_group(*JOBS, actor="ops")
+
+
+def delete_row():
+    QueueMessage.objects.filter(offset=QueueMessage.objects.earliest("offset").offset).delete()
+    gc()
+
+
+def delete_from_outbox():
+    OutboxMessage.objects.all().delete()
+    gc()
+
+
+HOWS = {"latest": seek, "offset": by_offset, "time": by_time, "drop": drop, "deleted": delete_row}
+
+
+# -- what ends ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_job_whose_message_is_skipped_ends(how):
+    first = jobs.add.enqueue(1)
+    register()
+    last = jobs.add.enqueue(2)
+    sequence()
+    HOWS[how]()
+    wait(first, timeout=0.1)
+    assert end_of(first) == (DELETED if how == "deleted" else SKIPPED)
+    assert end_of(last) == (SKIPPED if how in ("latest", "time", "drop") else WAITS)
+    deliver_all()
+    assert jobs.log == ([] if how in ("latest", "time") else [(1, 1), (2, 1)] if how == "drop" else [(2, 1)])
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_later_stages_of_its_chain_end(how):
+    stages = enqueue_chain(call(jobs.add, 1), [call(jobs.add, 2), call(jobs.add, 3)], call(jobs.add, 4))
+    register()
+    HOWS[how]()
+    first, *later = [result for stage in stages for result in stage]
+    assert end_of(first) == (DELETED if how == "deleted" else SKIPPED if how != "offset" else WAITS)
+    assert ends(*later) == [WAITS if how == "offset" else ("FAILED", "EarlierJobFailed")] * 3
+
+
+def test_a_job_that_never_reached_the_log_ends():
+    result = jobs.add.enqueue(1)
+    delete_from_outbox()
+    assert end_of(result) == DELETED
+
+
+def test_a_job_that_is_in_flight_is_rolled_back(monkeypatch):
+    """Its task commits after the seek has ended it: that is too late."""
+    result = jobs.write.enqueue(1)
+    sequence()
+    one = worker().step()
+    seek()
+    assert end_of(result) == SKIPPED
+    one.work()
+    one.flush()
+    assert end_of(result) == SKIPPED
+    assert not Effect.objects.exists()
+
+
+def test_a_job_that_has_failed_before_keeps_its_errors():
+    result = jobs.fail_thrice.enqueue()
+    sequence()
+    one = worker().step()
+    one.work()
+    one.flush()
+    seek()
+    assert [
+        error.exception_class_path.rpartition(".")[2] for error in task_backends["default"].get_result(result.id).errors
+    ] == ["KeyError", "JobSkipped"]
+
+
+@pytest.mark.parametrize("is_in_log", [True, False])
+def test_a_redriven_job_ends_if_its_new_message_does(is_in_log):
+    result = jobs.fail.enqueue()
+    deliver_all(raise_exceptions=False)
+    operations.redrive(JOBS.topic, actor="ops")
+    if is_in_log:
+        sequence()
+    assert gc() == 0
+    assert end_of(result)[0] == "READY"
+    if is_in_log:
+        seek()
+        assert end_of(result) == SKIPPED
+    else:
+        OutboxMessage.objects.all().delete()
+        assert gc() == 1
+        assert end_of(result) == SKIPPED, "its first message is in the log, and settled"
+
+
+def test_a_dropped_queue_that_is_registered_again_runs_what_is_in_its_log():
+    result = jobs.add.enqueue(1)
+    register()
+    drop()
+    assert end_of(result) == SKIPPED
+    deliver_all()
+    assert end_of(result)[0] == "SUCCESSFUL"
+
+
+def test_gc_ends_what_an_interrupted_seek_has_skipped(interrupted):
+    stages = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
+    results = [jobs.add.enqueue(number) for number in range(5)]
+    register()
+    seek()
+    assert ends(*results) == [WAITS] * 5
+    assert "Would end 6 jobs whose messages were skipped or deleted." in run("queuegc", "--dry-run")
+    assert ends(*results) == [WAITS] * 5
+    assert "Ended 6 jobs whose messages were skipped or deleted." in run("queuegc")
+    assert ends(*results) == [SKIPPED] * 5
+    assert end_of(stages[1][0]) == ("FAILED", "EarlierJobFailed")
+    assert "jobs whose" not in run("queuegc")
+
+
+def test_gc_ends_what_an_interrupted_drop_has_skipped(interrupted, monkeypatch):
+    result = jobs.add.enqueue(1)
+    register()
+    monkeypatch.setattr("django_mysqlqueue.operations.dropping._end", lambda *args: None)
+    drop()
+    assert gc() == 1
+    assert end_of(result) == SKIPPED
+
+
+def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
+    """A round goes on as long as it ends jobs; the next one continues where it has ended."""
+    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 3)
+    monkeypatch.setattr(pruning, "IDLE_STEPS", 1)
+    results = [jobs.add.enqueue(number) for number in range(10)]
+    register()
+    seek()
+    waiting = [jobs.add.enqueue(number) for number in range(10)]
+    JobResult.objects.filter(id=waiting[-1].id).update(id="~")  # The last one, which has no message.
+    one = worker("w")
+    one.beat()
+    ended = []
+    for _ in range(6):
+        for _ in one.poller.maintenance.round():
+            pass
+        ended.append(JobResult.objects.filter(status="FAILED").count())
+    assert ended == [10, 10, 11, 11, 11, 11]
+    assert ends(*results, *waiting[:-1]) == [SKIPPED] * 10 + [WAITS] * 9
+
+
+# -- what does not ----------------------------------------------------------------
+
+
+def in_outbox():
+    return jobs.add.enqueue(1)
+
+
+def in_log():
+    result = jobs.add.enqueue(1)
+    register()
+    return result
+
+
+def in_log_without_a_group():
+    result = jobs.add.enqueue(1)
+    sequence()
+    ConsumerGroup.objects.all().delete()
+    return result
+
+
+def scheduled():
+    return jobs.add.using(run_after=datetime.timedelta(hours=1)).enqueue(1)
+
+
+def rescheduled():
+    result = jobs.add.using(run_after=datetime.timedelta(hours=1)).enqueue(1)
+    reschedule(result.id, topic=JOBS.topic, delay=7200)
+    JobResult.objects.update(run_after=1)
+    return result
+
+
+def in_flight():
+    result = jobs.add.enqueue(1)
+    sequence()
+    worker().step()
+    return result
+
+
+def waits_for_its_next_attempt():
+    result = jobs.fail_slowly.enqueue()
+    sequence()
+    one = worker().step()
+    one.work()
+    one.flush()
+    assert DeliveryState.objects.get().delivery_token == 0
+    return result
+
+
+def of_a_later_stage():
+    return enqueue_chain(call(jobs.add, 1), call(jobs.add, 2), call(jobs.add, 3))[2][0]
+
+
+def of_a_stage_that_was_just_published():
+    stages = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
+    sequence()
+    one = worker().step()
+    one.work()
+    one.flush()
+    return stages[1][0]
+
+
+def redriven():
+    result = jobs.fail.enqueue()
+    deliver_all(raise_exceptions=False)
+    operations.redrive(JOBS.topic, actor="ops")
+    sequence()
+    return result
+
+
+def with_a_priority():
+    result = jobs.add.using(priority=7).enqueue(1)
+    register()
+    return result
+
+
+WAITING = [
+    in_outbox,
+    in_log,
+    in_log_without_a_group,
+    scheduled,
+    rescheduled,
+    in_flight,
+    waits_for_its_next_attempt,
+    of_a_later_stage,
+    of_a_stage_that_was_just_published,
+    redriven,
+    with_a_priority,
+]
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+def test_a_job_whose_message_can_run_does_not_end(waiting):
+    result = waiting()
+    before = JobResult.objects.get(id=result.id).status
+    assert gc() == 0
+    assert JobResult.objects.get(id=result.id).status == before in ("READY", "RUNNING")
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+def test_a_seek_to_where_it_waits_does_not_end_it(waiting):
+    """A seek back ends nothing."""
+    result = waiting()
+    if not ConsumerGroup.objects.exists():
+        register()
+    seek("earliest")
+    assert str(JobResult.objects.get(id=result.id).status) in ("READY", "RUNNING")
+
+
+def test_a_job_whose_partition_follows_from_other_settings_does_not_end(settings):
+    settings.MYSQLQUEUE = {"TOPICS": {JOBS.topic: {"PARTITIONS": 100}}, "KEYLESS_PARTITIONS": 50}
+    results = [jobs.add.enqueue(number) for number in range(20)]
+    register()
+    settings.MYSQLQUEUE = {}
+    assert gc() == 0
+    assert ends(*results) == [WAITS] * 20
+
+
+def test_what_other_groups_skip_ends_no_job():
+    result = jobs.add.enqueue(1)
+    register()
+    Sub(handler(group="reader", topic=JOBS.topic)).leave()
+    operations.seek("reader", JOBS.topic, "latest", actor="ops")
+    assert gc() == 0
+    assert end_of(result) == WAITS
+
+
+def test_a_job_for_later_whose_message_is_gone_ends_at_its_time():
+    result = scheduled()
+    OutboxMessage.objects.all().delete()
+    assert gc() == 0
+    JobResult.objects.update(run_after=1)
+    assert gc() == 1
+    assert end_of(result) == DELETED
+
+
+@pytest.mark.servers_only
+@pytest.mark.django_db(transaction=True)
+def test_a_locked_result_is_left_to_the_next_round(interrupted):
+    results = [jobs.add.enqueue(number) for number in range(2)]
+    register()
+    seek()
+    with transaction.atomic():
+        JobResult.objects.select_for_update().get(id=results[0].id)
+        assert in_thread(gc) == 1
+    assert ends(*results) == [WAITS, SKIPPED]
+    assert gc() == 1
+    assert ends(*results) == [SKIPPED] * 2
+
+
+# -- back again -------------------------------------------------------------------
+
+
+def test_a_seek_back_over_skipped_jobs_runs_them():
+    stages = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2), call(jobs.add, 3))
+    result, cancelled = jobs.write.enqueue(1), jobs.add.enqueue(9)
+    register()
+    cancel_job(cancelled)
+    seek()
+    results = [result, *(one for stage in stages for one in stage)]
+    assert [end_of(one)[0] for one in results] == ["FAILED"] * 4
+    seek("earliest")
+    assert [end_of(one)[0] for one in results] == ["FAILED"] * 4, "until it is delivered"
+    deliver_all()
+    assert [end_of(one)[0] for one in results] == ["SUCCESSFUL"] * 4
+    assert sorted(jobs.log) == [(1, 1), (2, 1), (3, 1)]
+    assert Effect.objects.count() == 1
+    assert end_of(cancelled) == ("FAILED", "JobCancelled")
+
+
+def test_a_job_that_runs_again_has_all_of_its_attempts():
+    result = jobs.fail_thrice.enqueue()
+    sequence()
+    one = worker().step()
+    one.work()
+    one.flush()
+    one.leave()
+    seek()
+    seek("earliest")
+    jobs.log.clear()
+    deliver_all(raise_exceptions=False, advance=60)
+    assert len(jobs.log) == 3
+    assert end_of(result) == ("FAILED", "KeyError")
+
+
+def test_the_preview_says_what_becomes_of_jobs():
+    jobs.add.enqueue(1)
+    register()
+    for found in (
+        operations.seek(*JOBS, "latest", actor="ops", dry_run=True),
+        operations.drop_group(*JOBS, actor="ops", dry_run=True),
+    ):
+        assert any("JobSkipped" in warning for warning in found.warnings)
+    reader = JOBS._replace(group="reader")
+    groups.register(USING, reader, mode="shared", start="earliest")
+    found = operations.seek(*reader, "latest", actor="ops", dry_run=True)
+    assert not any("JobSkipped" in warning for warning in found.warnings)
+
+
+# -- schedules --------------------------------------------------------------------
+
+
+@pytest.mark.promise("Recurring schedules")
+@pytest.mark.parametrize("how", ["latest", "time", "drop", "deleted", "outbox"])
+def test_a_schedule_runs_on_after_its_job_was_skipped(how, interrupted, monkeypatch):
+    """Even before the result has ended: a job counts only while its message can run."""
+    last = registered(of_task(overlap="skip"), age=70)
+    register()
+    assert tick(USING).published
+
+    def is_skipped():
+        Schedule.objects.update(last_tick=last)
+        return tick(USING).skipped
+
+    assert is_skipped()
+    if how != "outbox":
+        sequence()
+        assert is_skipped()
+    monkeypatch.setattr("tests.jobs.test_skips.gc", lambda: None)
+    if how == "drop":
+        monkeypatch.setattr("django_mysqlqueue.operations.dropping._end", lambda *args: None)
+    (HOWS | {"outbox": delete_from_outbox})[how]()
+    assert JobResult.objects.get().status == "READY"
+    assert not is_skipped()
