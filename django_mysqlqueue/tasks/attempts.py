@@ -11,6 +11,7 @@ from django_mysqlqueue.service import job_progress, job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import JobRow, StartedJob
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.tasks.backend import with_backend
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext, TaskResultDoesNotExist
 from django_mysqlqueue.tasks.options import JobOptions
 from django_mysqlqueue.tasks.results import as_result
@@ -156,7 +157,7 @@ class JobContext(TaskContext):
         for job in before.job_ids:
             if job not in rows:
                 raise TaskResultDoesNotExist(job)
-        return [as_result(rows[job]) for job in before.job_ids]
+        return [as_result(with_backend(rows[job])) for job in before.job_ids]
 
 
 def _is_in_event_loop() -> bool:

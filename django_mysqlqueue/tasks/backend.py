@@ -23,8 +23,8 @@ from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, LANE_KEY_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.service import job_rows, job_stages, publishing
-from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.job_rows import NewResult
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.job_rows import JobRow, NewResult
 from django_mysqlqueue.service.messages import encode
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions import registry
@@ -197,7 +197,10 @@ class MySQLQueueBackend(BaseTaskBackend):
                 )
             for result in stage:
                 if self._unique_key(result) is not None:
-                    raise InvalidTask(f"{result.task.module_path} is unique: its jobs cannot be part of a chain.")
+                    raise InvalidTask(
+                        f"{result.task.module_path} is unique: its jobs cannot be part of a chain. Enqueue it in the "
+                        "job before, or use another task without unique."
+                    )
 
     def _unique_key(self, result: AnyResult) -> str | None:
         task = result.task
@@ -282,9 +285,11 @@ class MySQLQueueBackend(BaseTaskBackend):
             str(result_id).encode()
         except UnicodeEncodeError:
             raise TaskResultDoesNotExist(result_id) from None
-        for alias in dict.fromkeys(queue_alias(topic=topic_of(name)) for name in sorted(self.queue_options)):
+        # The queues of old results may be gone, and have been in another database.
+        own = (queue_alias(topic=topic_of(name)) for name in sorted(self.queue_options))
+        for alias in dict.fromkeys((*own, *queue_aliases())):
             for row in job_rows.read(Session(alias), [str(result_id)]).values():
-                return as_result(row)
+                return as_result(with_backend(row))
         raise TaskResultDoesNotExist(result_id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
@@ -376,6 +381,15 @@ def queue_topics() -> frozenset[str]:
 def by_alias() -> Mapping[str, MySQLQueueBackend]:
     """Return the backends by their aliases, as long as ``TASKS`` does not change. They have no state of a thread."""
     return {backend.alias: backend for backend in backends()}
+
+
+def with_backend(row: JobRow) -> JobRow:
+    """Return a result with a backend that can read it, if ``TASKS`` has that of the result no longer."""
+    known = by_alias()
+    if row.backend in known or not known:
+        return row
+    alias = next((alias for alias, one in known.items() if row.queue_name in one.queue_options), next(iter(known)))
+    return row._replace(backend=alias)
 
 
 @receiver(setting_changed)

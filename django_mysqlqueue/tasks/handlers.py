@@ -35,7 +35,15 @@ from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
 from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
-from django_mysqlqueue.tasks.backend import GROUP_OPTIONS, MySQLQueueBackend, backends, by_alias, rates_of, topic_of
+from django_mysqlqueue.tasks.backend import (
+    GROUP_OPTIONS,
+    MySQLQueueBackend,
+    backends,
+    by_alias,
+    rates_of,
+    topic_of,
+    with_backend,
+)
 from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
@@ -192,7 +200,7 @@ class JobHandler(Handler):
         _, arguments_given = _content(given.payload)
         attempt.started_at = attempt.now()
         row = attempt.row._replace(last_attempted_at=attempt.started_at)
-        attempt.result = result = as_result(row, task, arguments_given)
+        attempt.result = result = as_result(with_backend(row), task, arguments_given)
         _tell(task_started, attempt, result)
         arguments = [JobContext(attempt, result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout

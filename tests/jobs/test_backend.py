@@ -20,7 +20,7 @@ from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, Qu
 from django_mysqlqueue.service import job_results, job_rows
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.tasks import exceptions, job
+from django_mysqlqueue.tasks import cancel_job, exceptions, job, progress_of, wait
 from django_mysqlqueue.tasks.framework import (
     BaseTaskBackend,
     InvalidTask,
@@ -38,6 +38,7 @@ from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, sequence
 
 BACKEND = "django_mysqlqueue.tasks.MySQLQueueBackend"
+DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
 QUEUES = ["default", "mail"]
 READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
 FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
@@ -561,7 +562,36 @@ def test_a_queue_or_a_backend_that_is_gone(settings):
     found = JobResult.objects.get(id=result.id)
     assert as_result(job_results.JobRow(*(getattr(found, name) for name in job_results.JobRow._fields))).args == [1]
     JobResult.objects.update(queue_name="default", backend="gone")
-    assert task_backends["default"].get_result(result.id).backend == "gone"
+    assert task_backends["default"].get_result(result.id).backend == "default"
+
+
+@pytest.mark.parametrize("left", ["the other", "another kind"])
+def test_results_of_a_backend_that_is_gone_can_be_read(settings, left):
+    """The queue and the alias were dropped, or the alias is now that of another kind of backend."""
+    backend = {"BACKEND": BACKEND}
+    settings.TASKS = {"default": backend, "old": backend | {"QUEUES": ["old"]}}
+    old = jobs.add.using(backend="old", queue_name="old")
+    done = run(old.enqueue(2))
+    waits = old.enqueue(3)
+    settings.TASKS = {"default": backend}
+    if left == "another kind":
+        settings.TASKS = settings.TASKS | {"old": {"BACKEND": DUMMY}}
+    found = jobs.add.get_result(done.id)
+    found.refresh()
+    wait(found, timeout=0)
+    assert (found.status, found.return_value, progress_of(found)) == (SUCCESSFUL, 3, None)
+    assert (found.backend, found.task.backend, found.task.queue_name) == ("default", "default", "old")
+    found = task_backends["default"].get_result(waits.id)
+    cancel_job(found)
+    assert found.status == FAILED
+
+
+def test_results_of_a_queue_that_was_in_another_database_can_be_read(queue_db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"jobs.mail": {"DATABASE": "queue"}, "orders": {"DATABASE": "queue"}}}
+    result = jobs.add.using(queue_name="mail").enqueue(2)
+    deliver_all()
+    settings.TASKS = {"default": {"BACKEND": BACKEND}}
+    assert jobs.add.get_result(result.id).return_value == 3
 
 
 def test_a_filter_is_refused(settings):
