@@ -18,7 +18,7 @@ def identify(apps: Any, schema_editor: Any) -> None:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('django_mysqlqueue', '0028_superseding_messages'),
+        ('django_mysqlqueue', '0029_redriven_id'),
     ]
 
     operations = [
