@@ -65,7 +65,11 @@ def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:
         found: the state of each.
     """
     order = ("stopped", "degraded", "ok")
-    alias, status = min(found.items(), key=lambda item: order.index(item[1].state))
+
+    def rank(one: QueueStatus) -> tuple[int, ...]:
+        return (order.index(one.state), *(one.cause.rank if one.cause is not None else ()))
+
+    alias, status = min(found.items(), key=lambda item: rank(item[1]))
     if status.state == "ok":
         databases = ngettext("%(number)s database", "%(number)s databases", len(found)) % {"number": len(found)}
         notes = [

@@ -196,8 +196,13 @@ class Cause:
 
     @property
     def harm(self) -> Count:
-        """How many messages it harms, by which causes of one severity are ranked."""
+        """How many messages it harms."""
         return self._sum(lambda problem: problem.harm)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The worst cause has the lowest: by severity, then by the messages that it harms, then by those that wait."""
+        return self.severity, -self.harm.value, -self.messages.value
 
     def _sum(self, of: Callable[[Problem], Count]) -> Count:
         found: dict[object, Count] = {}
@@ -304,7 +309,7 @@ def find_causes(
     for problem in rest:
         by_kind.setdefault(problem.kind, []).append(problem)
     found += [_several(overview, alike) for alike in by_kind.values()]
-    return sorted(found, key=lambda cause: (cause.severity, -cause.harm.value, -cause.messages.value))
+    return sorted(found, key=lambda cause: cause.rank)
 
 
 def unavailable(using: str, reason: str) -> Cause:

@@ -224,9 +224,9 @@ def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(c
             for problem in one.cause.problems:
                 item = f'data-kind="{problem.kind}" data-group="{problem.ref or ""}" data-database="{alias}"'
                 assert item in text
-    severities = [one.cause.severity for one in answer.context["causes"]]
-    assert severities == sorted(severities)
-    assert len(severities) == sum(len(client.get(ROOT, {"database": one}).context["causes"]) for one in ALIASES)
+    ranks = [one.cause.rank for one in answer.context["causes"]]
+    assert ranks == sorted(ranks)
+    assert len(ranks) == sum(len(client.get(ROOT, {"database": one}).context["causes"]) for one in ALIASES)
     banner = answer.context["banner"]
     assert (banner.status.state, banner.status.text.split(":")[0] in ALIASES) == ("degraded", True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from django.db import OperationalError
@@ -16,9 +17,10 @@ from django_mysqlqueue.admin import status
 from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
 from django_mysqlqueue.admin.shared import SharedReads, shared
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.inspection import PAGES, QueueStatus
+from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, page
@@ -116,6 +118,22 @@ def test_the_state_of_several_databases():
     assert status.worst(found) == ("b", QueueStatus("degraded", "b: stopped!"))
     assert status.worst({"b": found["b"]}) == ("b", QueueStatus("stopped", "b: stopped!"))
     assert status.worst({"a": found["a"], "c": found["a"]})[1].text == "2 databases. No problems found."
+
+
+def test_of_several_databases_with_a_problem_the_one_with_most_harm_is_named():
+    def degraded(number, severity=1):
+        problem = Problem(severity, "dead_letters", "", GroupRef("g", "t"), failed=Count(number))
+        return QueueStatus("degraded", f"{number} dead letters.", cause=Cause((problem,), "", ""))
+
+    found = {"a": degraded(12), "b": degraded(899), "c": degraded(100)}
+    assert status.worst(found) == ("b", replace(found["b"], text="b: 899 dead letters."))
+    assert status.worst({**found, "d": degraded(1, severity=0)})[0] == "d"
+
+
+def test_a_note_of_one_of_several_databases_is_not_denied():
+    note = Cause((Problem(2, "no_subscriber", "", GroupRef("g", "t")),), "No subscriber is running.", "")
+    found = {"a": QueueStatus("ok", "fine"), "b": QueueStatus("ok", "fine", cause=note)}
+    assert status.worst(found)[1].text == "2 databases. For information: b: No subscriber is running."
 
 
 def test_causes_beyond_seven_are_folded(client, monkeypatch):

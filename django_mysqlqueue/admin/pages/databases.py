@@ -43,7 +43,7 @@ class DatabasesPage(OverviewPage):
             "banner": causes.banner(self.dashboard.on(alias), status),
             "headings": next((one.cards for one in found.values() if one.cards), []),
             "rows": [self._database_row(alias, one) for alias, one in found.items()],
-            **causes.split(sorted(shown, key=lambda one: one.cause.severity)),
+            **causes.split(sorted(shown, key=lambda one: one.cause.rank)),
         }
 
     def _summaries(self) -> dict[str, Summary]:
