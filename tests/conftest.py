@@ -16,6 +16,7 @@ from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
 from django_mysqlqueue.admin.shared import SharedReads
+from django_mysqlqueue.schedules import registry as schedule_registry
 from django_mysqlqueue.service import clocks, known_topics
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.subscriptions import registry
@@ -167,12 +168,17 @@ def clock(db: None) -> Iterator[Clock]:
 
 @pytest.fixture
 def no_handlers() -> Iterator[None]:
-    """An empty registry, put back afterwards."""
+    """Empty registries of handlers and schedules, put back afterwards."""
     declared, handled = list(registry._declared), set(known_topics._handled)
+    schedules = schedule_registry._declared
+    known = dict(schedules)
     registry._declared.clear()
+    schedules.clear()
     known_topics._handled.clear()
     yield
     registry._declared[:] = declared
+    schedules.clear()
+    schedules.update(known)
     known_topics._handled.clear()
     known_topics._handled.update(handled)
 
