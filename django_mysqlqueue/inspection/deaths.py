@@ -1,4 +1,4 @@
-"""Processes that have died, as the processes that a supervisor started in their places recorded it."""
+"""Processes that have died, as those that were started in their places recorded it, or as others replaced them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age
+from django_mysqlqueue.inspection.subscribers import replaced
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
 from django_mysqlqueue.service.heartbeats import HEARTBEATS
 from django_mysqlqueue.service.log import PUBLISHED_ID
@@ -39,9 +41,10 @@ class Death:
 
     name: str
     at: int
-    """When it was recorded, a moment after the start of the process that replaced it."""
+    """When it was recorded, a moment after the start of the process that replaced it. Without a supervisor: its last
+    heartbeat."""
     how: str
-    """Its exit status or signal."""
+    """Its exit status or signal; empty without a supervisor."""
     host: str
     handled: frozenset[Handled]
     """The messages that it was handling."""
@@ -75,15 +78,25 @@ def read(session: Session, since: int) -> list[Death]:
     return sorted(found.values(), key=lambda death: (death.at, death.name))
 
 
-def problems(session: Session, now: int, window: float) -> Iterator[Problem]:
-    """Yield messages that were being handled when several processes died, or else that several processes have died.
+def _lost(overview: QueueOverview, since: int) -> list[Death]:
+    """Return the lost subscribers that others have replaced: somebody else than a supervisor restarts their processes.
 
-    Args:
-        session: session on the queue's database.
-        now: the database's clock, in epoch milliseconds.
-        window: length, in seconds, of the window that ends now.
+    After an outage of the database all are lost until their next heartbeat, and none has been replaced.
     """
-    deaths = read(session, now - int(window * 1000))
+    found: dict[str, Death] = {}
+    for group in overview.groups:
+        by_others = replaced(group.subscribers)
+        for row in group.subscribers:
+            if row.name in by_others and row.heartbeat_at >= since:
+                at = max(row.heartbeat_at, found[row.name].at if row.name in found else 0)
+                found[row.name] = Death(row.name, at, "", str(row.info.get("host", "")), frozenset())
+    return list(found.values())
+
+
+def problems(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Yield messages that were being handled when several processes died, or else that several processes have died."""
+    now, since = overview.now, overview.now - int(overview.window * 1000)
+    deaths = sorted([*read(session, since), *_lost(overview, since)], key=lambda death: (death.at, death.name))
     numbers = Counter(one for death in deaths for one in death.handled)
     common = [one for one, number in numbers.most_common(NAMED) if number >= REPEATED]
     suspects = _suspects(session, common)
@@ -125,12 +138,17 @@ def _of_message(one: Handled, suspect: _Suspect, deaths: list[Death], now: int) 
 
 
 def _of_processes(deaths: list[Death], now: int) -> Problem:
-    text = _("%(number)s processes on %(hosts)s died in the last %(age)s, the last one with %(how)s.")
+    how = next((death.how for death in reversed(deaths) if death.how), "")
+    text = (
+        _("%(number)s processes on %(hosts)s died in the last %(age)s, the last one with %(how)s.")
+        if how
+        else _("%(number)s processes on %(hosts)s were lost in the last %(age)s, and replaced.")
+    )
     values = {
         "number": f"{len(deaths):,}",
         "hosts": ", ".join(sorted({death.host for death in deaths})),
         "age": duration(age(now, deaths[0].at)),
-        "how": deaths[-1].how,
+        "how": how,
     }
     severity = 0 if age(now, deaths[-1].at) < QUIET else 2
     return Problem(severity, "deaths", text % values, since=deaths[0].at)

@@ -112,7 +112,7 @@ def find_problems(
     ]
     found += task_problems.missing(session, overview, stall_times, bounds=bounds)
     found += queue_problems.lost_subscribers(session, overview)
-    found += deaths.problems(session, overview.now, overview.window)
+    found += deaths.problems(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
     if overview.topics is not None:

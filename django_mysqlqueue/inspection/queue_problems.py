@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from django.utils.translation import gettext as _
@@ -17,7 +16,7 @@ from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
-from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus, replaced
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import open_transactions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
@@ -36,34 +35,18 @@ def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Prob
     missed: dict[tuple[str, GroupRef], SubscriberStatus] = {}
     others: dict[tuple[str, GroupRef], SubscriberStatus] = {}
     for group in overview.groups:
-        replaced = _replaced(group.subscribers)
+        by_others = replaced(group.subscribers)
         # Messages that it has claimed are unsettled, and so part of the backlog.
         is_behind = bool(group.lag) or not group.lag.exact
         for row in group.subscribers:
             if not row.live:
-                is_missed = is_behind and row.name not in replaced
+                is_missed = is_behind and row.name not in by_others
                 (missed if is_missed else others)[row.name, group.ref] = row
     owners = _with_leases(session, sorted({name for name, _ in others})[:NAMES])
     for (name, ref), row in sorted({**missed, **{key: others[key] for key in owners & others.keys()}}.items()):
         text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
         values = {"name": name, "ref": ref, "age": duration(age(overview.now, row.heartbeat_at))}
         yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at)
-
-
-def _replaced(subscribers: Sequence[SubscriberStatus]) -> set[str]:
-    """Return the lost subscribers of a group that others have replaced, one each, by starting after their end.
-
-    The others may be lost in turn.
-    """
-    started = deque(sorted(row.started_at for row in subscribers))
-    found: set[str] = set()
-    for row in sorted((row for row in subscribers if not row.live), key=lambda row: row.heartbeat_at):
-        while started and started[0] <= row.heartbeat_at:
-            started.popleft()
-        if started:
-            started.popleft()
-            found.add(row.name)
-    return found
 
 
 def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,4 +92,20 @@ def read_subscribers(
     ):
         row = SubscriberStatus(GroupRef(group, topic), name, int(at), int(left), json.loads(info), bool(live))
         found.setdefault(row.ref, []).append(row)
+    return found
+
+
+def replaced(subscribers: Sequence[SubscriberStatus]) -> set[str]:
+    """Return the lost subscribers of a group that others have replaced, one each, by starting after their end.
+
+    The others may be lost in turn.
+    """
+    started = deque(sorted(row.started_at for row in subscribers))
+    found: set[str] = set()
+    for row in sorted((row for row in subscribers if not row.live), key=lambda row: row.heartbeat_at):
+        while started and started[0] <= row.heartbeat_at:
+            started.popleft()
+        if started:
+            started.popleft()
+            found.add(row.name)
     return found

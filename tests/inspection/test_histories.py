@@ -316,10 +316,12 @@ def test_a_crash_loop(history):
     history.publish(10)
     history.stop(history.start("g", mode="ordered"))
     found = history.play(12, dict.fromkeys(range(1, 8), crash) | {8: lambda: history.work()})
-    lost = [[one for one in said.causes if "silent" in one] for minute, said in found.items() if 3 <= minute < 8]
-    assert lost
-    assert all(one == ["2 silent g 2"] for one in lost), "since the first of them"
-    assert found[8] == FINE
+    assert {minute: (said.state, said.causes, said.healthy) for minute, said in found.items() if minute >= 3} == {
+        3: ("ok", ("2 silent g 2",), True),
+        # From the second death on; the first is of minute 2. It ends two minutes after the last one.
+        4: ("degraded", ("0 deaths - 2",), False),
+        9: ("ok", ("2 deaths - 2",), True),
+    }
 
 
 # -- a service that fails -----------------------------------------------------------
