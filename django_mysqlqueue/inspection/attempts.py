@@ -84,7 +84,7 @@ class Rule:
         return failures >= attempts if self.share >= 1 else failures > self.share * attempts
 
 
-def run(buckets: Iterable[Bucket], rule: Rule) -> Run | None:
+def continuing(buckets: Iterable[Bucket], rule: Rule) -> Run | None:
     """Return the failures that continue at the end of some minutes; None if the newest attempts succeed.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection.attempts import Rule, began_by_hour, burst, run
+from django_mysqlqueue.inspection.attempts import Rule, began_by_hour, burst, continuing
 from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.operations_log import PAUSING, OperationFilter, look
 from django_mysqlqueue.inspection.overview import GroupOverview
@@ -134,7 +134,7 @@ def of_failures(
     found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs[:FAILING]}
     for bucket in rollups.of_groups(session, MINUTE, first, found, now=now):
         found[bucket.ref].append(bucket)
-    runs = {ref: run(minutes, rule) for ref, minutes in found.items()}
+    runs = {ref: continuing(minutes, rule) for ref, minutes in found.items()}
     older = [ref for ref, failures in runs.items() if failures is not None and failures.is_first]
     by_hour = _by_hour(session, older, first, rule, {ref: found[ref][0].at for ref in older})
     past = {}

@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.humanize import duration, partition_text
-from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, run
+from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, continuing
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed, Past
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.heads import HeadMessage
@@ -197,7 +197,7 @@ def failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, time
     uptime = group.uptime(now)
     if uptime < times.started:
         return None
-    return run(ended.since(now - int(uptime * 1000)).buckets, rule_of(thresholds))
+    return continuing(ended.since(now - int(uptime * 1000)).buckets, rule_of(thresholds))
 
 
 def rule_of(thresholds: HealthSettings) -> Rule:

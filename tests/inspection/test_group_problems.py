@@ -329,13 +329,13 @@ def test_a_poison_message_has_no_failure_and_counts_as_one():
 
 def test_the_beginning_of_failures_by_minute():
     rule = Rule(0.5, 4)
-    assert attempts.run(ended((1, 1, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) is None
-    assert attempts.run(ended((1, 2, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) == Run(ago(60), False)
-    assert attempts.run(ended((1, 2, 0), (0, 0, 1)).buckets, rule) == Run(ago(60), True)
-    assert attempts.run(ended((0, 1, 0), (0, 0, 0), (0, 3, 0), (0, 0, 0), (9, 0, 0)).buckets, rule) == Run(
+    assert attempts.continuing(ended((1, 1, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) is None
+    assert attempts.continuing(ended((1, 2, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) == Run(ago(60), False)
+    assert attempts.continuing(ended((1, 2, 0), (0, 0, 1)).buckets, rule) == Run(ago(60), True)
+    assert attempts.continuing(ended((0, 1, 0), (0, 0, 0), (0, 3, 0), (0, 0, 0), (9, 0, 0)).buckets, rule) == Run(
         ago(120), False
     )
-    assert attempts.run([], rule) is None
+    assert attempts.continuing([], rule) is None
 
 
 def test_the_beginning_of_failures_by_hour():

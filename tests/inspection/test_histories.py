@@ -8,7 +8,7 @@ import pytest
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.inspection import beginnings, find_problems
-from django_mysqlqueue.inspection.attempts import Rule, failed, run
+from django_mysqlqueue.inspection.attempts import Rule, continuing, failed
 from django_mysqlqueue.inspection.status import NAMES
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import groups
@@ -468,7 +468,7 @@ def test_no_alert_begins_without_a_failure_or_moves_its_beginning(share):
         minutes, rule = random_minutes(chance), Rule(share, chance.choice([1, 4, 10, 100]))
         before = None
         for number, bucket in enumerate(minutes, 1):
-            now = run(minutes[:number], rule)
+            now = continuing(minutes[:number], rule)
             if before is None and now is not None:
                 assert failed(bucket), (seed, number)
             if before is not None and now is not None:
