@@ -62,6 +62,7 @@ SORT_ON_SQLITE = {
     "inspection.busy.read_busy": "up to 10,000 deliveries of a group, by subscriber",
     "inspection.outbox.read_outbox": "up to 10,000, by topic",
     "inspection.jobs._places": "jobs of the same millisecond, or all that have not ended, by id",
+    "inspection.task_problems.jobs_of": "jobs of the same millisecond, by id",
     "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
     "inspection.partitions.owned": "those of one owner",
     "service.groups.registered_refs": "the groups",
