@@ -116,7 +116,7 @@ def test_what_runs_beside_a_hung_handler_is_not_charged(start, tmp_path):
     hung, beside = Work(tmp_path, "action", count=1), Work(tmp_path, "shared", count=3)
     settings = options("action", MAX_PROCESSING_TIME=3)
     settings["GROUPS"] |= options("shared")["GROUPS"]
-    for lost in range(2):
+    for failures in (1, 2):
         worker = start("--group", "action", "--group", "shared", "--threads", str(COUNT), **settings)
         hung.wait_until_all_run(worker)
         beside.wait_until_all_run(worker)
@@ -124,9 +124,9 @@ def test_what_runs_beside_a_hung_handler_is_not_charged(start, tmp_path):
         assert "handler.hung" in worker.output
         rows = DeliveryState.objects.order_by("consumer_group", "message_offset")
         (first, *others) = rows.values_list("consumer_group", "retry_count")
-        assert first == ("action", lost)
+        assert first == ("action", failures)
         assert others == [("shared", 0)] * 3
-        assert [bool(row.delivered_by) for row in rows] == [True, False, False, False]
+        assert not any(row.delivered_by for row in rows), "none is suspected"
 
 
 @pytest.mark.servers_only
