@@ -95,7 +95,7 @@ def test_a_hung_handler_ends_its_process(start):
     assert SubscriberHeartbeat.objects.get().deregistered_at > 0
     if connection.vendor != "sqlite":  # where one thread is all there is
         assert ("other", 1, 1) in effects("action")
-    # Deregistered: another one takes over without waiting for the lease, and so on until it is dead. Each attempt counts.
+    # Deregistered: another one takes over without waiting for the lease, and so on. Each attempt counts.
     for _ in range(2):
         assert start("--group", "action").wait(20) == 1
     last = start("--group", "action", "--drain")
