@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
+from django.utils.translation import gettext_lazy
 from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
@@ -20,12 +21,18 @@ from django_mysqlqueue.sql.several import start_each
 
 __all__ = ["QueueHealth"]
 
+_OF_THE_QUEUE = {
+    "deaths": gettext_lazy("Several processes have died."),
+    "refused": gettext_lazy("A subscriber has refused to start."),
+}
+"""By kind of problem, what is shown of one of the whole queue whose text is hidden."""
+
 
 @dataclasses.dataclass
 class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     """Fails if messages are stuck, handlers fail or a limit is exceeded, as ``manage.py queuehealth`` does.
 
-    Its texts name groups and topics, but no keys and ids, since health pages are often public.
+    Its texts name groups and topics, but no keys, ids, hosts, users and errors, since health pages are often public.
 
     Args:
         max_lag: maximum number of unsettled messages per group; less than 10,000, because counting stops there.
@@ -114,7 +121,12 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
 
 
 def _public(finding: HealthFinding) -> str:
-    """Return the text of a finding, but not one with a partition key or an id, which often identify a person."""
-    if finding.key is None and finding.message_id is None:
+    """Return the text of a finding, but not one with a partition key or an id, which often identify a person.
+
+    Hosts, users and errors help attackers.
+    """
+    if finding.key is None and finding.message_id is None and not finding.is_private:
         return finding.text
-    return f"{finding.ref or finding.topic}: {finding.kind}."
+    if name := finding.ref or finding.topic:
+        return f"{name}: {finding.kind}."
+    return str(_OF_THE_QUEUE.get(finding.kind, f"{finding.kind}."))

@@ -151,7 +151,7 @@ def _of_processes(deaths: list[Death], now: int) -> Problem:
         "how": how,
     }
     severity = 0 if age(now, deaths[-1].at) < QUIET else 2
-    return Problem(severity, "deaths", text % values, since=deaths[0].at)
+    return Problem(severity, "deaths", text % values, since=deaths[0].at, is_private=True)
 
 
 def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, _Suspect]:

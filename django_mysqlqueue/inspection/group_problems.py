@@ -78,7 +78,7 @@ def progress(
         )
         values = {"ref": ref, "error": group.filter, "lag": waiting(group.waiting_messages)}
         is_late = waits >= times.stuck and not (group.paused or unfinished)
-        yield Problem(0 if is_late else 2, "filter", text % values, **all_waits)
+        yield Problem(0 if is_late else 2, "filter", text % values, is_private=True, **all_waits)
     if handler is not None and handler.mode != group.mode:
         # Subscribers with the code of another release may still work.
         severity = 0 if group.has_work and not group.live else 1
@@ -320,7 +320,9 @@ def _broken(group: GroupOverview) -> Iterator[Problem]:
             text = _("Subscriber %(name)s cannot work for %(ref)s because of a bug in the queue.")
             values = {"name": row.name, "ref": group.ref}
             severity = 0 if group.has_work and not works else 1
-            yield Problem(severity, "broken", text % values, group.ref, subscriber=row.name, error=row.error)
+            yield Problem(
+                severity, "broken", text % values, group.ref, subscriber=row.name, error=row.error, is_private=True
+            )
 
 
 def _stuck(

@@ -111,6 +111,8 @@ class HealthFinding:
     """The topic that has the problem, if it has no group."""
     message_id: str | None = None
     """Id of the message that has the problem; the text then contains it, and an error."""
+    is_private: bool = False
+    """Whether the text names a host, a database user or a subscriber, or contains an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,15 @@ def _is_alarming(problem: Problem) -> bool:
 
 
 def _finding(problem: Problem) -> HealthFinding:
-    return HealthFinding(problem.kind, problem.text, problem.ref, problem.key, problem.topic, problem.message_id)
+    return HealthFinding(
+        problem.kind,
+        problem.text,
+        problem.ref,
+        problem.key,
+        problem.topic,
+        problem.message_id,
+        problem.is_private,
+    )
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -119,6 +119,8 @@ class Problem:
     """The last error of the message or of the subscriber that has the problem: the last line of the traceback."""
     failed: Count = NONE
     """The messages that failed lately and fail still, or are dead letters."""
+    is_private: bool = False
+    """Whether the text names a host, a database user or a subscriber, or contains an error."""
 
     @property
     def harm(self) -> Count:

@@ -46,7 +46,7 @@ def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Prob
     for (name, ref), row in sorted({**missed, **{key: others[key] for key in owners & others.keys()}}.items()):
         text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
         values = {"name": name, "ref": ref, "age": duration(age(overview.now, row.heartbeat_at))}
-        yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at)
+        yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at, is_private=True)
 
 
 def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
@@ -71,7 +71,14 @@ def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
             "age": duration(age(overview.now, alike[0].at)),
             "reason": reason if reason.endswith(".") else f"{reason}.",
         }
-        yield Problem(0 if is_missed else 1, "refused", text % values, subscriber=alike[0].name, since=alike[-1].at)
+        yield Problem(
+            0 if is_missed else 1,
+            "refused",
+            text % values,
+            subscriber=alike[0].name,
+            since=alike[-1].at,
+            is_private=True,
+        )
 
 
 def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:
@@ -111,13 +118,12 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
             "them."
         )
-        text, advice = text % values, ""
+        advice = ""
         # Without subscribers, nobody misses the sequencer.
         if overview.live and (holder := open_transactions.sequencer_holder(session, least=times.outbox)):
-            text = f"{text} {_held_text(holder)}"
             advice = _("End the program that has left its transaction open, or KILL connection %(id)s.")
-            advice %= {"id": holder.connection}
-        yield Problem(0, "outbox", text, since=since, oldest_at=since, messages=due, advice=advice)
+            advice = f"{_held_text(holder)} {advice % {'id': holder.connection}}"
+        yield Problem(0, "outbox", text % values, since=since, oldest_at=since, messages=due, advice=advice)
 
 
 def _held_text(holder: Holder) -> str:
@@ -184,6 +190,7 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
         database=relay.target,
         since=relay.oldest_at,
         messages=relay.messages,
+        is_private=True,
     )
 
 
@@ -262,7 +269,8 @@ def slow_database(overview: QueueOverview, most: float | None) -> Iterator[Probl
         "p95": duration(took.p95),
     }
     # If others are fast, it is its host, or the network to it.
-    yield Problem(1, "slow_database", text % values, subscriber=name if len(slow) == 1 < len(found) else None)
+    named = name if len(slow) == 1 < len(found) else None
+    yield Problem(1, "slow_database", text % values, subscriber=named, is_private=True)
 
 
 def routes(overview: QueueOverview) -> Iterator[Problem]:
@@ -289,7 +297,8 @@ def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         yield from _failed_run(one)
         if one.error and one.declared and not one.paused_at:
             text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
-            yield Problem(1, "recurring", text % {"name": one.name, "error": one.error}, topic=one.topic or None)
+            values = {"name": one.name, "error": one.error}
+            yield Problem(1, "recurring", text % values, topic=one.topic or None, is_private=True)
         if one.due >= times.tick:
             # Without subscribers, it is not known what they would declare, unless some have run since without it.
             is_gone = not one.declared and (overview.live or last_seen - one.seen_at >= DECLARED_MS)
@@ -337,4 +346,5 @@ def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
         text % values,
         topic=one.topic or None,
         since=last.finished_at,
+        is_private=bool(error),
     )

@@ -105,4 +105,5 @@ def _problem(
         since=first.since,
         messages=jobs.waiting,
         error=first.error,
+        is_private=bool(has_run),
     )

@@ -57,7 +57,8 @@ def test_the_problem_names_who_holds_the_sequencer(sub, engine):
         sub.beat()
         problem = stalled()
         certain = "has locked the sequencer" if engine == "mysql" else "may have locked the sequencer"
-        assert re.search(rf"Connection {number} \(\S+@\S+\) {certain}", problem.text), problem.text
+        assert re.search(rf"Connection {number} \(\S+@\S+\) {certain}", problem.advice), problem.advice
+        assert "Connection" not in problem.text, "public pages show it"
         assert problem.advice.endswith(f"KILL connection {number}.")
     sub.step()
     assert lag("g") == 2
@@ -71,8 +72,8 @@ def test_another_transaction_that_has_locked_rows_is_only_suspected(sub, engine,
         publish("t", 1, key="a")
         time.sleep(2.1)
         sub.beat()
-        assert f"Connection {number} (" in stalled().text
-        assert "may have locked the sequencer" in stalled().text
+        assert f"Connection {number} (" in stalled().advice
+        assert "may have locked the sequencer" in stalled().advice
 
 
 @pytest.mark.servers_only
@@ -89,7 +90,6 @@ def test_nobody_is_named_to_a_user_who_may_not_look(sub):
             time.sleep(1.1)
             sub.beat()
             connections[USING] = own
-            assert "Connection" not in stalled().text
             assert stalled().advice == ""
     finally:
         connections[USING] = project
