@@ -251,7 +251,7 @@ def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
 @checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an SQLite database lacks options that the queue needs (W010)."""
-    wanted = {alias: _missing_options(alias) for alias in _aliases() if not is_server(connections[alias])}
+    wanted = {alias: _missing_options(alias) for alias in _aliases() if connections[alias].vendor == "sqlite"}
     return [
         checks.Warning(
             f"The queue's SQLite database {alias!r} lacks options: with more than one process, statements may fail "

@@ -7,7 +7,7 @@ from django.db import connections, router
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.sql.connection import in_transaction, named_database, named_place
+from django_mysqlqueue.sql.connection import in_transaction, is_server, named_place
 
 
 def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
@@ -55,10 +55,13 @@ def same_databases() -> tuple[str, str] | None:
     One database can be spelled in two ways: a connection tells by the id of the log (``sequencing.log_id``).
     """
     seen: dict[tuple[str, ...], str] = {}
-    for alias in queue_aliases():
-        if named_database(connections[alias]) == ":memory:":
-            continue  # Each connection has one of its own.
-        place = named_place(connections[alias])
+    aliases = queue_aliases()
+    # To say where a database is, a backend may ask others, such as for a password.
+    for alias in aliases if len(aliases) > 1 else ():
+        connection = connections[alias]
+        place = named_place(connection)
+        if not is_server(connection) and place[1] in ("", ":memory:"):
+            continue  # Each connection has one of its own, or none.
         if place in seen:
             return seen[place], alias
         seen[place] = alias

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -49,18 +49,31 @@ _PLACE = ("host", "port", "unix_socket", "read_default_file", "read_default_grou
 
 def named_database(connection: BaseDatabaseWrapper) -> str:
     """Return the name of the database in ``DATABASES``, without a query; empty if it is left to an option file."""
-    given = connection.get_connection_params()
-    return str(given.get("db") or given.get("database") or "")
+    return _name_in(_arguments(connection))
 
 
 def named_place(connection: BaseDatabaseWrapper) -> tuple[str, ...]:
     """Return what ``DATABASES`` says of where the database is, without a query.
 
-    If it is equal for two aliases, they lead to one database. If it differs, they still may.
+    The second item is the name of the database. If it is equal for two aliases, they lead to one database. If it
+    differs, they still may.
     """
-    given = connection.get_connection_params()
+    given = _arguments(connection)
     engine = connection.settings_dict["ENGINE"]
-    return (engine, named_database(connection), *(str(given.get(name, "")) for name in _PLACE))
+    return (engine, _name_in(given), *(str(given.get(name, "")) for name in _PLACE))
+
+
+def _arguments(connection: BaseDatabaseWrapper) -> Mapping[str, Any]:
+    """Return the driver's arguments; if the backend cannot tell them, what ``DATABASES`` says."""
+    try:
+        return connection.get_connection_params()
+    except Exception:  # noqa: BLE001  # No engine, no name; or a backend's own source of passwords does not answer.
+        given = connection.settings_dict
+        return {"db": given["NAME"], "host": given["HOST"], "port": given["PORT"], **given["OPTIONS"]}
+
+
+def _name_in(arguments: Mapping[str, Any]) -> str:
+    return str(arguments.get("db") or arguments.get("database") or "")
 
 
 def database_name(connection: BaseDatabaseWrapper) -> str:

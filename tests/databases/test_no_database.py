@@ -1,0 +1,84 @@
+"""``manage.py check`` with settings that name no usable database says so, or nothing; it does not fail itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from django.db import connections
+
+from django_mysqlqueue import checks
+from django_mysqlqueue.service import databases
+
+CHECK = """
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+settings.configure(
+    DATABASES={databases!r},
+    MYSQLQUEUE={queue!r},
+    SECRET_KEY="s",
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_mysqlqueue"],
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+)
+django.setup()
+call_command("check")
+"""
+NAMELESS = {"ENGINE": "django.db.backends.sqlite3"}
+SECOND = {"TOPICS": {"a": {"DATABASE": "second"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "queue"),
+    [
+        ({}, {}),
+        ({"default": NAMELESS}, {}),
+        ({"default": {}, "second": {}}, SECOND),
+        ({"default": NAMELESS, "second": {"ENGINE": "django.db.backends.sqlite3", "NAME": "x"}}, SECOND),
+        ({"default": NAMELESS, "second": NAMELESS}, SECOND),
+    ],
+)
+def test_check_does_not_fail(given, queue):
+    code = CHECK.format(databases=given, queue=queue)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "E024" not in done.stderr, "nothing is known of databases without a name"
+    assert ("W010" in done.stderr) == (NAMELESS in given.values())
+
+
+@pytest.fixture
+def asked(monkeypatch, settings):
+    """The aliases whose backends were asked for the driver's arguments: some fetch a password or token then."""
+    found = []
+    for alias in ("default", "queue"):
+        original = connections[alias].get_connection_params
+
+        def get(alias=alias, original=original):
+            found.append(alias)
+            return original()
+
+        monkeypatch.setattr(connections[alias], "get_connection_params", get)
+    return found
+
+
+def test_a_backend_is_asked_only_if_there_are_several(asked, settings):
+    assert checks.check_databases() == []
+    assert asked == []
+    settings.MYSQLQUEUE = {"TOPICS": {"a": {"DATABASE": "queue"}}}
+    assert checks.check_databases() == []
+    assert sorted(asked) == ["default", "queue"], "once each"
+
+
+def test_a_backend_that_cannot_tell_is_known_by_its_settings(monkeypatch, settings):
+    def fail():
+        raise OSError("no token")
+
+    settings.MYSQLQUEUE = {"TOPICS": {"a": {"DATABASE": "queue"}}}
+    for alias in ("default", "queue"):
+        monkeypatch.setattr(connections[alias], "get_connection_params", fail)
+        monkeypatch.setitem(connections[alias].settings_dict, "NAME", alias)
+    assert databases.same_databases() is None
+    monkeypatch.setitem(connections["queue"].settings_dict, "NAME", "default")
+    assert databases.same_databases() == ("default", "queue")
