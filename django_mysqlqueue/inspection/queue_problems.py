@@ -12,7 +12,7 @@ from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.inspection.problem import NOTE, Problem, age, waiting
 from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
@@ -26,6 +26,8 @@ from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 
 LEASES = PartitionLease._meta.db_table
+REPEATED = 600.0
+"""Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
 NAMES = 100
 """Maximum number of lost subscribers, replaced ones and those of idle groups, whose leases are read."""
 
@@ -54,10 +56,7 @@ def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
     by_reason: dict[tuple[str, str], list[Refusal]] = {}
     for one in read_refusals(session):
         by_reason.setdefault((one.version, one.reason), []).append(one)
-    live = {group.ref for group in overview.groups if group.live}
     for (version, reason), alike in by_reason.items():
-        # If others work for its groups, nothing waits because of it.
-        is_missed = any(one.refs - live if one.refs else not overview.live for one in alike)
         text = ngettext(
             "A subscriber of release %(version)s refused to start, on host %(host)s %(age)s ago: %(reason)s",
             "%(number)s subscribers of release %(version)s refused to start, the last on host %(host)s %(age)s ago: "
@@ -72,13 +71,23 @@ def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
             "reason": reason if reason.endswith(".") else f"{reason}.",
         }
         yield Problem(
-            0 if is_missed else 1,
+            min(_missed(one, overview) for one in alike),
             "refused",
             text % values,
             subscriber=alike[0].name,
             since=alike[-1].at,
             is_private=True,
         )
+
+
+def _missed(one: Refusal, overview: QueueOverview) -> int:
+    """Return how severe it is that a subscriber has refused to start: if others work for its groups, nothing waits."""
+    # For groups that are not registered yet, nothing waits; those beyond the limits of the overview are not known.
+    registered = [group for group in overview.groups if group.ref in one.refs]
+    if not all(group.live for group in registered) or not overview.live:
+        return 0
+    # What nothing starts again, such as a command with a mistyped option, is over.
+    return NOTE if not one.refs and age(overview.now, one.at) >= REPEATED else 1
 
 
 def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:

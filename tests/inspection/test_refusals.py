@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 
@@ -13,6 +14,7 @@ from django.db import connection
 
 from django_mysqlqueue import publish, subscriber
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.refusals import read_refusals
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import SubscriberHeartbeat
@@ -236,3 +238,78 @@ def test_with_subscribers_of_the_earlier_release_the_queue_is_degraded_not_stopp
 def test_an_overview_of_some_groups_is_without_it():
     changed_mode()
     assert [one.kind for one in find_problems(get_overview(group="g"))] == ["mode"]
+
+
+# -- how urgent it is -------------------------------------------------------------------
+
+
+def leave(*refs, reason="The tables are older than the code."):
+    refusals.record({USING: refs}, "pod", CommandError(reason))
+
+
+def serve(*refs):
+    """Subscribers of the earlier release work for these groups, and have for long."""
+    for ref in refs:
+        groups.register(USING, ref, mode="ordered", start="earliest")
+        starts(ref)
+    SubscriberHeartbeat.objects.exclude(consumer_group="").update(info={"host": "h", "version": "9", "started_at": 1})
+
+
+def severity(overview=None):
+    (one,) = [one for one in find_problems(overview or get_overview()) if one.kind == "refused"]
+    return one.severity
+
+
+def test_a_group_that_a_rollout_adds_misses_nothing_yet():
+    """It is not registered: the subscribers of the earlier release work for all that are."""
+    new = GroupRef("new", "n")
+    groups.register(USING, G, mode="ordered", start="earliest")
+    leave(G, new)
+    assert severity() == 0, "nobody works for g"
+    serve(G)
+    assert severity() == 1
+    groups.register(USING, new, mode="ordered", start="earliest")
+    assert severity() == 0, "nobody works for the new one"
+
+
+def test_only_new_groups_are_urgent_if_no_subscriber_runs():
+    groups.register(USING, G, mode="ordered", start="earliest")
+    leave(GroupRef("new", "n"))
+    assert severity() == 0, "as at the first deployment"
+    serve(G)
+    assert severity() == 1
+
+
+def test_groups_beyond_those_that_are_read_are_not_missed():
+    serve(G, H)
+    leave(G, H)
+    few = get_overview(bounds=dataclasses.replace(PAGES, groups=1))
+    assert few.more_groups
+    assert severity(few) == 1
+
+
+def test_a_mistyped_option_that_is_not_repeated_is_soon_for_information():
+    serve(G)
+    refuse("--group", "bilings", match="no handler has this group")
+    assert severity() == 1
+    later(590)
+    assert severity() == 1
+    later(11)
+    assert severity() == 2
+    overview = get_overview()
+    assert status_of(overview, find_causes(overview)).state == "ok"
+    refuse("--group", "bilings")
+    assert severity() == 1, "something starts it again and again"
+    later(601)
+    heartbeats.deregister(USING, "s:1:0", [G])
+    assert severity() == 0, "nobody works"
+
+
+def test_a_refusal_of_known_groups_stays_a_problem():
+    serve(G)
+    leave(G)
+    later(7200)
+    assert severity() == 1
+    leave()
+    later(1)
+    assert severity() == 1, "the same reason is one problem"
