@@ -144,16 +144,20 @@ def take_mutex(session: Session) -> Mutex | None:
 
 
 def log_id(session: Session) -> str:
-    """Return the id of a log, which no other log has; empty in a flushed database."""
+    """Return the id of a log, which no other log has; empty if it has none, as in a flushed database."""
     row = session.row(f"SELECT log_id FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
     return "" if row is None else str(row[0])
 
 
 def identify(using: str) -> str:
-    """Return the id of a log, and give it one if the database was flushed."""
+    """Return the id of a log, and give it one if it has none.
+
+    Its row is missing in a flushed database, and has an empty id if only the migrations' SQL was run (``sqlmigrate``).
+    """
 
     def store(session: Session) -> str:
         take_mutex(session)
+        session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
         return log_id(session)
 
     return log_id(Session(using)) or run(using, store)

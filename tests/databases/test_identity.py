@@ -16,6 +16,7 @@ from django_mysqlqueue import checks, publish, subscriber
 from django_mysqlqueue.models import Sequencer
 from django_mysqlqueue.service.sequencing import identify, sequence
 from django_mysqlqueue.sql.connection import database_name
+from tests.support.harness import in_thread
 from tests.support.queue_alias import command
 
 QUEUE, AGAIN = "queue", "again"
@@ -101,6 +102,30 @@ def test_a_log_has_an_id_from_its_creation(queue_db):
     assert identify("default") == Sequencer.objects.get().log_id
     assert uuid.UUID(identify(QUEUE))
     assert identify(QUEUE) == Sequencer.objects.using(QUEUE).get().log_id != identify("default")
+
+
+def test_a_log_whose_row_has_no_id_gets_one(queue_db):
+    """As after ``migrate --fake``, with the tables of ``sqlmigrate``: only the migration's Python inserts an id."""
+    for alias in ("default", QUEUE):
+        Sequencer.objects.using(alias).create(pk=1, log_id="", last_offset=7, routes="{}")
+        assert uuid.UUID(identify(alias))
+        assert identify(alias) == Sequencer.objects.using(alias).get().log_id
+    assert identify("default") != identify(QUEUE)
+    assert Sequencer.objects.get().last_offset == 7
+
+
+def test_an_id_that_is_missing_is_filled_while_the_log_is_in_use(queue_db):
+    Sequencer.objects.create(pk=1, log_id="")
+    first, second = (in_thread(lambda: identify("default")) for _ in range(2))
+    assert uuid.UUID(first) == uuid.UUID(second)
+
+
+def test_empty_ids_are_not_compared(queue_db, settings, no_handlers, monkeypatch):
+    for topic in ("a", "b"):
+        subscriber(topic, group="g")(lambda delivery: None)
+    settings.MYSQLQUEUE = {"TOPICS": {"b": {"DATABASE": QUEUE}}}
+    monkeypatch.setattr("django_mysqlqueue.management.commands.runsubscriber.identify", lambda using: "")
+    command("runsubscriber", "--drain")
 
 
 def test_a_database_that_does_not_answer_hides_no_other(spelled, settings):

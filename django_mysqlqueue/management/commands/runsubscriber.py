@@ -197,7 +197,7 @@ class Command(LimitedCommand):
         for problem in server_problems(using):
             raise CommandError(problem)
         log = identify(using)
-        other = self._logs.setdefault(log, using)
+        other = self._logs.setdefault(log, using) if log else using
         if other != using:
             raise CommandError(f"{same_log_text(other, using)} {same_log_hint(log)}")
 
