@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django.db import Error
@@ -25,7 +25,7 @@ class Holder(NamedTuple):
 
 def oldest(session: Session) -> tuple[int, int] | None:
     """Return the age in seconds and the connection id of the oldest transaction; None if none is visible."""
-    row = _shown(session, session.dialect.oldest_transaction)
+    row = next(_shown(session, session.dialect.oldest_transaction), None)
     return None if row is None else (int(row[0]), int(row[1]))
 
 
@@ -36,20 +36,22 @@ def sequencer_holder(session: Session, *, least: float) -> Holder | None:
         session: the session.
         least: seconds for which a transaction that only may hold it must have been open.
     """
-    row = _shown(session, session.dialect.sequencer_holder)
-    if row is None:
+    # A server that does not record locks shows none.
+    row = next((row for row in _shown(session, session.dialect.sequencer_holder) if row is not None), None)
+    if row is None or row[0] is None:
         return None
     number, user, age, is_certain = row
     found = Holder(int(number), user or "", None if age is None else int(age), bool(is_certain))
     return found if found.is_certain or (found.age or 0) >= least else None
 
 
-def _shown(session: Session, statements: Sequence[str]) -> tuple[Any, ...] | None:
-    """Return the row of the first statement that the server does not refuse."""
+def _shown(session: Session, statements: Sequence[str]) -> Iterator[tuple[Any, ...] | None]:
+    """Yield the first row of each statement that the server does not refuse, as far as they are asked for."""
     for sql in statements:
         try:
-            return session.row(sql)
+            row = session.row(sql)
         except Error as error:
             if not session.dialect.hides_transactions(error):
                 raise
-    return None
+        else:
+            yield row

@@ -42,7 +42,7 @@ class Dialect(ABC):
     """SELECTs of the id, user and age in seconds of the connection that holds the sequencer's mutex, and of 1; or, with
     0, of the one whose transaction has locked rows and has been open longest.
 
-    If the server refuses one, the next one is tried.
+    If the server refuses one, or it returns no row, the next one is tried. A row of NULLs says that nobody holds it.
     """
     current_user: str | None = None
     """The expression for the user and host of the connection, or None if the engine has no users."""

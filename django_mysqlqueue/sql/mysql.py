@@ -71,8 +71,10 @@ SEQUENCER_LOCK = (
     "JOIN performance_schema.threads t ON t.thread_id = l.thread_id "
     "LEFT JOIN performance_schema.events_transactions_current e ON e.thread_id = l.thread_id AND e.state = 'ACTIVE' "
     "WHERE l.object_schema = DATABASE() AND l.object_name = 'queue_sequencer' AND l.lock_type = 'RECORD' "
-    "AND l.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID() LIMIT 1"
+    "AND l.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID() "
+    "UNION ALL SELECT NULL, NULL, NULL, 1 FROM DUAL WHERE @@performance_schema = 1 LIMIT 1"
 )
+"""Without the performance schema, its tables are empty, and this returns no row."""
 LOCKED_ROWS = (
     "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), 0 "
     "FROM information_schema.innodb_trx t LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "

@@ -13,6 +13,8 @@ from django.db import connections
 from django_mysqlqueue import publish
 from django_mysqlqueue.inspection import StallTimes, find_problems, get_overview
 from django_mysqlqueue.runtime.polling import blocked
+from django_mysqlqueue.service import open_transactions
+from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.sql import mysql
 from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, lag, sequence
@@ -125,6 +127,42 @@ def test_the_log_of_a_subscriber_names_it_once(sub, caplog, monkeypatch):
         publish("t", 2, key="a")
         poll(3)
     assert len(told()) == 2, "once each time"
+
+
+SUSPECTED = "SELECT 7, 'ada@h', 90, 0"
+NO_LOCK_IS_SHOWN = "SELECT 7, 'ada@h', 90, 1 WHERE 1 = 0"
+
+
+@pytest.mark.parametrize(
+    ("statements", "holder"),
+    [
+        ((NO_LOCK_IS_SHOWN, SUSPECTED), Holder(7, "ada@h", 90, False)),
+        ((NO_LOCK_IS_SHOWN,), None),
+        (("SELECT NULL, NULL, NULL, NULL", SUSPECTED), None),
+    ],
+)
+def test_a_server_that_records_no_locks_is_asked_for_transactions(db, monkeypatch, statements, holder):
+    """As MySQL without its performance schema: the table of locks is empty then. With it, nobody may hold the lock."""
+    session = Session(USING)
+    monkeypatch.setattr(type(session.dialect), "sequencer_holder", statements)
+    assert open_transactions.sequencer_holder(session, least=60) == holder
+
+
+@pytest.mark.servers_only
+def test_a_transaction_that_has_locked_other_rows_is_no_suspect_if_the_server_shows_locks(sub, engine):
+    if engine != "mysql":
+        pytest.skip("MariaDB shows no locks")
+    other = connections[USING].copy("other")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT topic FROM queue_consumer_groups FOR UPDATE")
+            time.sleep(1.1)
+            assert Session(USING).row(mysql.LOCKED_ROWS) is not None
+            assert open_transactions.sequencer_holder(Session(USING), least=1) is None
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
 
 
 def test_a_mutex_that_others_use_is_not_blocked(caplog, monkeypatch):
