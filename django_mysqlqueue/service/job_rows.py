@@ -190,6 +190,27 @@ def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]
     return {row.id: owners[key] for key, of_key in by_key.items() for row in of_key}
 
 
+def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
+    """Store the ids of redriven messages of jobs whose results know of none, in the caller's transaction.
+
+    Args:
+        session: the current transaction.
+        messages: the id of the message, by that of the job.
+    """
+    for chunk in session.chunks(sorted(messages.items())):
+        session.execute(
+            session.dialect.update_joined(
+                RESULTS,
+                ("id", "message"),
+                len(chunk),
+                "s.id = v.id",
+                {"redriven_id": "v.message"},
+                "s.redriven_id = ''",
+            ),
+            flat(chunk),
+        )
+
+
 def _owners(session: Session, column: str, values: Sequence[str | None], how: str = "") -> dict[str, str]:
     """Return the jobs with some unique keys, or with some ids, by their unique keys."""
     index = "PRIMARY" if column == "id" else "queue_job_results_unique"

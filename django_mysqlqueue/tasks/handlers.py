@@ -149,8 +149,11 @@ class JobHandler(Handler):
             new = [
                 _new_result(job, delivery, bodies[delivery]) for delivery, job in missing.items() if job not in locked
             ]
+            redriven = {
+                job: bodies[delivery].message_id for delivery, job in missing.items() if bodies[delivery].original_id
+            }
             if found := [row for row in new if row is not None]:
-                run(using, lambda session: job_rows.insert(session, found, keep="id"))
+                run(using, lambda session: _insert(session, found, redriven))
                 rows = rows | job_results.begin(using, worker, [row.id for row in found]).rows
         clock = time.monotonic()
         # A job has two messages after a redrive and a seek. They must not run it at the same time.
@@ -283,6 +286,12 @@ def _backend_of(row: JobRow) -> MySQLQueueBackend | None:
 def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
     backend = _backend_of(row)
     return {} if backend is None else backend.queue_options.get(row.queue_name, {})
+
+
+def _insert(session: Session, rows: Sequence[NewResult], redriven: Mapping[str, str]) -> None:
+    """Insert results of messages that have none. Some jobs have messages that were redriven, with ids of their own."""
+    job_rows.insert(session, rows, keep="id")
+    job_rows.store_redriven(session, {row.id: redriven[row.id] for row in rows if row.id in redriven})
 
 
 def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:

@@ -301,6 +301,11 @@ def enqueue_chain(a: Actor) -> object:
     return len(job_worlds.enqueue_chain(ALIAS))
 
 
+@operation("insert results of redriven jobs")
+def insert_redriven(a: Actor) -> object:
+    return job_worlds.insert_redriven(ALIAS)
+
+
 @operation("begin jobs")
 def _(a: Actor) -> object:
     """As if another subscriber had claimed them."""

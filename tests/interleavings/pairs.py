@@ -242,6 +242,8 @@ def jobs() -> Iterable[Pair]:
     changes = ("begin jobs", "end jobs", "cancel jobs", "restart jobs", "collect results")
     yield from all_of("with_jobs", changes)
     yield from each("busy", ("enqueue jobs",), ("enqueue jobs", "sequence"))
+    redriven = "insert results of redriven jobs"
+    yield from each("busy", (redriven,), (redriven,))
     first, second = "end the first job of a stage", "end the second job of a stage"
     fail = "fail the second job of a stage"
     cancels = ("cancel a job of the second stage", "cancel a running job")

@@ -171,6 +171,24 @@ def test_a_redriven_job_ends_if_its_new_message_does(is_in_log):
         assert end_of(result) == SKIPPED, "its first message is in the log, and settled"
 
 
+def test_a_redriven_job_whose_result_was_deleted_is_not_ended_while_it_runs(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "database", "missing")
+        result = jobs.write.enqueue(1)
+        deliver_all(raise_exceptions=False)
+    assert end_of(result)[0] == "FAILED"
+    JobResult.objects.all().delete()
+    operations.redrive(JOBS.topic, actor="ops")
+    sequence()
+    one = worker().step()
+    assert end_of(result)[0] == "RUNNING"
+    assert gc() == 0
+    one.work()
+    one.flush()
+    assert end_of(result) == ("SUCCESSFUL", None)
+    assert Effect.objects.count() == 1
+
+
 def test_a_dropped_queue_that_is_registered_again_runs_what_is_in_its_log():
     result = jobs.add.enqueue(1)
     register()

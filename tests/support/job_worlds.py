@@ -28,6 +28,7 @@ from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEn
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.tasks import handlers
 from django_mysqlqueue.tasks.backend import _all_or_none
 from django_mysqlqueue.tasks.framework import AnyResult, task_backends
 from tests.app import jobs
@@ -273,6 +274,12 @@ def redriven(alias: str, held: dict[str, Claimed], name: str) -> None:
     run(alias, lambda session: job_results.redriven(session, {held[name].offset: f"{name} again"}))
 
 
+def insert_redriven(alias: str) -> None:
+    """As the claim of redriven messages does whose results were deleted."""
+    rows = [NewResult(name, "default", "default", PATH, ARGUMENTS, 0, 0, 1) for name in REDRIVEN]
+    run(alias, lambda session: handlers._insert(session, rows, {name: f"{name} again" for name in REDRIVEN}))
+
+
 def store_started(alias: str, names: Iterable[str]) -> None:
     """Stores that jobs have started."""
     started = [job_rows.StartedJob(name, 5, 6, "{}") for name in names]
@@ -302,6 +309,7 @@ def flush(alias: str, held: dict[str, Claimed]) -> Flushed:
     return settling.flush(alias, JOBS, ends(held), max_attempts=None, shared=True)
 
 
+REDRIVEN = ("one", "two")
 CANCELLED = dict.fromkeys(("acked", "dead"), JOBS.topic)
 CHANGES: dict[str, Change] = {
     "begin": Change(
@@ -335,6 +343,7 @@ CHANGES: dict[str, Change] = {
         lambda alias, held: job_results.begin(alias, WORKER, (FIRST, SECOND)),
         {FIRST: "RUNNING", SECOND: "RUNNING", LATER: "READY, 0 messages"},
     ),
+    "insert redriven": Change(dict, lambda alias, held: insert_redriven(alias), dict.fromkeys(REDRIVEN, "READY")),
     "store_started": Change(_claimed, lambda alias, held: store_started(alias, ENDS), dict.fromkeys(ENDS, "RUNNING")),
     "end a stage": Change(
         _half_done,

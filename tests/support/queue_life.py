@@ -310,6 +310,7 @@ def _jobs() -> None:
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
     JobResult.objects.filter(id="dead").update(stage="dead:0000")
     redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+    job_worlds.insert_redriven(USING)
     _chains()
     JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
     job_worlds.CHANGES["collect"].make(USING, held)
