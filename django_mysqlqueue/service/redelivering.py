@@ -25,7 +25,7 @@ from django_mysqlqueue.sql.session import Session, flat
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
 SUSPECTS = 10
-"""Maximum number of suspected poison messages of a shared group that a claim looks at to take one."""
+"""Number of suspected poison messages of a shared group that a claim looks at to take one; more in a long window."""
 
 
 def redeliver(taking: Taking) -> list[Claimed]:
@@ -209,10 +209,11 @@ def _due(taking: Taking) -> list[tuple[str, int]]:
     if not taking.claimant.shared:
         return [(want.key, offset) for want in taking.wants() for offset in want.due]
     exclude, suspects = taking.request.exclude, 0
+    most = max(SUSPECTS, taking.request.due_window // 10)  # It grows while others have locked the first rows.
     due: list[tuple[str, int]] = []
     for key, offset, suspect in _due_shared(taking):
         # Others take the rest. Some more than it takes, because the first ones may be locked, or wait after a loss.
-        if (key, offset) not in exclude and not (suspect and suspects >= SUSPECTS):
+        if (key, offset) not in exclude and not (suspect and suspects >= most):
             suspects += suspect
             due.append((key, offset))
     return due

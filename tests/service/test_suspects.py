@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from django.db.models import Case, When
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
 from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.service import releasing, settling
+from django_mysqlqueue.service import redelivering, releasing, settling
 from django_mysqlqueue.subscriptions import registry
 from tests.app import jobs
 from tests.support import job_worlds
@@ -123,6 +124,23 @@ def test_a_suspect_that_is_not_due_holds_up_no_other(db, clock, mode):
     DeliveryState.objects.filter(partition_key="s0").update(delivery_token=-1, retry_count=1)
     (held,) = suspects(started(Sub(one, threads=4)))
     assert held.claimed.key in ("s1", "s2")
+
+
+def test_a_claim_finds_a_suspect_behind_many_that_others_have_locked(db, clock, monkeypatch):
+    """It looks at more of them as its window grows."""
+    one = handler(mode="shared")
+    lose(one, 40, clock)
+    locked = set(DeliveryState.objects.order_by("message_offset").values_list("partition_key", "message_offset")[:30])
+    DeliveryState.objects.update(
+        invisible_until=Case(When(message_offset__in=[at for _, at in locked], then=2), default=3)
+    )
+    lock_due = redelivering._lock_due
+
+    def free(session, ref, due):
+        return {row: found for row, found in lock_due(session, ref, due).items() if row not in locked}
+
+    monkeypatch.setattr(redelivering, "_lock_due", free)
+    assert len(suspects(started(Sub(one, threads=4, claim_size=10), rounds=10))) == 1
 
 
 # -- what a supervisor knows of a dead process ------------------------------------
