@@ -14,7 +14,9 @@ what was skipped, its delivery restarts the job (``job_results.begin``).
 from __future__ import annotations
 
 import math
+import random
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from django.db.models import Model
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX, LANE_KEY_LENGTH
+from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX, LANE_KEY_LENGTH, new_message_id
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -45,6 +47,8 @@ STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 PAGE = 500
 """Number of results that one step looks at."""
+UUID_LENGTH = 36
+"""Characters of an id that are a UUID; those of jobs of chains have their places there after it."""
 PARTITIONS = 100
 """Number of partitions that are searched at once for messages that are not where they are published to."""
 SKIPPED = (
@@ -105,6 +109,21 @@ def end_all(using: str, ref: GroupRef, *, seconds: float = math.inf, beat: Calla
     while place is not None and time.monotonic() - began < seconds:
         _, place = end_some(using, after=place)
         beat()
+
+
+def random_place(using: str) -> Place:
+    """Return a place at which a search may begin: if one step cannot look at all jobs that wait, a random one.
+
+    Most ids begin with the time at which they were made. Those of schedules come after them, then the jobs that run.
+    """
+    waiting = _page(Session(using), Place(), PAGE)
+    if len(waiting) < PAGE:
+        return Place()
+    try:
+        first, last = (uuid.UUID(one).int for one in (waiting[0].id[:UUID_LENGTH], new_message_id()))
+    except ValueError:
+        return Place()
+    return Place(id=str(uuid.UUID(int=random.randint(min(first, last), last))))
 
 
 def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -> tuple[int, Place | None]:

@@ -45,6 +45,9 @@ class Search:
 
     after: job_messages.Place | None = None
     """Where the next round continues; None: at the start."""
+    has_begun: bool = False
+    """Whether a round has begun. The first one begins at a random place, so that searches which end with their
+    processes, again and again, do not all look at the same results."""
 
 
 def prune(using: str, *, dry_run: bool = False, search: Search | None = None) -> Iterator[Pruned]:
@@ -58,8 +61,6 @@ def prune(using: str, *, dry_run: bool = False, search: Search | None = None) ->
         dry_run: if True, only count. Positions of partitions are not counted: they go after the messages.
         search: the search for jobs to end that this round continues; None: it reads the results of all jobs.
     """
-    for rows in _end_jobs(using, search, dry_run=dry_run):
-        yield Pruned(ENDED_JOBS, rows)
     for step in retention.steps(using, dry_run=dry_run):
         yield Pruned("messages", step.messages, step.orphans)
         if step.offsets_rows:
@@ -67,6 +68,9 @@ def prune(using: str, *, dry_run: bool = False, search: Search | None = None) ->
     for kind, (delete, count) in _HOW.items():
         for rows in (count(using),) if dry_run else delete(using):
             yield Pruned(kind, rows)
+    # Last: if this takes long, or fails, the rows are deleted nevertheless.
+    for rows in _end_jobs(using, search, dry_run=dry_run):
+        yield Pruned(ENDED_JOBS, rows)
 
 
 FEW = 100
@@ -110,9 +114,13 @@ IDLE_STEPS = 4
 
 def _end_jobs(using: str, search: Search | None, *, dry_run: bool) -> Iterator[int]:
     """End the jobs whose messages can no longer run, if this process has queues of jobs."""
+    if not job_queues.topics():
+        return
+    if search and not search.has_begun:
+        search.after, search.has_begun = job_messages.random_place(using), True
     after = search.after if search else None
     idle = 0
-    while job_queues.topics() and not (search and idle == IDLE_STEPS):
+    while not (search and idle == IDLE_STEPS):
         rows, after = job_messages.end_some(using, after=after, dry_run=dry_run)
         idle += not rows
         if search:

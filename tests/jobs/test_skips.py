@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_mysqlqueue import operations, reschedule
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Schedule
-from django_mysqlqueue.service import groups, pruning
+from django_mysqlqueue.service import groups, job_messages, pruning
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
 from django_mysqlqueue.tasks.framework import task_backends
@@ -225,6 +225,7 @@ def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
     """A round goes on as long as it ends jobs; the next one continues where it has ended."""
     monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 3)
     monkeypatch.setattr(pruning, "IDLE_STEPS", 1)
+    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.Place())
     results = [jobs.add.enqueue(number) for number in range(10)]
     register()
     seek()
@@ -239,6 +240,50 @@ def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
         ended.append(JobResult.objects.filter(status="FAILED").count())
     assert ended == [10, 10, 11, 11, 11, 11]
     assert ends(*results, *waiting[:-1]) == [SKIPPED] * 10 + [WAITS] * 9
+
+
+def test_searches_that_end_with_their_processes_reach_every_job(interrupted, monkeypatch):
+    """Each one begins at another place."""
+    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 2)
+    waiting = [jobs.add.enqueue(number) for number in range(20)]
+    OutboxMessage.objects.filter(message_id__in=[result.id for result in waiting[14:]]).delete()
+    for _ in range(200):
+        assert len(list(pruning._end_jobs(USING, pruning.Search(), dry_run=False))) > 0
+        if JobResult.objects.filter(status="FAILED").count() == 6:
+            break
+    assert ends(*waiting) == [WAITS] * 14 + [DELETED] * 6
+
+
+def test_a_search_wraps_around(monkeypatch):
+    """What is before the place where it began comes in the next round."""
+    result = jobs.add.enqueue(1)
+    OutboxMessage.objects.all().delete()
+    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.Place(id="~"))
+    search = pruning.Search()
+    for status in ("READY", "FAILED"):
+        list(pruning.prune(USING, search=search))
+        assert end_of(result)[0] == status
+
+
+def test_a_search_of_few_jobs_begins_at_the_start():
+    jobs.add.enqueue(1)
+    assert job_messages.random_place(USING) == job_messages.Place()
+
+
+def test_ids_that_are_no_uuids_are_searched_from_the_start(monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 1)
+    jobs.add.enqueue(1)
+    JobResult.objects.update(id="one")
+    assert job_messages.random_place(USING) == job_messages.Place()
+
+
+def test_jobs_are_ended_after_all_deletions(monkeypatch):
+    """A search that fails keeps nobody from deleting."""
+    monkeypatch.setattr("django_mysqlqueue.service.job_messages.end_some", None)
+    done = []
+    with pytest.raises(TypeError):
+        done.extend(step.kind for step in pruning.prune(USING))
+    assert set(done) >= pruning.KINDS.keys() - {"partition_positions"}
 
 
 # -- what does not ----------------------------------------------------------------
