@@ -6,6 +6,7 @@ paused group, which can only be dropped again. Until then, the group cannot be r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from django_mysqlqueue.exceptions import OperationRefused
@@ -53,7 +54,7 @@ def drop(
 
     Raises:
         OperationRefused: another drop of the group has started since, or it finished and the group was registered
-            again; or deliveries are locked by transactions that do not end.
+            again; or deliveries, or results of jobs, are locked by transactions that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, actor, reason))
@@ -69,8 +70,7 @@ def drop(
                 limits,
                 beat=beat,
             )
-            # Without the group, nobody can tell any more that it was dropped.
-            job_messages.end_all(using, ref, beat=beat)
+            _end_jobs(using, ref, limits, beat)
             run(using, lambda session: _end(session, ref, operation, limits))
     return True
 
@@ -116,6 +116,20 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
         or groups.delete_rows(session, ref, CoalesceKey, "partition_key", "coalesce_key", most=limits.rows)
         or None
     )
+
+
+def _end_jobs(using: str, ref: GroupRef, limits: Limits, beat: Callable[[], None]) -> None:
+    """End the jobs of a dropped queue. Without the group, nobody can tell any more that it was dropped."""
+    left = job_messages.end_all(using, ref, beat=beat)
+    locked_since = time.monotonic()
+    while left is not None:
+        if time.monotonic() - locked_since > limits.locked_wait:
+            raise OperationRefused(
+                f"Other transactions have locked results of jobs on topic {ref.topic!r} for {limits.locked_wait:g} s. "
+                f"The group {ref.group!r} stays paused: run the operation again after they have ended."
+            )
+        time.sleep(steps.LOCKED_PAUSE)
+        left = job_messages.end_all(using, ref, after=left, beat=beat)
 
 
 def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> None:

@@ -47,6 +47,8 @@ STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 PAGE = 500
 """Number of results that one step looks at."""
+LATER = 1000
+"""Number of jobs of later stages that one step ends, except for those of its first chain."""
 UUID_LENGTH = 36
 """Characters of an id that are a UUID; those of jobs of chains have their places there after it."""
 PARTITIONS = 100
@@ -81,6 +83,17 @@ class Unfinished(NamedTuple):
         return [(self.topic, one) for one in (self.id, self.redriven_id) if one]
 
 
+class Ended(NamedTuple):
+    """The result of ``end_some``."""
+
+    rows: int
+    """How many jobs were ended, without those of later stages; with ``dry_run``, how many would be."""
+    topics: frozenset[str]
+    """The queues of jobs that were to end, and that another transaction has locked, or ended."""
+    after: Place | None
+    """The place after which to continue; None if there are no more."""
+
+
 class Place(NamedTuple):
     """Where the status of a result and its id are, in the order in which ``end_some`` reads them."""
 
@@ -93,22 +106,38 @@ def changed(ref: GroupRef) -> tuple[type[Model], ...]:
     return (JobResult, JobStage) if job_results.is_of_jobs(ref) else ()
 
 
-def end_all(using: str, ref: GroupRef, *, seconds: float = math.inf, beat: Callable[[], None] = lambda: None) -> None:
-    """End the jobs that a seek or a drop has skipped.
-
-    Results that are locked, and those that are left when the time is over, are left to GC.
+def end_all(
+    using: str,
+    ref: GroupRef,
+    *,
+    after: Place | None = None,
+    seconds: float = math.inf,
+    beat: Callable[[], None] = lambda: None,
+) -> Place | None:
+    """End the jobs that a seek or a drop has skipped, except those whose results are locked.
 
     Args:
         using: alias of the queue's database.
         ref: the group and its topic.
+        after: the place after which to begin; None: at the start.
         seconds: the time after which no further step begins.
         beat: called after each step.
+
+    Returns:
+        The place after which jobs of the queue are left; None: all have ended.
     """
-    place: Place | None = Place() if job_results.is_of_jobs(ref) else None
+    place = after or Place() if job_results.is_of_jobs(ref) else None
+    left: Place | None = None
     began = time.monotonic()
-    while place is not None and time.monotonic() - began < seconds:
-        _, place = end_some(using, after=place)
+    while place is not None:
+        if time.monotonic() - began >= seconds:
+            return left or place
+        step = end_some(using, after=place)
+        if ref.topic in step.topics:
+            left = left or place
+        place = step.after
         beat()
+    return left
 
 
 def random_place(using: str) -> Place:
@@ -126,7 +155,7 @@ def random_place(using: str) -> Place:
     return Place(id=str(uuid.UUID(int=random.randint(min(first, last), last))))
 
 
-def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -> tuple[int, Place | None]:
+def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -> Ended:
     """End the jobs, among the next results that have not ended, whose messages can no longer run.
 
     It waits for no lock on a result: the transaction that holds it may end the job, and the next round finds the rest.
@@ -135,17 +164,34 @@ def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -
         using: alias of the queue's database.
         after: the result after which to continue; None: from the start.
         dry_run: if True, only count.
-
-    Returns:
-        How many were ended, and the place after which to continue; None if there are no more.
     """
     session, place = Session(using), after or Place()
     page = _page(session, place, PAGE)
-    ended = cannot_run(session, page)
-    number = len(ended) if dry_run or not ended else run(using, lambda session: _end(session, ended))
+    following = Place(RUNNING) if place.status == READY else None
     if len(page) == PAGE:
-        return number, Place(place.status, page[-1].id)
-    return number, Place(RUNNING) if place.status == READY else None
+        following = Place(place.status, page[-1].id)
+    ended = cannot_run(session, page)
+    if dry_run or not ended:
+        return Ended(len(ended), frozenset(), following)
+    some = _bounded(session, [job for job in page if job.id in ended])
+    if len(some) < len(ended):
+        following = Place(place.status, some[-1].id)
+    locked, number = run(using, lambda session: _end(session, [job.id for job in some]))
+    return Ended(number, frozenset(job.topic for job in some if job.id not in locked), following)
+
+
+def _bounded(session: Session, jobs: list[Unfinished]) -> list[Unfinished]:
+    """Return the first of some jobs, with which at most ``LATER`` jobs of later stages end, but at least one chain."""
+    later, last = 0, ""
+    for place, job in enumerate(jobs):
+        chain = job_stages.chain_of(job.stage)
+        if not chain or chain == last:
+            continue
+        later += job_stages.count_after(session, job.stage, most=LATER + 1)
+        if last and later > LATER:
+            return jobs[:place]
+        last = chain
+    return jobs
 
 
 def unfinished(session: Session, ids: tuple[str, str], limit: int) -> list[Unfinished]:
@@ -165,8 +211,12 @@ def _page(session: Session, place: Place, limit: int, below: str | None = None) 
     return [Unfinished(*row) for row in rows]
 
 
-def _end(session: Session, ids: Collection[str]) -> int:
-    """End those jobs of which this is still true under the locks of their results."""
+def _end(session: Session, ids: Collection[str]) -> tuple[set[str], int]:
+    """End those jobs of which this is still true under the locks of their results.
+
+    Returns:
+        The jobs whose results were not locked by another transaction, and had not ended; and how many of them it ended.
+    """
     locked: list[Unfinished] = []
     for chunk in session.chunks(sorted(ids)):
         locked += [
@@ -179,7 +229,7 @@ def _end(session: Session, ids: Collection[str]) -> int:
                 chunk,
             )
         ]
-    return job_results.fail(session, cannot_run(session, locked))
+    return {job.id for job in locked}, job_results.fail(session, cannot_run(session, locked))
 
 
 def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[str, str]]:

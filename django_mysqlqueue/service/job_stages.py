@@ -47,6 +47,11 @@ def stage_id(chain: str, place: int) -> str:
     return f"{chain}:{place:04}"
 
 
+def chain_of(stage: str) -> str:
+    """Return the id of the chain of a stage; empty if there is none."""
+    return stage.rpartition(":")[0]
+
+
 def job_id(stage: str, number: int) -> str:
     """Return the id of a job: that of its stage, and its number there."""
     return f"{stage}:{number:04}"
@@ -170,6 +175,16 @@ def _after(session: Session, stage: Stage) -> Iterator[Stage]:
     while following and (later := read(session, following)) is not None:
         yield later
         following = later.following
+
+
+def count_after(session: Session, stage: str, *, most: int) -> int:
+    """Return how many jobs the stages after one have; it stops counting when there are ``most``."""
+    row, number = read(session, stage), 0
+    for later in () if row is None else _after(session, row):
+        number += later.size
+        if number >= most:
+            break
+    return number
 
 
 def _fail(session: Session, rows: Iterable[JobRow], name: str, text: str) -> None:

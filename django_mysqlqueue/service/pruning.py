@@ -121,7 +121,7 @@ def _end_jobs(using: str, search: Search | None, *, dry_run: bool) -> Iterator[i
     after = search.after if search else None
     idle = 0
     while not (search and idle == IDLE_STEPS):
-        rows, after = job_messages.end_some(using, after=after, dry_run=dry_run)
+        rows, _, after = job_messages.end_some(using, after=after, dry_run=dry_run)
         idle += not rows
         if search:
             search.after = after

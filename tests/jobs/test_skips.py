@@ -9,7 +9,10 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_mysqlqueue import operations, reschedule
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.service import groups, job_messages, pruning
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
@@ -277,6 +280,23 @@ def test_ids_that_are_no_uuids_are_searched_from_the_start(monkeypatch):
     assert job_messages.random_place(USING) == job_messages.Place()
 
 
+def test_a_step_ends_the_later_jobs_of_few_chains(interrupted, monkeypatch):
+    monkeypatch.setattr(job_messages, "LATER", 5)
+    chains = [enqueue_chain(call(jobs.add, 1), [call(jobs.add, 2)] * 2, call(jobs.add, 3)) for _ in range(3)]
+    big = enqueue_chain([call(jobs.add, 1)] * 2, [call(jobs.add, 2)] * 9)
+    alone = jobs.add.enqueue(1)
+    register()
+    seek()
+    ended, place = [], job_messages.Place()
+    while place is not None:
+        _, _, place = job_messages.end_some(USING, after=place)
+        ended.append(JobResult.objects.filter(status="FAILED").count() - sum(ended))
+    assert len([number for number in ended if number]) == 4
+    assert (sum(ended), max(ended) <= 12) == (24, True)
+    results = [result for stages in (*chains, big) for stage in stages for result in stage]
+    assert {status for status, _ in ends(*results, alone)} == {"FAILED"}
+
+
 def test_jobs_are_ended_after_all_deletions(monkeypatch):
     """A search that fails keeps nobody from deleting."""
     monkeypatch.setattr("django_mysqlqueue.service.job_messages.end_some", None)
@@ -433,6 +453,24 @@ def test_a_locked_result_is_left_to_the_next_round(interrupted):
     assert ends(*results) == [WAITS, SKIPPED]
     assert gc() == 1
     assert ends(*results) == [SKIPPED] * 2
+
+
+@pytest.mark.servers_only
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.promise("Interrupted operations")
+def test_a_drop_waits_for_locked_results():
+    """Nobody could end these jobs after it."""
+    locked, other = [jobs.add.enqueue(number) for number in range(2)]
+    register()
+    with transaction.atomic():
+        JobResult.objects.select_for_update().get(id=locked.id)
+        with pytest.raises(OperationRefused, match=r"locked results of jobs on topic 'jobs\.default' for 0\.2 s"):
+            in_thread(lambda: dropping.drop(USING, JOBS, actor="ops", limits=Limits(locked_wait=0.2)))
+    assert ends(locked, other) == [WAITS, SKIPPED]
+    assert ConsumerGroup.objects.get().after_seek == "dropped"
+    drop()
+    assert ends(locked, other) == [SKIPPED] * 2
+    assert not ConsumerGroup.objects.exists()
 
 
 # -- back again -------------------------------------------------------------------

@@ -258,7 +258,7 @@ def end_skipped(alias: str) -> int:
     """Ends all jobs whose messages can no longer run."""
     place, number = job_messages.Place(), 0
     while place is not None:
-        ended, place = job_messages.end_some(alias, after=place)
+        ended, _, place = job_messages.end_some(alias, after=place)
         number += ended
     return number
 
