@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
@@ -14,7 +14,7 @@ from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.subscribers import replaced
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
-from django_mysqlqueue.service.heartbeats import HEARTBEATS
+from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS, HEARTBEATS
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat
@@ -81,39 +81,62 @@ def read(session: Session, since: int) -> list[Death]:
 def _lost(overview: QueueOverview, since: int) -> list[Death]:
     """Return the lost subscribers that others have replaced: somebody else than a supervisor restarts their processes.
 
-    After an outage of the database all are lost until their next heartbeat, and none has been replaced.
+    After an outage of the database all are lost until their next heartbeat, and none has been replaced. After the end
+    of a host all are lost and replaced, but none of them had replaced another. Consumers in plain SQL have no process
+    that is known: their connections end without a word.
+
+    Args:
+        overview: the state of the queue.
+        since: of each group, one of those lost since this time must have started after the end of another.
     """
     found: dict[str, Death] = {}
     for group in overview.groups:
-        by_others = replaced(group.subscribers)
-        for row in group.subscribers:
-            if row.name in by_others and row.heartbeat_at >= since:
-                at = max(row.heartbeat_at, found[row.name].at if row.name in found else 0)
-                found[row.name] = Death(row.name, at, "", str(row.info.get("host", "")), frozenset())
+        rows = [row for row in group.subscribers if not row.is_sql]
+        by_others = replaced(rows)
+        lost = [row for row in rows if row.name in by_others]
+        newest = [row for row in lost if row.heartbeat_at >= since]
+        if not newest or max(row.started_at for row in newest) <= min(row.heartbeat_at for row in newest):
+            continue
+        for row in lost:
+            at = max(row.heartbeat_at, found[row.name].at if row.name in found else 0)
+            found[row.name] = Death(row.name, at, "", str(row.info.get("host", "")), frozenset())
     return list(found.values())
 
 
 def problems(session: Session, overview: QueueOverview) -> Iterator[Problem]:
     """Yield messages that were being handled when several processes died, or else that several processes have died."""
-    now, since = overview.now, overview.now - int(overview.window * 1000)
-    deaths = sorted([*read(session, since), *_lost(overview, since)], key=lambda death: (death.at, death.name))
+    now, window = overview.now, int(overview.window * 1000)
+    known = [*read(session, now - FORGET_AFTER_MS), *_lost(overview, now - window)]
+    known.sort(key=lambda death: (death.at, death.name))
+    deaths = [death for death in known if death.at >= now - window]
     numbers = Counter(one for death in deaths for one in death.handled)
     common = [one for one, number in numbers.most_common(NAMED) if number >= REPEATED]
     suspects = _suspects(session, common)
     explained: set[str] = set()
     for one in common:
-        mine = [death for death in deaths if one in death.handled]
-        explained |= {death.name for death in mine}
+        those = [death for death in known if one in death.handled]
+        mine = [death for death in those if death.at >= now - window]
+        explained |= {death.name for death in those}
         suspect = suspects.get(one, _Suspect("", is_unsettled=False))
         # What has been settled ends no more processes.
         if suspect.is_unsettled or age(now, mine[-1].at) < QUIET:
-            yield _of_message(one, suspect, mine, now)
+            yield _of_message(one, suspect, mine, now, _began(those, window))
     others = [death for death in deaths if death.name not in explained]
     if len(others) >= REPEATED:
-        yield _of_processes(others, now)
+        yield _of_processes(others, now, _began([one for one in known if one.name not in explained], window))
 
 
-def _of_message(one: Handled, suspect: _Suspect, deaths: list[Death], now: int) -> Problem:
+def _began(deaths: Sequence[Death], window: int) -> int:
+    """Return when the first of the deaths was that have followed one another within a window, in milliseconds."""
+    began = deaths[-1].at
+    for death in reversed(deaths):
+        if began - death.at > window:
+            break
+        began = death.at
+    return began
+
+
+def _of_message(one: Handled, suspect: _Suspect, deaths: list[Death], now: int, began: int) -> Problem:
     ref, offset = one
     text = (
         _(
@@ -134,10 +157,10 @@ def _of_message(one: Handled, suspect: _Suspect, deaths: list[Death], now: int) 
         "age": duration(age(now, deaths[0].at)),
         "how": deaths[-1].how,
     }
-    return Problem(0, "deaths", text % values, ref, offset=offset, since=deaths[0].at)
+    return Problem(0, "deaths", text % values, ref, offset=offset, since=began)
 
 
-def _of_processes(deaths: list[Death], now: int) -> Problem:
+def _of_processes(deaths: list[Death], now: int, began: int) -> Problem:
     how = next((death.how for death in reversed(deaths) if death.how), "")
     text = (
         _("%(number)s processes on %(hosts)s died in the last %(age)s, the last one with %(how)s.")
@@ -151,7 +174,7 @@ def _of_processes(deaths: list[Death], now: int) -> Problem:
         "how": how,
     }
     severity = 0 if age(now, deaths[-1].at) < QUIET else 2
-    return Problem(severity, "deaths", text % values, since=deaths[0].at, is_private=True)
+    return Problem(severity, "deaths", text % values, since=began, is_private=True)
 
 
 def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, _Suspect]:

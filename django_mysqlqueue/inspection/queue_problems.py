@@ -350,7 +350,7 @@ def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
     )
     values = {"name": one.name, "time": moment(last.finished_at), "error": error}
     yield Problem(
-        2 if one.paused_at else 1,
+        2 if one.paused_at or not one.declared else 1,
         "recurring_failed",
         text % values,
         topic=one.topic or None,

@@ -44,6 +44,11 @@ class SubscriberStatus:
         return Subset.read(self.info.get("subset"))
 
     @property
+    def is_sql(self) -> bool:
+        """True for a consumer in plain SQL: it is named after its connection, and nobody restarts it."""
+        return self.info.get("client") == "sql"
+
+    @property
     def error(self) -> str:
         """The error, a bug, because of which it could not work for the group in the last minute; empty if none."""
         return str(self.info.get("error", ""))

@@ -10,7 +10,7 @@ from django_mysqlqueue import publish_many
 from django_mysqlqueue.inspection import beginnings, find_problems
 from django_mysqlqueue.inspection.attempts import Rule, continuing, failed
 from django_mysqlqueue.inspection.status import NAMES
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
@@ -322,6 +322,52 @@ def test_a_crash_loop(history):
         4: ("degraded", ("0 deaths - 2",), False),
         9: ("ok", ("2 deaths - 2",), True),
     }
+
+
+@pytest.mark.promise("Health")
+def test_a_crash_loop_keeps_its_beginning(history):
+    """The first deaths leave the window. The last heartbeat of the first process was in minute 1."""
+
+    def crash():
+        if history.subs:
+            history.stop(history.subs[0], killed=True)
+        history.start("g", mode="ordered").step()
+
+    history.publish(10)
+    found = history.play(30, {}, always=crash)
+    began = {one.split()[-1] for said in found.values() for one in said.causes if "deaths" in one}
+    assert began == {"1"}
+
+
+def test_the_end_of_a_host_is_no_crash_loop(history):
+    """Its processes are lost at the same time, and replaced by others."""
+
+    def start():
+        for _ in range(4):
+            history.start("g", mode="ordered").step()
+
+    def reboot():
+        for sub in list(history.subs):
+            history.stop(sub, killed=True)
+
+    found = history.play(8, {0: start, 2: reboot, 3: start})
+    assert not [said for said in found.values() if "deaths" in " ".join(said.causes) or not said.healthy], found
+    found = history.play(4, {8: reboot, 9: start})
+    assert any("0 deaths - 2" in said.causes for said in found.values()), "those that had been started in their places"
+
+
+def test_consumers_in_plain_sql_end_without_a_word(history):
+    """Each connection is a name of its own, as in a cron job."""
+    history.register("g")
+
+    def connect():
+        now = Session(USING).now()
+        info = {"client": "sql", "host": "10.0.0.9", "version": "0.2.0", "started_at": now}
+        SubscriberHeartbeat.objects.create(
+            consumer_group="g", topic="g", subscriber_name=f"sql:{history.minute}", heartbeat_at=now, info=info
+        )
+
+    assert history.play(20, {}, always=connect) == {0: FINE}
 
 
 # -- a service that fails -----------------------------------------------------------

@@ -262,8 +262,10 @@ def test_the_last_job_of_a_schedule_has_failed(monkeypatch, runs, severity, text
         assert problem.text.endswith(text)
 
 
-def test_the_failed_job_of_a_paused_schedule_is_for_information(monkeypatch):
-    one = schedule(None, runs=(run("FAILED"),), paused_at=1)
+@pytest.mark.parametrize("values", [{"paused_at": 1}, {"declared": False}])
+def test_the_failed_job_of_a_schedule_that_does_not_run_is_for_information(monkeypatch, values):
+    """It is paused, or nobody declares it any more: there is no next job that could succeed."""
+    one = schedule(None, runs=(run("FAILED"),), **values)
     monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [one])
     (problem,) = queue_problems.recurring(overview(), TIMES)
     assert (problem.kind, problem.severity) == ("recurring_failed", 2)
