@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.humanize import duration, partition_text
-from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, continuing
+from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, continuing, failed
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed, Past
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.heads import HeadMessage
@@ -222,8 +222,10 @@ def _failing(
     if past is not None:
         if past.since is None:
             return  # Successes of before the window are among the newest attempts.
-        # Of a window that ends with the newest attempt: that successes get older must not make a difference.
-        since, begin = past.since, ended.buckets[-1].at - int(window * 1000)
+        # Of a window that ends with the newest attempt: that successes get older must not make a difference. The
+        # newest minute may have nothing but a sample of the backlog.
+        newest = max(one.at for one in ended.buckets if one.acked or failed(one))
+        since, begin = past.since, newest - int(window * 1000)
         acked = sum(one.acked for one in past.minutes if one.at > begin)
     # A few failed attempts may all be of one message, so they are only for information.
     judged = rule.share < 1 and ended.attempts >= rule.newest

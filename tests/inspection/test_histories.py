@@ -94,6 +94,20 @@ def test_a_few_failures_are_not_an_alert_later_without_new_ones(history):
     assert {said.state for said in found.values()} == {OK}, found
 
 
+def test_no_alert_begins_because_successes_get_older(history):
+    """Messages that fail are few, and nothing happens any more."""
+    history.start(wait=36_000)
+
+    def few():
+        history.fails = lambda delivery: True
+        history.publish(4)
+        history.work()
+        history.count(failed=8)
+
+    found = history.play(25, {1: lambda: history.count(acked=100), 5: few})
+    assert {said.state for said in found.values()} == {OK}, found
+
+
 def test_an_outage_of_all_that_a_group_calls(history):
     """Messages are retried until it ends. The beginning stays the same, however long it takes."""
     history.start(wait=50)

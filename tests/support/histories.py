@@ -22,7 +22,7 @@ from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.operations import pausing, redriving
-from django_mysqlqueue.service import groups, rollups
+from django_mysqlqueue.service import groups, rollups, samples
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -140,6 +140,7 @@ class History:
                 script[self.minute]()
             if always is not None:
                 always()
+            self._sample()
             self.pass_seconds(LATER)
             said = self.ask()
             if said != last:
@@ -192,6 +193,10 @@ class History:
     @staticmethod
     def _now() -> int:
         return Session(USING).now()
+
+    def _sample(self) -> None:
+        """Claim the samples of the minute, which adds a row of counts for each group that has a subscriber."""
+        samples.claim(USING, sorted({ref for sub in self.subs for ref in sub.handlers}), {})
 
     def _next(self) -> None:
         now = self._now()
