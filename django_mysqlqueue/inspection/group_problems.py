@@ -140,6 +140,7 @@ def restarting_text(group: GroupOverview, now: int) -> str:
 
 def failures(
     group: GroupOverview,
+    handler: Handler | None,
     ended: Ended,
     thresholds: HealthSettings,
     times: StallTimes,
@@ -153,6 +154,7 @@ def failures(
 
     Args:
         group: the group.
+        handler: its handler, if this project has one.
         ended: its attempts that ended within the window.
         thresholds: limits above which failures are a problem.
         times: times after which a lack of progress is a problem.
@@ -169,7 +171,9 @@ def failures(
     failures = failing(group, ended, thresholds, times, now)
     # If nothing is left of what has failed, the failures are over, even if the newest counts do not tell.
     if failures is not None and (group.retrying or group.in_flight or recent or not recent.exact):
-        yield from _failing(group, ended, thresholds, now, window, failures, past, group.retrying + recent, explained)
+        harmed = group.retrying + recent
+        messages = harmed.value + _held_up(group, handler)
+        yield from _failing(group, ended, thresholds, now, window, failures, past, harmed, messages, explained)
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
@@ -215,6 +219,7 @@ def _failing(
     failures: Run,
     past: Past | None,
     harmed: Count,
+    messages: int,
     explained: int,
 ) -> Iterator[Problem]:
     ref, rule = group.ref, rule_of(thresholds)
@@ -233,7 +238,7 @@ def _failing(
     advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
     if group.paused:
         advice = _("Fix the cause, then resume the group.")
-    messages = harmed.value - explained
+    others = messages - explained
     if not acked:
         text = ngettext(
             "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
@@ -241,9 +246,10 @@ def _failing(
             ended.failed,
         )
         values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
-        severity = 0 if judged else 1
+        # One message that is tried again and again is no outage.
+        severity = 0 if judged and (messages > 1 or not harmed.exact) else 1
         yield Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
-    elif judged and (messages >= rule.newest or rule.is_over(messages, messages + acked)):
+    elif judged and (others >= rule.newest or rule.is_over(others, others + acked)):
         # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
         text = _("%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(time)s; the limit is %(share)s.")
         lately = ended.since(failures.since)
@@ -255,6 +261,20 @@ def _failing(
             "share": f"{rule.share:.0%}",
         }
         yield Problem(0, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+
+
+def _held_up(group: GroupOverview, handler: Handler | None) -> int:
+    """Return how many messages are being tried again, or wait for one that has failed.
+
+    It is a lower bound: that of the partitions whose first messages are known.
+    """
+    blocks = blocks_on_failure(group.mode, handler)
+    number = 0
+    for head in group.heads:
+        if head.attempts and head.last_error:
+            number += bool(head.delivered_by)
+            number += max(0, group.backlog_of(head.key).value - 1) if blocks else 0
+    return number
 
 
 def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now: int) -> Problem:

@@ -95,6 +95,7 @@ def find_problems(
         ended = lately.get(group.ref, Ended())
         found += group_problems.failures(
             group,
+            declared.get(group.ref),
             ended,
             thresholds,
             stall_times,

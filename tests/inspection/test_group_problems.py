@@ -238,11 +238,11 @@ def ended(*numbers):
     return Ended([minute(number, *one) for number, one in list(enumerate(numbers))[::-1]])
 
 
-def failing(numbers, *, uptime=3600, thresholds=None, past=None, explained=0, **values):
+def failing(numbers, *, uptime=3600, thresholds=None, past=None, explained=0, code=None, heads=(), **values):
     thresholds = thresholds or HealthSettings(max_failure_ratio=0.5, min_attempts=4)
-    one = group(subscribers=[live(uptime)], **{"retrying": Count(4), **values})
+    one = group(*heads, subscribers=[live(uptime)], **{"retrying": Count(4), **values})
     problems = group_problems.failures(
-        one, ended(*numbers), thresholds, TIMES, NOW, 600, past=past, explained=explained
+        one, code, ended(*numbers), thresholds, TIMES, NOW, 600, past=past, explained=explained
     )
     return [(p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000) for p in problems]
 
@@ -274,7 +274,35 @@ def test_few_messages_that_are_tried_again_and_again_are_no_outage():
     assert failing(mixed, retrying=Count(9), explained=6) == [], "their key fails"
     assert failing([(0, 9, 0), (2, 0, 0)], retrying=Count(3)) == [("failing", 0, 0)], "more than have succeeded"
     assert failing([(0, 9, 0), (3, 0, 0)], retrying=Count(3)) == []
-    assert failing([(0, 9, 0)], retrying=Count(1)) == [("failing", 0, None)], "nothing has succeeded"
+    assert failing([(0, 9, 0)], retrying=Count(2)) == [("failing", 0, None)], "nothing has succeeded"
+
+
+def test_one_message_that_is_tried_again_and_again_is_no_outage():
+    """Even if nothing has succeeded. The problem ``stuck`` is about it."""
+    again, blocks = [(0, 9, 0)], handler("t", "g", on_failure="block")
+    first = {"heads": [head(50, attempts=9)], "head_backlogs": {"k": 2}, "lag": 2}
+    assert failing(again, retrying=Count(1)) == [("failing", 1, None)]
+    assert failing(again, retrying=Count(1), **first) == [("failing", 1, None)]
+    assert failing(again, retrying=Count(1), code=handler("t", "g", on_failure="skip"), **first) == [
+        ("failing", 1, None)
+    ]
+    assert failing(again, retrying=Count(1), code=blocks, **first) == [("failing", 0, None)], "another one waits for it"
+    assert failing(again, retrying=Count(1), code=blocks, **{**first, "head_backlogs": {"k": 1}}) == [
+        ("failing", 1, None)
+    ]
+    held = [head(50, attempts=9, by="s"), head(50, key="fresh", by="s")]
+    assert failing(again, retrying=Count(0), in_flight=Count(2), heads=held) == [("failing", 1, None)]
+    assert failing(again, retrying=Count(1), in_flight=Count(1), heads=held) == [("failing", 0, None)]
+
+
+def test_messages_that_wait_for_failing_ones_are_harmed():
+    """Each key of an ordered group has one message that fails; the others of the key wait for it."""
+    mixed, blocks = [(0, 9, 0), (50, 0, 0)], handler("t", "g", on_failure="block")
+    first = {"heads": [head(50, key=key, attempts=2) for key in "abc"], "lag": 4}
+    four, three = {"a": 2, "b": 1, "c": 1}, dict.fromkeys("abc", 1)
+    assert failing(mixed, retrying=Count(3), head_backlogs=four, **first) == []
+    assert failing(mixed, retrying=Count(3), head_backlogs=four, code=blocks, **first) == [("failing", 0, 0)]
+    assert failing(mixed, retrying=Count(3), head_backlogs=three, code=blocks, **first) == []
 
 
 def test_the_numbers_are_those_since_the_failures_began():
@@ -282,7 +310,7 @@ def test_the_numbers_are_those_since_the_failures_began():
     thresholds = HealthSettings(max_failure_ratio=0.5, min_attempts=4, max_recent_dead_letters=None)
 
     def text(*numbers):
-        (problem,) = group_problems.failures(one, ended(*numbers), thresholds, TIMES, NOW, 600)
+        (problem,) = group_problems.failures(one, None, ended(*numbers), thresholds, TIMES, NOW, 600)
         return problem.text
 
     assert text((1, 3, 0), (1, 9, 0), (100, 0, 0)) == (
@@ -294,8 +322,9 @@ def test_the_numbers_are_those_since_the_failures_began():
 def test_nothing_that_has_failed_is_left():
     nothing = {"retrying": Count(0)}
     assert failing([(0, 40, 0)], **nothing) == []
-    assert failing([(0, 40, 0)], **nothing, in_flight=Count(1)) == [("failing", 0, None)]
-    assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(1)) == [("failing", 0, None)]
+    assert failing([(0, 40, 0)], **nothing, in_flight=Count(1)) == [("failing", 1, None)]
+    assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(1)) == [("failing", 1, None)]
+    assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(2)) == [("failing", 0, None)]
     assert failing([(0, 40, 0)], **nothing, recent_dead_letters=Count(0, exact=False)) == [("failing", 0, None)]
 
 
@@ -304,7 +333,7 @@ def test_failures_have_begun_before_the_window_and_are_over_if_nothing_is_left()
         one = group(*heads, subscribers=[live()], retrying=Count(1), **values)
         past = seconds and Past([minute(1, 0, 4)], ago(seconds), None)
         thresholds = HealthSettings(max_recent_dead_letters=None)
-        (found,) = group_problems.failures(one, ended((0, 4, 4)), thresholds, TIMES, NOW, 600, past=past or None)
+        (found,) = group_problems.failures(one, None, ended((0, 4, 4)), thresholds, TIMES, NOW, 600, past=past or None)
         return found
 
     assert (problem().since, problem(seconds=None).since) == (ago(7200), None)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from django_mysqlqueue import publish_many
-from django_mysqlqueue.inspection import beginnings, find_problems
+from django_mysqlqueue.inspection import beginnings, find_problems, problems
 from django_mysqlqueue.inspection.attempts import Rule, continuing, failed
 from django_mysqlqueue.inspection.status import NAMES
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
@@ -175,6 +175,43 @@ def test_of_many_failing_groups_none_has_a_beginning_that_moves_on(history, monk
     history.play(20, {}, always=always)
     known = {name: {at and (at - history.began) // 60_000 for at in found} for name, found in begin.items()}
     assert known == {"a": {None}, "b": {None}, "c": {0}, "d": {0}}
+
+
+def test_a_poison_message_of_a_quiet_group_is_no_outage(history):
+    """Every twenty minutes another message succeeds. In between, all attempts are those at one message."""
+    history.start(wait=40)
+    poison = []
+    history.fails = lambda delivery: not poison or delivery.offset in poison
+
+    def first():
+        history.publish(1)
+        history.work()
+        poison.extend(DeliveryState.objects.values_list("message_offset", flat=True))
+
+    script = {0: first} | dict.fromkeys((20, 40, 60), lambda: history.publish(1))
+    found = history.play(75, script, always=history.work)
+    assert all(said.healthy for said in found.values()), found
+
+
+@pytest.mark.parametrize("keys", [5, 12])
+def test_an_outage_of_an_ordered_group_with_few_keys(history, monkeypatch, keys):
+    """Each key has one message that fails, and others that wait for it."""
+    sub = history.start(wait=20, mode="ordered", on_failure="block")
+    monkeypatch.setattr(problems, "known_handlers", lambda: sub.handlers)
+
+    def outage():
+        history.fails = lambda delivery: True
+
+    def always():
+        for number in range(keys):
+            history.publish(10, key=f"k{number}")
+        for _ in range(3):
+            history.work()
+            history.pass_seconds(10)
+
+    found = history.play(9, {5: outage}, always=always)
+    assert next(minute for minute, said in found.items() if not said.healthy) in (5, 6)
+    assert found[max(found)].causes[0] == "0 failing g 5"
 
 
 # -- a rollout ----------------------------------------------------------------------
