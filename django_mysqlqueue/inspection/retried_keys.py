@@ -7,7 +7,7 @@ of the partition that waits, or a message that has failed and is no longer there
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,8 +34,9 @@ CANDIDATES = 20
 """Maximum number of keys of a group whose attempts are read."""
 ATTEMPTS = 20
 """Number of recorded deliveries of a message that are read, the newest ones."""
-ROWS = 50
-"""Number of rows of a partition in which successes are searched, the newest messages first."""
+ROWS = 500
+"""Number of rows of a partition in which successes are searched, the newest messages first. Those that were claimed and
+not handled yet are above them."""
 LEAST = 2
 """Minimum number of messages of a key. One alone may be a poison message, which is a problem of its own."""
 SPAN_MS = 60_000
@@ -147,7 +148,9 @@ def _failures(
     succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})
     found = {}
     for key, those in by_key.items():
-        begin = max(after, succeeded.get(key, 0))
+        if not succeeded.is_known(key, those):
+            continue
+        begin = max(after, succeeded.at.get(key, 0))
         of_messages = [[at for at in times.get(one.offset, ()) if at > begin] for one in those]
         failed = sorted(at for one in of_messages for at in one)
         if sum(map(bool, of_messages)) >= LEAST and len(failed) >= least and failed[-1] - failed[0] >= SPAN_MS:
@@ -169,25 +172,53 @@ def _failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[
     return found
 
 
-def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) -> dict[str, int]:
-    """Return by publisher's key when an attempt has succeeded, or begun and then succeeded, as far as that is known."""
+@dataclass(frozen=True, slots=True)
+class _Successes:
+    """Successes by publisher's key, as far as they are known."""
+
+    at: Mapping[str, int]
+    """When an attempt has succeeded, or begun and then succeeded, in epoch milliseconds."""
+    failing: Set[str]
+    """The keys of rows that were read and have failed."""
+    down_to: Mapping[str, int]
+    """The lowest offset that was read in partitions that have more rows."""
+
+    def is_known(self, key: str, failing: Sequence[_Failing]) -> bool:
+        """Return whether rows were read down to a failing message of a key, in each of its partitions."""
+        highest: dict[str, int] = {}
+        for one in failing:
+            highest[one.partition] = max(one.offset, highest.get(one.partition, 0))
+        return key in self.failing or all(offset >= self.down_to.get(name, 0) for name, offset in highest.items())
+
+
+def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) -> _Successes:
+    """Return when attempts of keys have succeeded: the newest rows of partitions tell, and recorded deliveries."""
     select = (
-        "SELECT partition_key, message_offset, acked, delivery_token, delivered_at "
+        "SELECT partition_key, message_offset, acked, delivery_token, delivered_at, retry_count "
         f"FROM {STATE}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset DESC LIMIT %s"
     )
     wanted = sorted(partitions)
-    rows = _each(session, select, [(*ref, key, ROWS) for key in wanted])
-    # A dead letter has no token.
-    places = {int(offset): (str(key), int(at)) for key, offset, acked, token, at in rows if acked and token}
+    places: dict[int, tuple[str, int]] = {}
+    failed: dict[int, str] = {}
+    read: defaultdict[str, list[int]] = defaultdict(list)
+    for key, offset, acked, token, at, attempts in _each(session, select, [(*ref, key, ROWS) for key in wanted]):
+        read[key].append(int(offset))
+        if acked and token:  # A dead letter has no token.
+            places[int(offset)] = (str(key), int(at))
+        elif attempts and not acked:
+            failed[int(offset)] = str(key)
     places |= _recorded(session, ref, wanted)
-    keys = _publisher_keys(session, {offset: key for offset, (key, _) in places.items()})
+    down_to = {key: min(offsets) for key, offsets in read.items() if len(offsets) >= ROWS}
+    # The rows of other partitions are read as a whole.
+    failed = {offset: key for offset, key in failed.items() if key in down_to}
+    keys = _publisher_keys(session, {offset: key for offset, (key, _) in places.items()} | failed)
     found: dict[str, int] = {}
     for offset, (_, at) in places.items():
         key = keys[offset]
         if key is not None:
             found[key] = max(at, found.get(key, 0))
-    return found
+    return _Successes(found, {key for offset in failed if (key := keys[offset]) is not None}, down_to)
 
 
 def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dict[int, tuple[str, int]]:

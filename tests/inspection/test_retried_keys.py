@@ -9,7 +9,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, retried_keys, status_of
-from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, sequence
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -158,3 +160,53 @@ def test_of_many_messages_the_latest_due_ones_are_read(fails, monkeypatch):
     fails("globex")
     (problem,) = found()
     assert problem.text.endswith(": 24+ failures of 12+ messages.")
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("claimed", [0, 60])
+def test_messages_that_were_claimed_since_do_not_hide_a_success(clock, mode, claimed):
+    """Two of many messages fail. The others have succeeded, and more were claimed since."""
+    sub = Sub(handler("t", "g", handle_two, mode=mode, backoff=AGAIN, max_attempts=None, on_failure="skip"))
+    publish_many("t", [Message(n, key="globex") for n in range(40)])
+    for _ in range(6):
+        sub.settle()
+        sub.poller.write_rollups()
+        publish_many("t", [Message(9, key="globex") for _ in range(10)])
+        clock.advance(65)
+        sub.heart.beat()
+    sub.settle()
+    publish_many("t", [Message(9, key="globex") for _ in range(claimed)])
+    sub.step()
+    assert DeliveryState.objects.filter(acked=False).count() >= 2
+    assert not found()
+
+
+def handle_two(delivery):
+    if delivery.payload < 2:
+        raise PermissionError(delivery.payload)
+
+
+@pytest.mark.parametrize("partitions", [None, 8])
+@pytest.mark.parametrize("failing", ["all", "few"])
+def test_of_a_key_whose_rows_are_not_read_down_to_a_failing_one_nothing_is_known(
+    clock, settings, monkeypatch, partitions, failing
+):
+    """If many messages of the key fail, some of them are read."""
+    if partitions:
+        settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "TOPICS": {"t": {"PARTITIONS": partitions}}}
+    sub = Sub(handler("t", "g", lambda delivery: 1 / 0, mode="shared", backoff=AGAIN, max_attempts=None))
+    publish_many("t", [Message(n, key="globex") for n in range(40 if failing == "all" else 4)])
+    publish_many("t", [Message(n, key="acme") for n in range(40)])
+    for _ in range(4):
+        sub.settle()
+        clock.advance(65)
+        sub.heart.beat()
+    publish_many("t", [Message(n, key="globex") for n in range(15)])
+    sequence()
+    sub.step()
+    started = {GroupRef("g", "t"): 0}
+    known = retried_keys.find(Session(USING), started, least=10)[GroupRef("g", "t")]
+    assert "globex" in known.keys
+    monkeypatch.setattr(retried_keys, "ROWS", 20 if failing == "all" else 12)
+    known = retried_keys.find(Session(USING), started, least=10).get(GroupRef("g", "t"))
+    assert ("globex" in getattr(known, "keys", ())) == (failing == "all")
