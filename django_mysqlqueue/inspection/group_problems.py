@@ -246,7 +246,7 @@ def _failing(
             ended.failed,
         )
         values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
-        # One message that is tried again and again is no outage.
+        # One message that is tried again and again does not make an outage.
         severity = 0 if judged and (messages > 1 or not harmed.exact) else 1
         yield Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
     elif judged and (others >= rule.newest or rule.is_over(others, others + acked)):
