@@ -117,7 +117,7 @@ def analyze() -> None:
 
 
 @pytest.mark.promise("Cost")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rows", [0, 100_000])
 def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows):
     """On nearly empty tables, too: there a scan or a sort under lock locks the rows of others."""
