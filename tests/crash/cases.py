@@ -236,6 +236,11 @@ def _(world: World) -> None:
     sequencing.sequence(ALIAS)
 
 
+@case("identify the log of a flushed database", flushed_database)
+def _(world: World) -> None:
+    sequencing.identify(ALIAS)
+
+
 def relayable() -> World:
     """Messages in the log that are on their way to the database, which is its own source here."""
     world = sequenced()

@@ -74,7 +74,7 @@ def of_groups():
     many = {"retrying": Count(20), "recent_dead_letters": Count(11), "dead_letters": Count(11)}
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
-    yield from group_problems.failures(one, ended((0, 9, 9)), limits, TIMES, NOW, 600)
+    yield from group_problems.failures(one, None, ended((0, 9, 9)), limits, TIMES, NOW, 600)
     keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, since=ago(90), error=ERROR, exact=True)
     yield group_problems.retrying(G, keys, limits, NOW)
 
@@ -99,8 +99,8 @@ def of_the_queue(monkeypatch):
     monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [failed])
     yield from queue_problems.recurring(overview(served), TIMES)
     dead = [Death(f"{NAME}:{number}", ago(5), "SIGKILL", HOST, frozenset()) for number in range(2)]
-    yield deaths._of_processes(dead, NOW)
-    yield deaths._of_message((G, 7), deaths._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW)
+    yield deaths._of_processes(dead, NOW, ago(9))
+    yield deaths._of_message((G, 7), deaths._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9))
     other = dataclasses.replace(subscriber(), name=f"{NAME}:2")
     monkeypatch.setattr(task_problems, "jobs_of", lambda *args, **options: Jobs(Count(3), frozenset({other.name})))
     lacks = subscriber(unknown=True)

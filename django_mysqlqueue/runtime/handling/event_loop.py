@@ -22,6 +22,18 @@ from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.threads import worker_thread
 
 
+def _refuse_nested_runs(loop: asyncio.BaseEventLoop) -> None:
+    """Refuse to run a loop that runs. Python 3.13.0 refuses it, too, but then forgets that the loop runs."""
+    run = loop.run_forever
+
+    def run_forever() -> None:
+        if loop.is_running():
+            raise RuntimeError("This event loop is already running")
+        run()
+
+    vars(loop)["run_forever"] = run_forever
+
+
 class Loop:
     """A thread that runs one event loop until it is stopped.
 
@@ -77,6 +89,8 @@ class Loop:
         try:
             runner = asyncio.Runner()
             self._loop = runner.get_loop()
+            if isinstance(self._loop, asyncio.BaseEventLoop):
+                _refuse_nested_runs(self._loop)
             self._loop.call_soon(self._ready.set)
             while not self._stopped:
                 self._interruptible(self._loop.run_forever)
