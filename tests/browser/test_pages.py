@@ -543,7 +543,7 @@ def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):
     refresh(desk.page)
     expect(desk.page.get_by_text("There is no group billing/orders.")).to_be_visible()
     expect(live_text(desk.page)).to_have_text("")
-    assert all("400" in text for text in desk.complaints)
+    assert all("404" in text for text in desk.complaints)
     desk.complaints.clear()
 
 
