@@ -154,13 +154,11 @@ def identify(using: str) -> str:
 
     Its row is missing in a flushed database, and has an empty id if only the migrations' SQL was run (``sqlmigrate``).
     """
-
-    def store(session: Session) -> str:
-        take_mutex(session)
+    if not (found := log_id(session := Session(using))):
+        run(using, take_mutex)
         session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
-        return log_id(session)
-
-    return log_id(Session(using)) or run(using, store)
+        found = log_id(session)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
