@@ -19,10 +19,11 @@ from typing import Any
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
-from django_mysqlqueue.exceptions import QueueError, SubscriberError
+from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.humanize import listed
 from django_mysqlqueue.limits import AT_ONCE, RELAY_MARK, priority_of, relay_target, relayed_from
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service import expiry, schedules, scheduling, sequencing
@@ -218,7 +219,7 @@ def delivery(
     return Delivery(handler, claimed, body, queue_alias(topic=topic))
 
 
-@checked()
+@checked(InvalidMessage)
 def deliver_all(
     *,
     raise_exceptions: bool = True,
@@ -280,6 +281,7 @@ Handlers = Mapping[GroupRef, Handler]
 def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> list[Delivered]:
     """Deliver in each database, until none has been left with messages by the handlers of the others."""
     chosen = {alias: handlers for alias, handlers in by_database.items() if handlers}
+    sessions.forget_uses()
     is_alone = len(by_database) == 1
     allowed = 0 if is_alone else MOST + sum(map(len, chosen.values())) * sum(map(_due, by_database))
     delivered: list[Delivered] = []

@@ -417,6 +417,11 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
             uses[alias] = ago
 
 
+def forget_uses() -> None:
+    """Forget which connections handlers have used: in the next test, they may be forbidden."""
+    _uses.clear()
+
+
 def connect(handler: Hashable, *, insist: bool) -> None:
     """Open the connections that the handler's latest calls have used, if they are closed.
 
