@@ -233,10 +233,17 @@ def test_leases_are_looked_at_page_by_page(outdated, limit):
     assert (deleted, pages) == (3, 7 // limit + 1)
 
 
+@pytest.fixture
+def procedures_of_own_settings(db):
+    """Other tests expect those for their settings, or none."""
+    yield
+    installing.remove(USING)
+
+
 @pytest.mark.promise("Consumers in plain SQL")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
-def test_with_clients_in_plain_sql_alone_nothing_grows(db, settings, mode):
+def test_with_clients_in_plain_sql_alone_nothing_grows(procedures_of_own_settings, settings, mode):
     """They publish and consume with a key for each message, and crash; there is no process in Python but commands."""
     settings.MYSQLQUEUE = {
         "RETENTION": 0,
