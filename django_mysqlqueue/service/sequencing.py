@@ -154,11 +154,12 @@ def identify(using: str) -> str:
 
     Its row is missing in a flushed database, and has an empty id if only the migrations' SQL was run (``sqlmigrate``).
     """
-    if not (found := log_id(session := Session(using))):
-        run(using, take_mutex)
-        session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
-        found = log_id(session)
-    return found
+    session = Session(using)
+    if found := log_id(session):
+        return found
+    run(using, take_mutex)
+    session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
+    return log_id(session)
 
 
 @dataclass(frozen=True, slots=True)

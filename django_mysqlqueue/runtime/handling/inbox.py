@@ -49,7 +49,9 @@ class Inbox(InboxGroups):
         unstarted: Unstarted | None = None,
     ) -> None:
         self.starts = starts or Starts()
-        super().__init__(refs, self.starts.lock(), unstarted)
+        super().__init__(refs, self.starts.lock())
+        for group in self._groups.values():
+            group.unstarted = unstarted
         self._leases_good = leases_good
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import GroupLanes, Held, Lane
 from django_mysqlqueue.runtime.handling.starts import KeptThread
-from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.refs import GroupRef
@@ -21,17 +20,14 @@ class InboxGroups:
     Args:
         refs: the groups.
         lock: the lock.
-        unstarted: where to note what waits, if anywhere.
     """
 
-    def __init__(self, refs: Iterable[GroupRef], lock: threading.Lock, unstarted: Unstarted | None) -> None:
+    def __init__(self, refs: Iterable[GroupRef], lock: threading.Lock) -> None:
         self._lock = lock
         self._poller = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
         self._kept = KeptThread()
-        self._groups = {
-            ref: GroupLanes(records_acks=delivery_events.level(ref) == "all", unstarted=unstarted) for ref in refs
-        }
+        self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
 
     def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
         """Return how many deliveries of a group wait to start, and their payload bytes.
