@@ -392,8 +392,8 @@ def check_tables(*, databases: Sequence[str] | None = None, **kwargs: Any) -> li
 def _has_tables(alias: str) -> bool:
     try:
         return ConsumerGroup._meta.db_table in connections[alias].introspection.table_names()
-    except DatabaseError:
-        return True  # The server cannot be reached, which others report.
+    except (DatabaseError, ImproperlyConfigured):
+        return True  # The server cannot be reached, or the settings name none, which others report.
 
 
 @checks.register(checks.Tags.database)
@@ -512,8 +512,8 @@ def _options_of_groups(
         try:
             with sessions.sound(alias):  # a setting that E017 reports must not affect this query
                 found = list_options(using=alias)
-        except (SubscriberError, DatabaseError):
-            continue  # E008 reports it; or the tables are not there yet
+        except (SubscriberError, DatabaseError, ImproperlyConfigured):
+            continue  # E008 or E011 reports it; or the tables are not there yet
         for ref, options in found.items():
             yield alias, ref, options
 
@@ -538,6 +538,8 @@ def server_problems(alias: str) -> Iterator[str]:
             f"{_dotted(minimum)} or later is required."
         )
     if not is_server(connection):
+        if not connection.settings_dict["NAME"]:
+            yield f"The queue's database {alias!r} has no NAME in DATABASES."
         return
     with connection.cursor() as cursor:
         cursor.execute(

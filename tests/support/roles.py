@@ -90,7 +90,7 @@ def _roles() -> set[str]:
         return {"operator"}
     if rooms & {"inspection", "tails", "management"} or "schedules.read_all" in functions:
         return {"reader", "operator"}
-    if "runtime" in rooms:
+    if "runtime" in rooms or "handlers._insert" in functions:  # which inserts results of messages that have none
         return {"subscriber"}
     if functions & {"publishing._insert_chunk"}:
         return (

@@ -313,10 +313,17 @@ def check_cancelled(evidence: JobEvidence) -> Verdict:
 def check_attempts(evidence: JobEvidence) -> Verdict:
     """Check that each claim of a job is accounted for: it has succeeded, has an error, or its subscriber was lost.
 
-    Jobs that may have two messages are left out: two subscribers may run them at the same time.
+    Jobs that may have two messages are left out: two subscribers may run them at the same time. A start that a rollout
+    has cut off does not count as an attempt.
     """
     sought = any(one.kind == plan.SEEK for one in evidence.troubles)
-    starts = Counter(step.message_id for step in evidence.steps if step.verb == STARTED)
+    replaced = {one.pid for one in evidence.troubles if one.kind == plan.DEPLOY}
+    ended = {(step.process, step.message_id) for step in evidence.steps if step.verb != STARTED}
+    starts = Counter(
+        step.message_id
+        for step in evidence.steps
+        if step.verb == STARTED and (step.pid not in replaced or (step.process, step.message_id) in ended)
+    )
 
     def violations() -> Iterator[str]:
         for job, result in evidence.results.items():

@@ -263,9 +263,9 @@ def test_what_keeps_the_transaction_of_an_atomic_handler_fails_nothing(procedure
     def act(delivery):
         Effect.objects.create(name="odd")
         sql("SET SESSION sort_buffer_size = 65536")
-        sid = transaction.savepoint()
+        sid = connection.savepoint()
         sql("CALL p_closes()")
-        transaction.savepoint_commit(sid)
+        connection.savepoint_commit(sid)
         with transaction.atomic():
             sql("CREATE TEMPORARY TABLE scratch (id INT)", "CALL p_closes()")
         sql("SAVEPOINT mine", "DO 1", "ROLLBACK TO SAVEPOINT mine")
