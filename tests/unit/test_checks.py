@@ -195,6 +195,7 @@ class FakeConnection:
         self.mysql_version = version
         self.mysql_is_mariadb = mariadb
         self.Database = types.SimpleNamespace(sqlite_version_info=version)
+        self.settings_dict = {"NAME": "queue"}
         self._answers = {"SHOW": list(variables), "SELECT": list(tables)}
 
     def cursor(self):
