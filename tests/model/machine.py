@@ -178,9 +178,14 @@ class Process(Sub):
     def begin_all(self, held: Held) -> None:
         """What is to run later starts now."""
         for one in self._batches[id(held)].items:
-            if not one.is_expired():
-                one.expires = float("inf")  # Its handler runs: that it expires meanwhile changes nothing.
+            if not self.is_passed(one):
+                # Its handler runs: that it expires meanwhile, or is superseded, changes nothing.
+                one.expires, one.coalesce_key = float("inf"), ""
                 self.begin(one.claimed, int(one.body.payload))
+
+    def is_passed(self, held: Held) -> bool:
+        """Whether the handler is not called with a message, as its thread judges before the call."""
+        return held.is_expired() or bool(held.coalesce_key and call._superseded([held], USING))
 
     def _guarded(self, spec: Spec, deliveries: list[Any]) -> None:
         try:
@@ -480,7 +485,7 @@ class Machine(OtherDatabase, SqlClients):
             self.model.lives[started.ref].counted[started.offset] -= 1
 
     def die_in_the_handler(self, process: Process, held: Held) -> None:
-        if held.is_expired():
+        if process.is_passed(held):
             return  # the handler is not called
         if held.claimed.suspect and call._record_start(held.claimed, USING) is not None:
             return  # it is another's by now: the handler is not called

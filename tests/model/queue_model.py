@@ -514,13 +514,13 @@ class Model:
 
     def _may_settle(self, life: Life, offset: int) -> bool:
         """Its present holder has acked it, it is in the DLQ, it was passed, or it has expired or is superseded."""
-        if offset in life.passed or self._has_expired(offset):
+        if offset in life.passed or offset in life.letters or self._has_expired(offset):
             return True
         if self._was_superseded(life, offset) and not any(one.kind == "ack" for one in life.verdicts.get(offset, ())):
             self._gave_up(life, offset)
             life.passed.add(offset)
             return True
-        return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
+        return any(one.kind == "ack" for one in self._of_the_holder(life, offset))
 
     def _row_before(self, life: Life, offset: int) -> State | None:
         return self.before.state.get((life.spec.ref, self.logged[offset].key, offset))

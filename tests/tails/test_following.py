@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import threading
@@ -338,10 +339,13 @@ def test_an_idle_hub_sends_one_small_statement_a_poll(db, hubs):
 
 def test_the_thread_ends_some_time_after_the_last_follower(db):
     hub = following.hub_of(USING)
+    limits = hub._limits
+    hub._limits = dataclasses.replace(limits, linger=60)
     with tail("t", follow=True):
         first = hub._thread
     with tail("t", follow=True):
         assert hub._thread is first, "a page that is loaded again needs no new one"
+        hub._limits = limits
     first.join(WAIT)
     assert hub._thread is None
     with tail("t", follow=True) as follower:
