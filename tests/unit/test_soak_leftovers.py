@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from soak import checker, moments, plan
@@ -106,3 +107,24 @@ def test_memory():
     assert checker.check_memory({"steady": flat}).ok
     assert not checker.check_memory({"steady": [*flat, *(52.0 + 2 * n for n in range(20))]}).ok
     assert not checker.check_memory({"steady": []}).ok
+
+
+def test_a_moment_at_which_an_overridden_filter_has_passed_a_message():
+    narrowed = GroupRef("narrowed", plan.TOPIC)
+    registered = json.dumps({"region": ["eu", "us"]})
+
+    def found(region):
+        message = Logged(10, plan.TOPIC, "a", name(10), b"", metadata=json.dumps({"region": region}))
+        tables = dataclasses.replace(
+            DRAINED,
+            log={10: message},
+            groups={narrowed: Group(filter=registered)},
+            offsets={(narrowed, "a"): Offsets(9, 10)},
+        )
+        moment = moments.Moments()
+        moment.add(tables)
+        return moment.verdict().violations
+
+    assert not found("us")
+    (lost,) = found("eu")
+    assert lost.startswith("LOST: ")
