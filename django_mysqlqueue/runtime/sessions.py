@@ -139,6 +139,8 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
         return
     _role.opened_at = {**getattr(_role, "opened_at", {}), connection.alias: time.monotonic()}
     _execute_set_up(connection)
+    # Handlers that run in a process before its subscriber starts connect ``_watch`` first: it notes the set-up.
+    (getattr(_role, "changed", None) or {}).pop(connection.alias, None)
 
 
 def _execute_set_up(connection: Any) -> None:

@@ -7,6 +7,7 @@ import logging
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
+from django.db.backends.signals import connection_created
 from hypothesis import HealthCheck, given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
@@ -178,6 +179,30 @@ def test_a_handler_without_such_statements_is_not_asked(db, unseen, atomic):
         publish("other", 1)
 
     Survival(act, atomic=atomic).check(dead=False)
+    assert not unseen
+
+
+SET_UP = (sessions._set_up, "django_mysqlqueue.runtime.sessions")
+WATCH = (sessions._watch, "django_mysqlqueue.runtime.sessions.watch")
+
+
+@pytest.fixture
+def watched_first():
+    """The order of receivers where handlers have run in the process before its subscriber has started."""
+
+    def connect(*receivers):
+        for receiver, uid in receivers:
+            connection_created.disconnect(receiver, dispatch_uid=uid)
+        for receiver, uid in receivers:
+            connection_created.connect(receiver, dispatch_uid=uid)
+
+    connect(WATCH, SET_UP)
+    yield
+    connect(SET_UP, WATCH)
+
+
+def test_a_session_is_not_asked_because_of_its_own_set_up(db, watched_first, unseen):
+    Survival(lambda delivery: Effect.objects.create(name="odd")).check(dead=False)
     assert not unseen
 
 
