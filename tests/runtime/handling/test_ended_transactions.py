@@ -146,6 +146,7 @@ def test_calling_a_procedure_costs_neither_the_connection_nor_the_attempt(proced
     sessions_used = []
 
     def note():
+        connection.ensure_connection()  # It is open where a call of such a handler has used it before.
         sessions_used.append(connection.connection.thread_id())
 
     def act(delivery):
