@@ -4,8 +4,9 @@
     python tools/guarantee_tests.py            write the page
     python tools/guarantee_tests.py --check    change nothing; exit with 1 if the page is out of date
 
-A test names its guarantees, headings of docs/guarantees.md, with ``@pytest.mark.promise("Order")``. The exit status is
-also 1 if a heading does not exist or a guarantee has no test. Standard library only.
+A test names its guarantees, headings of docs/guarantees.md, with ``@pytest.mark.promise("Order")``; that of releases is
+a heading of docs/howto/upgrade.md. The exit status is also 1 if a heading does not exist or a guarantee has no test.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "contributing" / "guarantee-tests.md"
+ELSEWHERE = {"Rolling upgrades": "howto/upgrade.md"}
+"""The guarantees of other pages, which do not hold before 1.0."""
 INTRODUCTION = """# Tests for each guarantee
 
 <!-- Written by tools/guarantee_tests.py (make reference): change the markers of the tests instead. -->
@@ -29,9 +32,13 @@ Each of these tests fails if its [guarantee](../guarantees.md) does not hold. Ea
 
 def headings() -> tuple[list[str], list[str]]:
     """Return the headings of the guarantees and those of the limits, in their order."""
-    text = (ROOT / "docs" / "guarantees.md").read_text()
-    guarantees, rest = text.split("\n## How they are tested\n")
-    return re.findall(r"^### (.*)$", guarantees, re.MULTILINE), re.findall(r"^### (.*)$", rest, re.MULTILINE)
+    guarantees, limits = (ROOT / "docs" / "guarantees.md").read_text().split("\n## How they are tested\n")
+    other = [name for name, page in ELSEWHERE.items() if name in _headings((ROOT / "docs" / page).read_text())]
+    return [*_headings(guarantees), *other], _headings(limits)
+
+
+def _headings(text: str) -> list[str]:
+    return re.findall(r"^### (.*)$", text, re.MULTILINE)
 
 
 def marked() -> Iterator[tuple[str, str, bool]]:
@@ -72,7 +79,7 @@ def written() -> str:
     for promise, test, servers in marked():
         tests.setdefault(promise, []).append(test + (" *(servers)*" if servers else ""))
     if unknown := sorted(set(tests) - {*guarantees, *limits}):
-        raise SystemExit(f"Tests name headings that docs/guarantees.md does not have: {', '.join(unknown)}")
+        raise SystemExit(f"Tests name guarantees that are not headings: {', '.join(unknown)}")
     if unguarded := [name for name in guarantees if name not in tests]:
         raise SystemExit(f"Guarantees without a test: {', '.join(unguarded)}")
     parts = [INTRODUCTION]
@@ -80,7 +87,8 @@ def written() -> str:
         if name in tests:
             anchor = re.sub(r"[^a-z0-9 _-]", "", name.lower()).replace(" ", "-")
             listed = "\n".join(f"- {test}" for test in tests[name])
-            parts.append(f"## [{name}](../guarantees.md#{anchor})\n\n{listed}\n")
+            page = ELSEWHERE.get(name, "guarantees.md")
+            parts.append(f"## [{name}](../{page}#{anchor})\n\n{listed}\n")
     return "\n".join(parts)
 
 

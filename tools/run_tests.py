@@ -223,15 +223,16 @@ def slow_steps() -> list[Step]:
     command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
     declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
     settings = ("-m", "pytest", "-q", "tests/faults/test_server_settings.py")
-    upgrades = ("-m", "pytest", "-q", "-m", "slow", "tests/packaging/test_upgrades.py")
+    upgrades = ("-m", "pytest", "-q", "-m", "slow", "tests/upgrades")
     # The admin's pages differ between Django versions. The operations on them do not.
     pages = ("-m", "pytest", "-q", "-m", "browser", "tests/browser/test_pages.py")
-    legs = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"), ("SQLite", NEW, "sqlite"))
+    on_servers = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"))
+    legs = (*on_servers, ("SQLite", NEW, "sqlite"))
     return [
         *(Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs),
-        *(Step(f"server settings, {name}", leg, settings, engine) for name, leg, engine in legs if engine != "sqlite"),
+        *(Step(f"server settings, {name}", leg, settings, engine) for name, leg, engine in on_servers),
         Step("browser, MariaDB", OLD, pages, "mariadb", needs="browser"),
-        *(Step(f"rolling upgrades, {name}", leg, upgrades, engine) for name, leg, engine in legs),
+        *(Step(f"rolling upgrades, {name}", leg, upgrades, engine) for name, leg, engine in on_servers),
         Step("declarative pipeline, MariaDB", DECLARATIVE, declarative, "mariadb", needs="java"),
     ]
 

@@ -77,7 +77,7 @@ def test_a_mode_that_was_changed():
 
 
 def test_a_schema_that_is_older_than_the_code(settings):
-    settings.MIGRATION_MODULES = {"django_mysqlqueue": "tests.releases.future"}
+    settings.MIGRATION_MODULES = {"django_mysqlqueue": "tests.upgrades.migrations"}
     refuse(match="Missing migrations: 9999_later")
     settings.MIGRATION_MODULES = {}
     (one,) = found()

@@ -1,13 +1,16 @@
-"""Handlers declared as the first release does it."""
+"""Handlers that note which side they ran on, declared as the last release can read them."""
 
 from __future__ import annotations
 
+import os
+
 from django_mysqlqueue import Delivery, subscriber
-from tests.releases.handlers.models import Effect
+from tests.upgrades.handlers.models import Effect
 
 
 def record(name: str, delivery: Delivery) -> None:
-    Effect.objects.create(name=f"{name}|{delivery.key}|{delivery.attempt}", value=delivery.payload["n"])
+    side = os.environ["UPGRADE_SIDE"]
+    Effect.objects.create(name=f"{name}|{delivery.key}|{delivery.attempt}|{side}", value=delivery.payload["n"])
 
 
 @subscriber("p.plain", group="plain", on_failure="block", backoff={"initial": 0.1})

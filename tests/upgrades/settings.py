@@ -1,4 +1,4 @@
-"""A project that the last release and the working tree can both run."""
+"""A project that the last release and the working tree can both run: it may use only what both know."""
 
 from tests.settings import *  # noqa: F403
 
@@ -6,5 +6,5 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.auth",
     "django_mysqlqueue",
-    "tests.releases.handlers",
+    "tests.upgrades.handlers",
 ]
