@@ -97,12 +97,4 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     # If a router does not allow the tables here, the migration counts as applied, but has created none.
     if not router.allow_migrate_model(using, ConsumerGroup):
         return
-    if apps is None:
-        register_groups(using)
-        return
-    # After "migrate" to an earlier release, the tables lack columns.
-    columns, mutex = (
-        {field.name for field in apps.get_model("django_mysqlqueue", name)._meta.get_fields()}
-        for name in ("consumergroup", "sequencer")
-    )
-    register_groups(using, columns=columns, has_routes="routes" in mutex)
+    register_groups(using)

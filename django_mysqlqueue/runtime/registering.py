@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
@@ -60,12 +60,10 @@ def register_schedules(using: str, wanted: Mapping[str, Definition]) -> None:
         event(logging.INFO, "recurring.registered", schedule=name, times=wanted[name].timetable, new=is_new)
 
 
-def _register(
-    using: str, handler: Handler, options: Mapping[str, Mapping[str, object]], *, has_routes: bool = True
-) -> groups.Registered | None:
+def _register(using: str, handler: Handler, options: Mapping[str, Mapping[str, object]]) -> groups.Registered | None:
     """Register a group, unless it is new and its topic has moved to another database; then return None."""
     ref = handler.ref
-    check = partial(_refuse_moved, ref=ref) if has_routes else None
+    check = partial(_refuse_moved, ref=ref)
     try:
         return groups.register(using, ref, mode=handler.mode, start=handler.start, options=options, check=check)
     except _Moved as error:
@@ -82,7 +80,7 @@ def _refuse_moved(session: Session, ref: GroupRef) -> None:
         raise _Moved(target)
 
 
-def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED, has_routes: bool = True) -> None:
+def register_groups(using: str) -> None:
     """Register the groups of the handlers whose topics are in a database, with their registered options.
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
@@ -90,21 +88,19 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED,
 
     Args:
         using: a database alias.
-        columns: the columns for options that its schema has.
-        has_routes: whether its schema has the routes of topics.
     """
     if using not in queue_aliases():
         return
     with about(using):
         for ref, handler in subscriptions().items():
             if queue_alias(topic=ref.topic) == using:
-                _register_options(using, handler, columns, has_routes=has_routes)
+                _register_options(using, handler)
 
 
-def _register_options(using: str, handler: Handler, columns: Collection[str], *, has_routes: bool) -> None:
+def _register_options(using: str, handler: Handler) -> None:
     ref = handler.ref
-    options = {column: value for column, value in registrable(handler).items() if column in columns}
-    registered = _register(using, handler, options, has_routes=has_routes)
+    options = registrable(handler)
+    registered = _register(using, handler, options)
     if registered is None:
         return
     for column, value in options.items():

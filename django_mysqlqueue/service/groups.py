@@ -50,14 +50,12 @@ class OptionColumns(NamedTuple):
     overrides: str = "{}"
 
 
-REGISTERED = ("limits", "filter", "allowed_users")
-"""The columns with options that ``migrate`` registers."""
-REGISTERED_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+REGISTERED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "limits": lambda found: ", ".join(f"{name}={value}" for name, value in found.items()) or "no limits",
     "filter": lambda found: json.dumps(found, ensure_ascii=False) if found else "no filter",
     "allowed_users": lambda found: ", ".join(found.get("users", ())) or "all users",
 }
-"""How the audit log describes their values."""
+"""The columns with options that ``migrate`` registers, and how the audit log describes their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,6 @@ def _insert(
         check(session)
     # Read before the INSERT, not inside it: at some isolation levels, the INSERT would lock the rows that it reads.
     offset = log.end_of_log(session) if start == "latest" else 0
-    # Columns without a value are not named: migrate may have created the schema of an earlier release.
     given = {column: json.dumps(value) for column, value in options.items() if value}
     session.execute(
         f"INSERT INTO {GROUPS} ({', '.join(('consumer_group', 'topic', 'mode', 'start_offset', *given))}) "
@@ -165,7 +162,7 @@ def register_options(
         if check is not None:
             check(session, ref)
         found.update(**{column: dict(options)})
-        detail = REGISTERED_TEXTS[column](options)
+        detail = REGISTERED[column](options)
         audit.once(session, column, 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
         return True
 
@@ -178,10 +175,7 @@ def _all_are(stored: Iterable[object], options: Mapping[str, object]) -> bool:
 
 
 def find(using: str, ref: GroupRef) -> Registered | None:
-    """Return a group, or None if it is not registered.
-
-    This reads only columns that every release has, because ``migrate`` calls it on the schema of any release.
-    """
+    """Return a group, or None if it is not registered."""
     row = (
         ConsumerGroup.objects.using(using)
         .filter(consumer_group=ref.group, topic=ref.topic)
