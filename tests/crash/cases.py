@@ -113,6 +113,8 @@ class Case:
     """It is about what a process that lives on remembers: a killed one only sends what other cases send."""
     cancels: tuple[str, ...]
     """Messages that it deletes before they are in the log."""
+    role: str
+    """Whose work it is."""
     check: Callable[[World, Picture], None] | None
 
 
@@ -136,6 +138,7 @@ def case(
     forgets: tuple[GroupRef, ...] = (),
     lives: bool = False,
     cancels: tuple[str, ...] = (),
+    role: str = "subscriber",
     check: Callable[[World, Picture], None] | None = None,
 ) -> Callable[[Callable[[World], object]], Callable[[World], object]]:
     """Adds a case. ``again``: the operation itself, unless another is given, or None."""
@@ -157,6 +160,7 @@ def case(
             forgets,
             lives,
             cancels,
+            role,
             check,
         )
         return operation
@@ -171,29 +175,29 @@ def is_there(world: World, picture: Picture) -> None:
     assert picture.messages["a9"] == picture.tables["effects"].count("order a9")
 
 
-@case("publish with a row", registered, again=None, unsure=True, check=is_there)
+@case("publish with a row", registered, role="publisher", again=None, unsure=True, check=is_there)
 def _(world: World) -> None:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="order a9")
         publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
 
 
-@case("publish alone", registered, again=None, unsure=True)
+@case("publish alone", registered, role="publisher", again=None, unsure=True)
 def _(world: World) -> None:
     publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
 
 
-@case("publish with a priority", registered, again=None, unsure=True)
+@case("publish with a priority", registered, role="publisher", again=None, unsure=True)
 def _(world: World) -> None:
     publish(TOPIC, "a9", key="a", id="a9", priority=10, using=ALIAS)
 
 
-@case("publish and once more with the same id", sequenced, unsure=True, commits=None)
+@case("publish and once more with the same id", sequenced, role="publisher", unsure=True, commits=None)
 def _(world: World) -> None:
     publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
 
 
-@case("publish_many in chunks", registered, again=None, unsure=True)
+@case("publish_many in chunks", registered, role="publisher", again=None, unsure=True)
 def _(world: World) -> None:
     before, publishing.CHUNK_ROWS = publishing.CHUNK_ROWS, 2
     try:
@@ -206,7 +210,7 @@ def is_not_there(world: World, picture: Picture) -> None:
     assert picture.messages["a9"] == picture.tables["effects"].count("order a9") == 0
 
 
-@case("publish rolled back", registered, again=None, commits=None, check=is_not_there)
+@case("publish rolled back", registered, role="publisher", again=None, commits=None, check=is_not_there)
 def _(world: World) -> None:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="order a9")
@@ -293,7 +297,7 @@ def all_groups_run(world: World, picture: Picture) -> None:
     assert not any(group.paused for group in picture.rows.groups.values())
 
 
-@case("move a topic here", sequenced, commits=None, rerun=True, check=all_groups_run)
+@case("move a topic here", sequenced, role="operator", commits=None, rerun=True, check=all_groups_run)
 def _(world: World) -> None:
     groups.register(ELSEWHERE, MOVED, mode="ordered", start="earliest")
     move = moving.Move(TOPIC, ELSEWHERE, ELSEWHERE, ALIAS, WHO)
@@ -317,13 +321,13 @@ def nobody_waits(world: World, picture: Picture) -> None:
     assert routing.route_of(Session(USING), TOPIC) is None
 
 
-@case("cancel a move", prepared_move, commits=None, rerun=True, forgets=(MOVED,), check=nobody_waits)
+@case("cancel a move", prepared_move, role="operator", commits=None, rerun=True, forgets=(MOVED,), check=nobody_waits)
 def _(world: World) -> None:
     moving.cancel(moving.Move(TOPIC, ELSEWHERE, ELSEWHERE, ALIAS, WHO))
     moving.cancel(moving.Move("other", ALIAS, ELSEWHERE, ELSEWHERE, WHO))
 
 
-@case("divide a topic's messages", sequenced, commits=None, rerun=True)
+@case("divide a topic's messages", sequenced, role="operator", commits=None, rerun=True)
 def _(world: World) -> None:
     move = moving.Move(TOPIC, ALIAS, ELSEWHERE, ALIAS, WHO)
     moving.cut(move)
@@ -346,26 +350,26 @@ def is_gone(world: World, picture: Picture) -> None:
     assert picture.messages["a6"] == 1 - picture.tables["effects"].count("no a6")
 
 
-@case("cancel with a row", planned, again=None, unsure=True, cancels=("a6",), check=is_gone)
+@case("cancel with a row", planned, role="scheduler", again=None, unsure=True, cancels=("a6",), check=is_gone)
 def _(world: World) -> None:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="no a6")
         assert scheduling.cancel("a6", topic=TOPIC, using=ALIAS) == 1
 
 
-@case("cancel alone", planned, cancels=("a6",))
+@case("cancel alone", planned, role="scheduler", cancels=("a6",))
 def _(world: World) -> None:
     scheduling.cancel("a6", topic=TOPIC, using=ALIAS)
 
 
-@case("reschedule with a row", planned, again=None, unsure=True)
+@case("reschedule with a row", planned, role="scheduler", again=None, unsure=True)
 def _(world: World) -> None:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="soon a6")
         assert scheduling.reschedule("a6", topic=TOPIC, delay=0, using=ALIAS) == 1
 
 
-@case("reschedule alone", planned)
+@case("reschedule alone", planned, role="scheduler")
 def _(world: World) -> None:
     scheduling.reschedule("a6", topic=TOPIC, deliver_at=EPOCH, using=ALIAS)
 
@@ -392,12 +396,14 @@ def no_lease_is_left(world: World, picture: Picture) -> None:
 
 for _mode, _other in (("ordered", "shared"), ("shared", "ordered")):
 
-    @case(f"change a group's mode to {_other}", lambda mode=_mode: frozen(mode), check=no_lease_is_left)
+    @case(
+        f"change a group's mode to {_other}", lambda mode=_mode: frozen(mode), role="operator", check=no_lease_is_left
+    )
     def _(world: World, other: str = _other) -> None:
         group_mode.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
 
 
-@case("drop a group", acked_ahead, commits=None, rerun=True, forgets=(G,))
+@case("drop a group", acked_ahead, role="operator", commits=None, rerun=True, forgets=(G,))
 def _(world: World) -> None:
     dropping.drop(ALIAS, G)
 
@@ -608,7 +614,7 @@ def _(world: World) -> None:
     slots.collect(ALIAS)
 
 
-@case("register limits", claimed)
+@case("register limits", claimed, role="operator")
 def _(world: World) -> None:
     groups.register_options(ALIAS, G, "limits", {"rate": "9000/s"}, actor="migrate")
 
@@ -674,7 +680,7 @@ for _mode in ("ordered", "shared"):
     def _(world: World) -> None:
         take(world, Want("a", look_at=10), Want("b", look_at=10), settlements=world.ends(Action.ACK, "a2"), max_due=10)
 
-    @case(f"register another filter, {_mode}", lambda mode=_mode: outdated(mode))
+    @case(f"register another filter, {_mode}", lambda mode=_mode: outdated(mode), role="operator")
     def _(world: World) -> None:
         groups.register_options(ALIAS, G, "filter", {"region": ["eu", "gb"]}, actor="migrate")
 

@@ -160,7 +160,15 @@ def with_a_note() -> World:
     return world
 
 
-@case("drop a group with coalesce keys", with_a_note, commits=None, rerun=True, forgets=(G,), fails=("b1",))
+@case(
+    "drop a group with coalesce keys",
+    with_a_note,
+    role="operator",
+    commits=None,
+    rerun=True,
+    forgets=(G,),
+    fails=("b1",),
+)
 def _(world: World) -> None:
     dropping.drop(ALIAS, G)
 

@@ -23,14 +23,14 @@ def fits(world: World, picture: Picture) -> None:
     assert rows == {outbox_id: name for outbox_id, name in outbox.items() if name in {*rows.values(), "a8", "a9"}}
 
 
-@case("publish a debounced message with a row", registered, again=None, unsure=True, check=fits)
+@case("publish a debounced message with a row", registered, role="scheduler", again=None, unsure=True, check=fits)
 def _(world: World) -> None:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="order a9")
         publish(TOPIC, "a9", key="a", id="a9", coalesce="c", delay=600, using=ALIAS)
 
 
-@case("publish debounced messages", registered, again=None, unsure=True, check=fits)
+@case("publish debounced messages", registered, role="scheduler", again=None, unsure=True, check=fits)
 def _(world: World) -> None:
     options = {"delay": 600, "max_delay": 900}
     both = [*messages("a8", coalesce="c", **options), *messages("a9", coalesce="d", **options)]
@@ -73,12 +73,12 @@ def waiting() -> World:
     return world
 
 
-@case("cancel a debounced message", waiting, cancels=("a6",), check=fits)
+@case("cancel a debounced message", waiting, role="scheduler", cancels=("a6",), check=fits)
 def _(world: World) -> None:
     scheduling.cancel("a6", topic=TOPIC, using=ALIAS)
 
 
-@case("reschedule a debounced message", waiting)
+@case("reschedule a debounced message", waiting, role="scheduler")
 def _(world: World) -> None:
     scheduling.reschedule("a6", topic=TOPIC, delay=900, using=ALIAS)
 

@@ -430,7 +430,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
     seen: set[str] = set()
     required = writing_functions()
-    assert {"service.settling.flush", "service.groups.delete_rows", "operations.steps.delete_states"} <= required
+    assert len(required) > 150
     for one in CASES.values():
         world = Start(one).world
         with watched(seen, [connections[ALIAS]]):

@@ -14,15 +14,7 @@ from django.db.utils import OperationalError
 
 from django_mysqlqueue import Message, cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.grants import MIGRATIONS, READ, ROLES, Grant
-from django_mysqlqueue.models import (
-    CoalesceKey,
-    ConsumerGroup,
-    DebouncedMessage,
-    Operation,
-    OutboxMessage,
-    QueueMessage,
-    Slots,
-)
+from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.procedures import installing
@@ -49,18 +41,6 @@ def recorded(db, alias):
     found = Statements()
     with connection.execute_wrapper(found):
         scenario()
-        for number in range(2):
-            publish("t", number, id=f"d{number}", coalesce=f"c{number}", delay=60)
-        operations.reschedule("t", ["d0"], None, actor="test")
-        operations.cancel("t", ["d1"], actor="test")
-        for ref in ConsumerGroup.objects.values_list("consumer_group", "topic"):
-            CoalesceKey.objects.create(
-                consumer_group=ref[0], topic=ref[1], partition_key="drop", coalesce_key="drop", message_offset=0
-            )
-            Slots.objects.create(
-                consumer_group=ref[0], topic=ref[1], limit_key="drop", subscriber_name="drop", full_at=0
-            )
-            operations.drop_group(*ref, actor="test")
     return found.of
 
 

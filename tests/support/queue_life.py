@@ -1,4 +1,4 @@
-"""A life of the queue in which nearly every function sends its statements."""
+"""A life of the queue in which every function sends its statements, and who does what in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from django.db import transaction
 from django.db.models import F
 from django.test import override_settings
@@ -14,6 +15,7 @@ from django.test import override_settings
 from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import DeliveryLimits, Rate
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     PAGES,
@@ -76,7 +78,9 @@ from django_mysqlqueue.operations import (
     rescheduling,
     retrying,
     seeking,
+    steps,
 )
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import (
     audit,
     claiming,
@@ -91,6 +95,7 @@ from django_mysqlqueue.service import (
     leasing,
     log,
     payloads,
+    pruning,
     relaying,
     releasing,
     retention,
@@ -103,16 +108,20 @@ from django_mysqlqueue.service import (
     slots,
     watermarks,
 )
+from django_mysqlqueue.service import partitions as log_partitions
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tails import reading
+from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
+from tests.support.roles import as_role
 
 OTHER = "queue"
 KEYS = 20
@@ -120,11 +129,13 @@ ROUNDS = 12
 """Enough for what the script publishes; those groups that begin with the long log stay behind."""
 
 
+@as_role("subscriber")
 def live() -> None:
-    """Everything that subscribers do: both modes, subsets, failures, losses, housekeeping, a look at the state."""
-    publish("t", 0, key="k0")
-    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(200)))
-    publish_many("t", (Message(number, key="k1", delay=0.001) for number in range(5)))
+    """Everything that subscribers do: both modes, subsets, failures, losses, housekeeping, a look at the state.
+
+    And what others do. In a function without a role it is a subscriber's work.
+    """
+    _publish()
     sequence()
     endings = {0: lambda d: d.nack(), 1: lambda d: d.snooze(0), 2: lambda d: d.reject("no")}
     seen = set()
@@ -173,12 +184,24 @@ def live() -> None:
     for required in (True, False):
         with override_settings(MYSQLQUEUE={"ARCHIVE_REQUIRED": required}):
             assert retention.collect(USING).messages == (0 if required else 1)
-    read_status(USING, PAGES)  # the command counts to the end, so it walks what is unsettled
+    with as_role("reader"):
+        read_status(USING, PAGES)  # the command counts to the end, so it walks what is unsettled
     _operate(GroupRef("o", "t"))
     _operate(GroupRef("s", "t"))
+    _administer(GroupRef("os", "t"))
+    deliver_all(advance=1, groups=())
     end = Sub(handler(group="o"), handler(group="s", mode="shared"))
     end.settle(rounds=100)
     end.leave()
+
+
+@as_role("publisher")
+def _publish() -> None:
+    """Everything that publishers do, but for jobs."""
+    publish("t", 0, key="k0")
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(200)))
+    publish_many("t", (Message(number, key="k1", delay=0.001) for number in range(5)))
+    publish("t", 0, key="k0", metadata={"a": 1}, priority=3, expires_in=3600)
 
 
 def _settle_many_partitions() -> None:
@@ -208,9 +231,10 @@ def _limit() -> None:
     sub.work(10)
     publish_many("limited", (Message(number, key="k") for number in range(5)))
     sub.step()
-    read_status(USING, PAGES)
+    with as_role("reader"):
+        read_status(USING, PAGES)
     sub.leave()
-    groups.register_options(USING, ref, "limits", {}, actor="test")
+    _register(ref, "limits", {})
     slots.collect(USING)
     Slots.objects.filter(consumer_group="l").update(full_at=1)
     slots.collect(USING)
@@ -230,15 +254,16 @@ def _filter() -> None:
             "filtered", (Message(number, key="k", metadata={"region": one}) for number, one in enumerate(regions))
         )
         sub.settle()
-        groups.register_options(USING, ref, "filter", US.as_json(), actor="test")
+        _register(ref, "filter", US.as_json())
         publish_many("filtered", (Message(number, key="k", metadata={"region": "us"}) for number in range(5)))
         sub.step(tick=False)
         assert sub.settle() == 5
         assert lag(mode, "filtered") == 0
-        groups.register_options(USING, ref, "filter", {}, actor="test")
+        _register(ref, "filter", {})
         sub.leave()
 
 
+@as_role("reader")
 def _tail() -> None:
     """Reads without a group: along the partitions, and along the log because they are many."""
     session = Session(USING)
@@ -250,6 +275,9 @@ def _tail() -> None:
         reading.read_newest(session, "t", None, None, limits)
         reading.read_newest(session, "t", "k1", end, limits)
     assert reading.position_since(session, "t", session.now() - 1000) < end
+    with patch.object(log_partitions, "JUMPS", ()):  # as if the server read all messages of the topic
+        for after in (None, "k1"):
+            assert log_partitions.last_offsets(session, "t", limit=3, after=after)
 
 
 def _relay() -> None:
@@ -266,31 +294,35 @@ def _relay() -> None:
     RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
     assert relaying.relay(USING, USING).messages == 8
     assert relaying.has_arrived(Session(USING), USING, 1)
+    run(USING, lambda session: relaying._go_back(session, USING, 10**15))  # It changes nothing.
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         retention.collect(USING)
     _move()
 
 
+@as_role("operator")
 def _move() -> None:
     """A topic that comes from another database, and one that leaves."""
     ref = GroupRef("m", "moved")
     groups.register(OTHER, ref, mode="ordered", start="earliest")
     here = moving.Move("moved", OTHER, OTHER, USING, "test")
     moving.prepare(here)
-    moving.cancel(here)
+    run(USING, lambda session: routing.set_route(session, "moved", Route(routing.HERE, OTHER)))
+    moving.cancel(here)  # A cut had been interrupted.
     moving.prepare(here)
     moving.cut(here)
     moving.hand_over(here, ref)
     there = moving.Move("moved", USING, USING, OTHER, "test")
     moving.prepare(there)
     moving.cut(there)
-    publish("moved", 1)
-    sequence()
+    with as_role("subscriber"):
+        publish("moved", 1)
+        sequence()
     assert routing.route_of(Session(USING), "moved").target == OTHER
     assert moving.is_drained(USING, ref)
     moving.finish(there)
     assert moving.has_left(moving.Move("moved", OTHER, USING, OTHER, "test"), 0)
-    groups.register_options(USING, ref, "limits", {}, actor="test")
+    _register(ref, "limits", {})
     Sequencer.objects.update(routes={})
 
 
@@ -300,23 +332,28 @@ def _jobs() -> None:
     held = job_worlds.claimed(*job_worlds.ENDS)
     for name in ("flush", "restart", "cancel"):
         job_worlds.CHANGES[name].make(USING, held)
-    job_worlds.enqueue(USING)
+    with as_role("publisher"):
+        job_worlds.enqueue(USING)
     job_worlds.scheduled("far")
     run(USING, lambda session: job_stages.insert(session, {"far:0000": 1}))
     JobResult.objects.filter(id="far").update(stage="far:0000")
     _read_jobs()
-    cancel("far", topic=job_worlds.JOBS.topic)
+    with as_role("scheduler"):
+        cancel("far", topic=job_worlds.JOBS.topic)
     sequence()
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
     JobResult.objects.filter(id="dead").update(stage="dead:0000")
-    redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+    with as_role("operator"):
+        redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
     job_worlds.insert_redriven(USING)
     _chains()
     JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
     job_worlds.CHANGES["collect"].make(USING, held)
-    for _ in range(2):
-        job_worlds.enqueue_unique(USING)
-    job_worlds.enqueue_chain(USING)
+    with as_role("scheduler"):
+        for _ in range(2):
+            job_worlds.enqueue_unique(USING)
+    with as_role("publisher"):
+        job_worlds.enqueue_chain(USING)
     OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).delete()
     assert job_worlds.end_skipped(USING) > 0
     lost = JobResult.objects.filter(errors__contains="JobDeleted", cancel_requested_at=0).latest("enqueued_at").id
@@ -332,20 +369,24 @@ def _chains() -> None:
         job_worlds.end_of(USING, held, name)
     stages = job_worlds.enqueue_chain(USING)
     ids = [stage[0].id for stage in stages]
-    job_worlds.request_cancel(USING, ids[0])
+    with as_role("scheduler"):
+        job_worlds.request_cancel(USING, ids[0])
     stage = JobResult.objects.get(id=ids[0]).stage
     run(USING, lambda session: (job_rows.restart(session, {ids[0]: ""}), job_stages.revive(session, [stage])))
     assert set(job_rows.statuses(Session(USING), ids).values()) == {"READY"}
     assert job_stages.before(Session(USING), JobResult.objects.get(id=ids[1]).stage) is not None
     job_results.begin(USING, "worker", ids[:1])
-    job_worlds.request_cancel(USING, ids[0])
+    with as_role("scheduler"):
+        job_worlds.request_cancel(USING, ids[0])
     assert job_rows.cancel_requested(Session(USING), ids) == {ids[0]}
     job_worlds.scheduled("much later")
     names = ["much later", *ids]
-    assert operations.cancel(job_worlds.JOBS.topic, names, actor="test", dry_run=True).planned == 3
-    assert operations.cancel(job_worlds.JOBS.topic, names, actor="test").changed == 3
+    with as_role("operator"):
+        assert operations.cancel(job_worlds.JOBS.topic, names, actor="test", dry_run=True).planned == 3
+        assert operations.cancel(job_worlds.JOBS.topic, names, actor="test").changed == 3
 
 
+@as_role("reader")
 def _read_jobs() -> None:
     """Everything that people look at of jobs."""
     session = Session(USING)
@@ -377,23 +418,26 @@ def _recur() -> None:
     schedules.register(USING, {schedule_worlds.NAME: schedule_worlds.at_night(schedule_worlds.of_task())})
     schedules.note_seen(USING, [schedule_worlds.NAME])
     schedules.note_ended(USING, [schedule_worlds.NAME])
-    operations.run_recurring(schedule_worlds.NAME, actor="test")
-    operations.pause_recurring(schedule_worlds.NAME, actor="test")
-    operations.resume_recurring(schedule_worlds.NAME, actor="test")
-    assert [len(one.runs) for one in list_schedules(runs=2)] == [0, 2]
-    Schedule.objects.update(seen_at=0)
-    operations.delete_recurring(schedule_worlds.NAME, actor="test")
+    with as_role("operator"):
+        operations.run_recurring(schedule_worlds.NAME, actor="test")
+        operations.pause_recurring(schedule_worlds.NAME, actor="test")
+        operations.resume_recurring(schedule_worlds.NAME, actor="test")
+        with as_role("reader"):
+            assert [len(one.runs) for one in list_schedules(runs=2)] == [0, 2]
+        Schedule.objects.update(seen_at=0)
+        operations.delete_recurring(schedule_worlds.NAME, actor="test")
 
 
 def _debounce() -> None:
     """Debounced messages: replaced, bounded by the longest wait, cancelled, rescheduled, and left behind."""
-    publish("debounced", 0, key="k", coalesce="c", delay=60)
-    publish_many(
-        "debounced",
-        (Message(n, id=f"{n}", key="k", coalesce=f"c{n % 3}", delay=60 + n, max_delay=90) for n in range(12)),
-    )
-    cancel("1", topic="debounced")
-    reschedule("2", topic="debounced", delay=60)
+    with as_role("scheduler"):
+        publish("debounced", 0, key="k", coalesce="c", delay=60)
+        publish_many(
+            "debounced",
+            (Message(n, id=f"{n}", key="k", coalesce=f"c{n % 3}", delay=60 + n, max_delay=90) for n in range(12)),
+        )
+        cancel("1", topic="debounced")
+        reschedule("2", topic="debounced", delay=60)
     DebouncedMessage.objects.filter(message_id="0").update(deliver_by=1)
     OutboxMessage.objects.filter(topic="debounced", message_id__in="04").update(deliver_at=1)
     sequence()
@@ -418,7 +462,7 @@ def _give_up(sub: Sub, mode: str) -> None:
     superseding = QueueMessage.objects.filter(topic="coalesced").latest("offset")
     ref = GroupRef(mode, "coalesced")
     assert coalescing.is_superseding(Session(USING), ref, "k", superseding.offset, "given up")
-    groups.register_options(USING, ref, "filter", parse({"region": ["asia"]}).as_json(), actor="migrate")
+    _register(ref, "filter", parse({"region": ["asia"]}).as_json())
     sub.settle()
     time.sleep(0.11)
     sub.settle()
@@ -471,25 +515,22 @@ def _coalesce() -> None:
         consumer_group="", topic="gone", partition_key="k", coalesce_key="c", message_offset=10**12
     )
     assert coalescing.collect(USING)[0] == 1
-    content = message_history.read_history(
-        Session(USING), QueueMessage.objects.filter(topic="coalesced").latest("offset").offset, most=100, bounds=PAGES
-    ).content
-    assert content is not None
-    session, entry = Session(USING), content.entry
-    message_history.latest_with_key(session, content)
+    session = Session(USING)
+    with as_role("reader"):
+        newest = QueueMessage.objects.filter(topic="coalesced").latest("offset").offset
+        content = message_history.read_history(session, newest, most=100, bounds=PAGES).content
+        assert content is not None
+        message_history.latest_with_key(session, content)
     assert coalescing.has_keys(session, "coalesced")
-    assert coalescing.has_key(session, [entry.offset])
+    assert coalescing.has_key(session, [content.entry.offset])
 
 
+@as_role("operator")
 def _operate(ref: GroupRef) -> None:
-    """Everything that operators do to a group."""
+    """Everything that operators do to a group, and what the group does meanwhile."""
     session = Session(USING)
     mode = "ordered" if ref.group == "o" else "shared"
-    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
-    publish_many("t", (Message(number, key="k1", delay=1000) for number in range(5)))
-    held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
-    held.work(30)
-    held.flush()
+    held = _fail(ref, mode)
     pausing.pause(USING, ref, actor="test")
     pausing.resume(USING, ref, actor="test")
     operations.settings(*ref, {"prefetch": 200}, actor="test", dry_run=True)
@@ -522,56 +563,62 @@ def _operate(ref: GroupRef) -> None:
     assert retrying.retry(USING, ref, actor="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
-    for error in ("it broke down", ""):
-        heartbeats.report(USING, held.name, ref, error)
-    heartbeats.refuse(USING, "refuser", {"refused": "it cannot start"})
+    with as_role("subscriber"):
+        for error in ("it broke down", ""):
+            heartbeats.report(USING, held.name, ref, error)
+        heartbeats.refuse(USING, "refuser", {"refused": "it cannot start"})
     if mode == "ordered":
         assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
         assert leasing.revoke(USING, ref, ["k0", "k1"], actor="test") == 2
-    heartbeats.deregister(USING, held.name, [ref])
+    with as_role("subscriber"):
+        heartbeats.deregister(USING, held.name, [ref])
     assert heartbeats.remove(USING, held.name, actor="test", lease_ms=30_000) == 1
     for place in (seeking.position_of(USING, time_ms=session.now() - 1000), seeking.position_of(USING, "latest")):
         seeking.preview(USING, ref, place)
         seeking.seek(USING, ref, place, actor="test")
     dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
     assert redriving.count(USING, dead, most=2) == 2
-    assert "t_dlq" in dict(dead_letters.dlq_topics(session))
-    found = dead_letters.look(session, dead)
-    assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
-    for bounds in (PAGES, Bounds(errors=1, dead_letters=1)):
-        assert list_errors(using=USING, bounds=bounds).kinds
-    kind = next(one for one in list_errors(topic="t", group=ref.group, using=USING).kinds if one.dead_letters)
-    assert error_kinds.of_kind(session, found, kind.text, shown=error_kinds.whole_line).offsets
-    error_kinds.retrying_of_kind(session, ref, kind.text, shown=error_kinds.whole_line)
-    dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
-    full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
-    assert full is not None
-    message_history.recorded(session, full.listed.original_offset)
+    with as_role("reader"):
+        assert "t_dlq" in dict(dead_letters.dlq_topics(session))
+        found = dead_letters.look(session, dead)
+        assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
+        for bounds in (PAGES, Bounds(errors=1, dead_letters=1)):
+            assert list_errors(using=USING, bounds=bounds).kinds
+        kind = next(one for one in list_errors(topic="t", group=ref.group, using=USING).kinds if one.dead_letters)
+        assert error_kinds.of_kind(session, found, kind.text, shown=error_kinds.whole_line).offsets
+        error_kinds.retrying_of_kind(session, ref, kind.text, shown=error_kinds.whole_line)
+        dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
+        full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
+        assert full is not None
+        message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
     redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
     assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
     redriving.redrive(USING, dead, actor="test", limit=3)
-    scheduled = timetable.next_scheduled(USING, topic="t")
-    timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
-    ids = [one.outbox_id for one in scheduled]
-    assert timetable.topics_of(session, ids) == {"t"}
-    assert "t" in dict(timetable.topics(session))
-    assert list_scheduled(topic="t", limit=2).after
-    assert list_scheduled(limit=2).after
+    with as_role("reader"):
+        scheduled = timetable.next_scheduled(USING, topic="t")
+        timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
+        ids = [one.outbox_id for one in scheduled]
+        assert timetable.topics_of(session, ids) == {"t"}
+        assert "t" in dict(timetable.topics(session))
+        assert list_scheduled(topic="t", limit=2).after
+        assert list_scheduled(limit=2).after
     assert scheduling.count_scheduled(session, ids) == len(timetable.contents(session, ids)) == len(ids)
-    assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
-    assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
+    with as_role("scheduler"):
+        assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
+        assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
     del ids[4]
     assert "nope" not in log.known(session)
     assert rescheduling.cancel(USING, ids[:1], actor="test") == 1
     assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
     assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
     assert sequencing.idle_for(session) >= 0
-    was = sequencing.identify(USING)
-    Sequencer.objects.update(log_id="")  # as in tables that sqlmigrate made
-    assert sequencing.identify(USING) != was
-    Sequencer.objects.update(log_id=was)
-    rollups.add(USING, {ref: rollups.Tally(failed=1)})
+    with as_role("subscriber"):
+        was = sequencing.identify(USING)
+        Sequencer.objects.update(log_id="")  # as in tables that sqlmigrate made
+        assert sequencing.identify(USING) != was
+        Sequencer.objects.update(log_id=was)
+        rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     now = session.now()
     for by in (rollups.OF_GROUPS, rollups.OF_TOPICS):
@@ -580,15 +627,69 @@ def _operate(ref: GroupRef) -> None:
     delivery_events.of_message(session, places[:2])
     _look(session, ref, places)
     _look_at_operations(session, ref)
-    for collect in (delivery_events.collect, rollups.collect, audit.collect):
-        collect(USING)
+    with as_role("subscriber"):
+        for collect in (delivery_events.collect, rollups.collect, audit.collect):
+            collect(USING)
 
 
+@as_role("operator")
+def _register(ref: GroupRef, column: str, options: Any) -> None:
+    """Who runs ``migrate`` registers the options of handlers."""
+    groups.register_options(USING, ref, column, options, actor="migrate")
+
+
+@as_role("subscriber")
+def _fail(ref: GroupRef, mode: str = "ordered") -> Sub:
+    """Messages of which the group has failed some, and claimed others."""
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    publish_many("t", (Message(number, key="k1", delay=1000) for number in range(5)))
+    held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
+    held.work(30)
+    held.flush()
+    return held
+
+
+@as_role("operator")
+def _administer(ref: GroupRef) -> None:
+    """What operators do that reads or changes all there is."""
+    session = Session(USING)
+    held = _fail(ref)
+    with as_role("scheduler"):
+        publish_many("t", (Message(number, id=f"d{number}", coalesce=f"c{number}", delay=60) for number in range(2)))
+    assert operations.reschedule("t", ["d0"], None, actor="test").changed == 1
+    assert operations.cancel("t", ["d1"], actor="test").changed == 1
+    assert operations.pause(*ref, actor="test", dry_run=True).planned
+    assert operations.redrive("t", actor="test", limit=2, dry_run=True).planned == 2
+    letter = QueueMessage.objects.filter(topic="t_dlq").latest("offset")
+    assert operations.redrive("t", ids=[letter.original_id], group=letter.failed_group, actor="test", dry_run=True)
+    with pytest.raises(OperationRefused):
+        operations.redrive("t", group="nobody", actor="test")
+    assert operations.edit("t", "new", offset=letter.offset, actor="test", dry_run=True).planned
+    waiting = DeliveryState.objects.filter(consumer_group=ref.group, retry_count=1)
+    failed = QueueMessage.objects.get(offset=waiting.values_list("message_offset", flat=True)[0])
+    assert operations.retry(*ref, ids=[failed.message_id], actor="test", dry_run=True).planned == 1
+    assert heartbeats.count_lost(session, "nobody", 30_000) == 0
+    assert held.name in heartbeats.versions(session, 30_000)
+    assert list(pruning.prune(USING, dry_run=True))
+    assert sequencing.count_due(session) == 1
+    assert steps._locked_text(session, ref, 1)
+    run(USING, lambda session: seeking._begin(session, ref, Position(0), "test", ""))  # It is interrupted.
+    CoalesceKey.objects.create(
+        consumer_group=ref.group, topic=ref.topic, partition_key="k1", coalesce_key="c", message_offset=0
+    )
+    Slots.objects.create(consumer_group=ref.group, topic=ref.topic, limit_key="k1", subscriber_name="s", full_at=0)
+    with as_role("subscriber"):
+        heartbeats.deregister(USING, held.name, [ref])
+    assert operations.drop_group(*ref, actor="test").changed
+
+
+@as_role("reader")
 def _glance(session: Session, ref: GroupRef) -> None:
     """Everything that people see at a glance, with a backlog."""
-    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
-    publish("unread", 1)
-    sequence()
+    with as_role("subscriber"):
+        publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+        publish("unread", 1)
+        sequence()
     found = get_overview(using=USING)
     assert found.lag.value > 60
     assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
@@ -633,6 +734,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert ref in groups.registered_refs(USING)
 
 
+@as_role("reader")
 def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     """Everything that people look at in the log."""
     listing = list_messages(using=USING, limit=10)
@@ -670,7 +772,8 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
         delivered_by="s",
         invisible_until=2**50,
     )
-    coalescing.note(session, [(*due.ref, entry.key, "c", 0, 0)])
+    with as_role("subscriber"):
+        coalescing.note(session, [(*due.ref, entry.key, "c", 0, 0)])
     found_reason = reasons.why(session, keyed, due, live, session.now())
     assert found_reason is not None
     assert found_reason.kind == "coalesced"
@@ -680,18 +783,20 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     message_history.successors(session, ref, entry.key, entry.offset, content)
 
 
+@as_role("operator")
 def _look_at_operations(session: Session, ref: GroupRef) -> None:
     """The audit log, and who has paused a group."""
     pausing.pause(USING, ref, actor="test")
     paused = operations_log.pause_of(session, ref, registered_at=0)
     assert paused is not None
     audit.touch(session, paused.id)
-    for state in ("running", "interrupted", "ended", None):
-        wanted = OperationFilter(topics=["t", "t_dlq"], actor="test", state=state)
-        operations_log.look(session, wanted, before=paused.id, limit=3)
-    assert operations_log.look(session, OperationFilter(), limit=3).before
-    for topics in (None, ["t", "t_dlq"]):
-        assert operations_log.count_unfinished(session, topics).interrupted == 0
+    with as_role("reader"):
+        for state in ("running", "interrupted", "ended", None):
+            wanted = OperationFilter(topics=["t", "t_dlq"], actor="test", state=state)
+            operations_log.look(session, wanted, before=paused.id, limit=3)
+        assert operations_log.look(session, OperationFilter(), limit=3).before
+        for topics in (None, ["t", "t_dlq"]):
+            assert operations_log.count_unfinished(session, topics).interrupted == 0
     pausing.resume(USING, ref, actor="test")
 
 

@@ -3,73 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from django.db import connection
 
 from django_mysqlqueue.sql import dialect_of
 from tests.conftest import QUEUE_MODELS
 from tests.support.rooms import module_of
+from tests.support.statement_names import name_of, without_lock
 
 TABLES = {model._meta.db_table for model in QUEUE_MODELS}
-MAY_WALK = {
-    "inspection.topics.read_topics": "counts, for people",
-    "inspection.subscribers.read_subscribers": "reads all subscribers of a day, for people",
-    "inspection.refusals._started": "reads all subscribers of a day, for people, if one has refused to start",
-    "inspection.deaths.read": "reads all subscribers of a day, for people",
-    "inspection.partitions.shares": "counts the leases, of partitions that have work, for people",
-    "service.archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC that waits for it",
-    "service.retention._next_group": "lists the groups, once in a round of GC",
-    "service.job_messages._in_outbox": "reads the ids of all that is scheduled, if a job has no message elsewhere",
-    "service.scheduling.find": "reads the ids of all that is scheduled, once for each cancel",
-    "service.heartbeats.remove": "reads all subscribers of a day, by an operator",
-    "service.heartbeats.names": "reads all subscribers of a day, by an operator",
-    "service.log.known": "lists the groups, by an operator",
-    "service.log.used": "lists the collected topics, at the start of a subscriber and by an operator",
-    "service.heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
-}
-"""Functions whose statements may read a whole table, and why."""
-MAY_SORT = {
-    "service.sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
-    "operations.retrying._pages": "on SQLite those of one due time, 500 at a time",
-    "inspection.scheduled.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
-    "service.polling.read_news": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
-    "inspection.outbox.read_outbox": "the topics of the messages that the LIMIT inside has let through",
-    "inspection.refusals.read_refusals": "a row for each process that has refused to start in the last day",
-    "service.rollups.sums": "for people, a row for each group, or for each topic and minute",
-}
-"""Functions whose statements may sort or group in a temporary table, and what."""
-CAPPED = {
-    "inspection.backlog.held": "deliveries, up to 10,000",
-    "inspection.backlog.claimed": "deliveries, up to 10,000, by partition",
-    "service.unclaimed.count": "messages, up to 10,000",
-    "inspection.outbox.read_outbox": "messages, up to 10,000",
-    "inspection.partitions._counts": "messages, up to 1,000 of each partition, 10,000 in a statement of a survey",
-    "service.partitions.last_offsets": "messages, four for each partition that is wanted, if the server does not jump",
-    "inspection.dead_letters.count_by_group": "dead letters, up to 10,000 of a topic",
-    "inspection.groupless._look": "messages, up to 10,000 of a topic",
-}
-"""Functions that count, for people, and no further than that."""
-SORT_ON_SQLITE = {
-    "inspection.queue_problems._with_leases": "leases of at most 100 lost subscribers",
-    "inspection.overview._registered": "the groups",
-    "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
-    "inspection.backlog.claimed": "up to 10,000, by partition",
-    "inspection.busy.read_busy": "up to 10,000 deliveries of a group, by subscriber",
-    "inspection.outbox.read_outbox": "up to 10,000, by topic",
-    "inspection.jobs._places": "jobs of the same millisecond, or all that have not ended, by id",
-    "inspection.task_problems.jobs_of": "jobs of the same millisecond, by id",
-    "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
-    "inspection.partitions.owned": "those of one owner",
-    "service.groups.registered_refs": "the groups",
-    "operations.replaying._insert": "the originals of one transaction",
-    "service.job_messages._page": "results that have not ended, by id",
-}
-"""Functions for people that sort there what the servers read in order or do not sort."""
+FEW, COUNTED = 6000, 25_000
+"""Rows that a statement may read: more than any LIMIT here lets through, as a plan of type ref may stand for a whole
+topic; and those that a statement may read that counts up to 10,000 of them, for people."""
+EXCEPTIONS = Path(__file__).parent.parent / "sql" / "exceptions.txt"
 SMALL = {
     "queue_consumer_groups": "a row for each group",
     "queue_sequencer": "one row",
@@ -82,12 +35,22 @@ SMALL = {
 class Sent:
     """A statement of the service layer, as it was sent."""
 
-    function: str
+    name: str
+    """See ``statement_names``."""
     sql: str
     plan: list[tuple[str, str]]
     """(base table, what the plan says against it); only of statements that were explained."""
     reads: int
     """Rows and index entries that the engine was asked for; 0 on SQLite, which does not count."""
+
+    def faults(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """What speaks against it, and the kinds of exceptions of which one lets it pass."""
+        for table, what in self.plan:
+            if table not in SMALL:
+                sorts = "sort" in what.lower() or "using temporary" in what
+                yield f"{table}: {what}", ("sort", "walk") if sorts else ("walk",)
+        if self.reads > FEW:
+            yield f"{self.reads} rows", ("count", "walk") if self.reads <= COUNTED else ("walk",)
 
 
 @dataclass
@@ -95,6 +58,8 @@ class Recorder:
     """Explains each statement of the service layer just before it runs, with its real parameters."""
 
     sent: list[Sent] = field(default_factory=list)
+    senders: set[str] = field(default_factory=set)
+    """The functions that have sent something."""
     _seen: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _inside: bool = False
     _before: int | None = None
@@ -103,14 +68,15 @@ class Recorder:
     def __call__(self, execute, sql, params, many, context):
         if self._inside:
             return execute(sql, params, many, context)
-        function = _sender()
+        if (function := sender()) is not None:
+            self.senders.add(function)
         if function is None or not re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql):
             self._before = None
             return execute(sql, params, many, context)
         plan, before, self._before = [], self._before, None
         self._inside = True
         try:
-            shape = _shape(sql)
+            shape = shape_of(sql)
             # One plan does not stand for all: it depends on the values. Three are enough to see a change.
             if self._seen[shape] < 3 and not re.match(r"INSERT\b(?!.*\bSELECT\b)", sql, re.DOTALL):
                 self._seen[shape] += 1
@@ -118,7 +84,7 @@ class Recorder:
             before = _reads() if before is None else before
             result = execute(sql, params, many, context)
             self._before = _reads()
-            self.sent.append(Sent(function, sql, plan, max(0, self._before - before)))
+            self.sent.append(Sent(name_of(sql), sql, plan, max(0, self._before - before)))
         finally:
             self._inside = False
         return result
@@ -126,16 +92,42 @@ class Recorder:
     def reads(self) -> int:
         return sum(one.reads for one in self.sent)
 
-    def complaints(self) -> list[str]:
-        return [
-            f"{one.function}: {table}: {what}\n    {one.sql[:600]}"
-            for one in self.sent
-            if one.function not in MAY_WALK
-            for table, what in one.plan
-            if not (one.function in MAY_SORT and ("sort" in what.lower() or "using temporary" in what))
-            if not (connection.vendor == "sqlite" and one.function in SORT_ON_SQLITE and "sort" in what)
-            if table not in SMALL
-        ]
+    def faults(self) -> tuple[list[str], set[tuple[str, str]]]:
+        """What speaks against statements, and which exceptions, as (kind, name), were needed.
+
+        A statement that may read a whole table may sort it, too.
+        """
+        found: list[str] = []
+        needed: set[tuple[str, str]] = set()
+        exceptions = excepted(dialect_of(connection).name)
+        for one in self.sent:
+            for what, kinds in one.faults():
+                kind = next((kind for kind in kinds if (kind, one.name) in exceptions), None)
+                if kind is None:
+                    found.append(f"{one.name}: {what}\n    {one.sql[:600]}")
+                else:
+                    needed.add((kind, one.name))
+        return found, needed
+
+
+@functools.cache
+def excepted(engine: str) -> frozenset[tuple[str, str]]:
+    """Kind and name of the exceptions of an engine."""
+    lines = (line.split(" | ") for line in EXCEPTIONS.read_text().splitlines() if not line.startswith("#"))
+    is_sqlite = engine == "sqlite"
+    mine = {"all", engine, "" if is_sqlite else "servers"}
+    return frozenset(
+        (kind, without_lock(name) if is_sqlite else name)
+        for kinds, engines, name, _why in lines
+        for kind in kinds.split()
+        if mine & set(engines.split())
+    )
+
+
+def unneeded(needed: set[tuple[str, str]], *kinds: str) -> list[str]:
+    """The exceptions of these kinds that nothing has needed on the engine under test."""
+    left = {one for one in excepted(dialect_of(connection).name) - needed if one[0] in kinds}
+    return [f"no longer needed: {kind} | {name}" for kind, name in sorted(left)]
 
 
 @contextlib.contextmanager
@@ -145,7 +137,7 @@ def recorded() -> Iterator[Recorder]:
         yield recorder
 
 
-def _sender() -> str | None:
+def sender() -> str | None:
     """The function of the service layer that sends a statement, as module.function; None: it is another's."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -156,7 +148,7 @@ def _sender() -> str | None:
     return None
 
 
-def _shape(sql: str) -> str:
+def shape_of(sql: str) -> str:
     """The statement without how often a term is repeated."""
     text = re.sub(r"\d+", "N", sql)
     text = re.sub(r"(\([%s, ]+\))(, \1)+", r"\1", text)

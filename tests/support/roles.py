@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connection
 
-import django_mysqlqueue
 from django_mysqlqueue.grants import ROLES
-from tests.support.recorded_statements import _shape
+from tests.support.recorded_statements import sender, shape_of
 
-PACKAGE = Path(django_mysqlqueue.__file__).parent
 DENIED = (1142, 1143, 1370)
 """No privilege on a table, on a column, on a procedure."""
 PASSWORD = "role"  # noqa: S105
+ALSO = {"publisher": ("scheduler", "subscriber"), "scheduler": ("subscriber",), "reader": ("operator",)}
+"""Roles that may do what another one may."""
 
 
 def user_of(role: str) -> str:
@@ -64,55 +62,29 @@ def denied(own: Any, sql: str, params: Any = ()) -> bool:
     return False
 
 
+_working: list[str] = []
+"""The roles whose work is being done; the last one is meant."""
+
+
+@contextlib.contextmanager
+def as_role(role: str) -> Iterator[None]:
+    """What the queue sends inside is the work of this role."""
+    assert role in ROLES
+    _working.append(role)
+    try:
+        yield
+    finally:
+        _working.pop()
+
+
 class Statements:
-    """One statement of each shape, and the roles whose work sends it, by what is on the stack."""
+    """One statement of each shape of each role's work, which also is the work of those who may do more."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, tuple[str, Any]]] = {role: {} for role in ROLES}
 
     def __call__(self, execute, sql, params, many, context):
-        if re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql) and re.search(r"queue_|django_migrations", sql):
-            for role in _roles():
-                self.of[role].setdefault(_shape(sql), (sql, params))
+        if _working and sender() is not None and re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql):
+            for role in (_working[-1], *ALSO.get(_working[-1], ())):
+                self.of[role].setdefault(shape_of(sql), (sql, params))
         return execute(sql, params, many, context)
-
-
-def _roles() -> set[str]:
-    rooms, functions = set(), set()
-    frame = sys._getframe(2)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if PACKAGE in path.parents:
-            rooms.add(path.relative_to(PACKAGE).parts[0])
-            functions.add(f"{path.stem}.{frame.f_code.co_name}")
-        frame = frame.f_back
-    if "operations" in rooms:
-        return {"operator"}
-    if rooms & {"inspection", "tails", "management"} or "schedules.read_all" in functions:
-        return {"reader", "operator"}
-    if "runtime" in rooms or "handlers._insert" in functions:  # which inserts results of messages that have none
-        return {"subscriber"}
-    if functions & {"publishing._insert_chunk"}:
-        return (
-            {"scheduler", "subscriber"}
-            if "debouncing.remember" in functions
-            else {"publisher", "scheduler", "subscriber"}
-        )
-    if functions & {"job_rows.insert", "job_stages.insert"} and "job_rows.insert_unique" not in functions:
-        return {"publisher", "scheduler", "subscriber"}
-    if functions & {
-        "scheduling.cancel",
-        "scheduling.reschedule",
-        "job_results.request_cancel",
-        "job_rows.insert_unique",
-    }:
-        return {"scheduler", "subscriber"}
-    if functions & {"leasing.revoke", "heartbeats.remove"}:
-        return {"operator"}
-    if "audit.collect" in functions:
-        return {"subscriber"}
-    if "service" in rooms <= {"service", "sql", "managers.py", "models"} and not any(
-        name.startswith("audit.") for name in functions
-    ):
-        return {"subscriber"}
-    return set()
