@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_mysqlqueue.sql import dialect_of
 from tests.conftest import empty
 from tests.sql.scenario import scenario
 from tests.support.recorded_statements import SMALL, excepted, sender, shape_of, unneeded
@@ -90,7 +89,7 @@ class Plans:
         """Statements that read a table by more than one index, or the whole of it; and exceptions without need."""
         found: list[str] = []
         needed: set[tuple[str, str]] = set()
-        exceptions = excepted(dialect_of(connection).name)
+        exceptions = excepted()
         for (shape, alias), indexes in self.found.items():
             name = self._name(shape)
             for kind, what in self._faults(shape, alias, indexes):

@@ -99,7 +99,7 @@ class Recorder:
         """
         found: list[str] = []
         needed: set[tuple[str, str]] = set()
-        exceptions = excepted(dialect_of(connection).name)
+        exceptions = excepted()
         for one in self.sent:
             for what, kinds in one.faults():
                 kind = next((kind for kind in kinds if (kind, one.name) in exceptions), None)
@@ -110,23 +110,29 @@ class Recorder:
         return found, needed
 
 
+def excepted() -> frozenset[tuple[str, str]]:
+    """Kind and name of the exceptions of the engine under test, and of its version."""
+    engine = dialect_of(connection).name
+    if engine == "sqlite":
+        return frozenset((kind, without_lock(name)) for kind, name in _excepted("all", engine))
+    version = ".".join(map(str, connection.mysql_version[:2]))
+    return _excepted("all", "servers", engine, f"{engine}-{version}")
+
+
 @functools.cache
-def excepted(engine: str) -> frozenset[tuple[str, str]]:
-    """Kind and name of the exceptions of an engine."""
+def _excepted(*mine: str) -> frozenset[tuple[str, str]]:
     lines = (line.split(" | ") for line in EXCEPTIONS.read_text().splitlines() if not line.startswith("#"))
-    is_sqlite = engine == "sqlite"
-    mine = {"all", engine, "" if is_sqlite else "servers"}
     return frozenset(
-        (kind, without_lock(name) if is_sqlite else name)
+        (kind, name)
         for kinds, engines, name, _why in lines
         for kind in kinds.split()
-        if mine & set(engines.split())
+        if not set(mine).isdisjoint(engines.split())
     )
 
 
 def unneeded(needed: set[tuple[str, str]], *kinds: str) -> list[str]:
     """The exceptions of these kinds that nothing has needed on the engine under test."""
-    left = {one for one in excepted(dialect_of(connection).name) - needed if one[0] in kinds}
+    left = {one for one in excepted() - needed if one[0] in kinds}
     return [f"no longer needed: {kind} | {name}" for kind, name in sorted(left)]
 
 
