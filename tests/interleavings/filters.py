@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from django_mysqlqueue.models import CoalesceKey
-from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.refs import GroupRef
 from tests.crash.worlds import G
+from tests.interleavings import results
 from tests.interleavings.engine import Run
 from tests.interleavings.operations import Operation
 from tests.interleavings.pictures import Names
@@ -26,8 +26,7 @@ def claimed_under_another(operations: Sequence[Operation], start: Start, run: Ru
     changes = [_changed_at(run, thread) for thread, one in _threads(operations) if one.changes is not None]
     changed = min((place for place in changes if place is not None), default=len(run.steps))
     for thread, one in _threads(operations):
-        claim = run.results.get(thread)
-        if one.filters is None or not isinstance(claim, Claim) or not claim.looked_at:
+        if one.filters is None or not results.has_looked(run.results.get(thread)):
             continue
         ended = max(place for place, step in enumerate(run.steps) if step.thread == thread and step.releases)
         if (ended > changed) != (one.filters != start.filters[0]):

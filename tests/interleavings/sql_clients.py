@@ -25,7 +25,7 @@ def call(procedure: str, *values: Any) -> list[dict[str, Any]]:
         except OperationalError as error:
             if error.args[0] != REFUSED:
                 raise
-            return [{"refused": error.args[1]}]
+            return [{"refused": True}]
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         while cursor.nextset():
@@ -43,7 +43,7 @@ def outcome(a: Actor, procedure: str, message: str, *values: Any) -> str:
 def _(a: Actor) -> object:
     rows = call("queue_claim", 100)
     if rows and "refused" in rows[0]:
-        return rows[0]["refused"]
+        return "refused"
     for row in rows:
         a.tokens.setdefault(abs(int(row["handle"].split(":")[1])), f"{a.name}sql")
     return [[row["offset"], row["attempt"]] for row in rows]

@@ -42,7 +42,7 @@ def test_a_recorded_schedule(db, found, one):
     trial = found.trial(pairs()[one.pair])
     verdict = explore.replay(trial, one.schedule)
     assert verdict.name == one.schedule, "it was another schedule"
-    assert all(ended for *_, ended in verdict.outcome["operations"]), "a record has not ended"
+    assert all(one.ended_at for one in verdict.after.operations), "a record has not ended"
     report = explore.judge(trial, one.schedule)
     assert not report.deadlocks
     assert exploration.findings(report, Known.read()) == []

@@ -22,7 +22,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import Clock, empty
 from tests.crash.crashes import DLQ
 from tests.crash.worlds import OTHER, G
-from tests.interleavings import filters, pictures, schedules
+from tests.interleavings import filters, pictures, results, schedules
 from tests.interleavings import steps as statements
 from tests.interleavings.engine import Director, Engine, Run
 from tests.interleavings.operations import Actor, Operation
@@ -207,9 +207,9 @@ class Trial:
         names = Names(after, self._names)
         outcome: Picture = {
             "results": {
-                thread: pictures.result(value, names)
+                thread: results.result(value, names)
                 if (raised := run.errors[thread]) is None
-                else pictures.error(raised, names)
+                else results.error(raised, names)
                 for thread, value in run.results.items()
             },
             **pictures.picture(after, names, tokens),
@@ -263,7 +263,7 @@ class Trial:
             broken += [
                 f"{verdict.names.at(offset)} was undone and is still held"
                 for (_, _, offset), row in after.state.items()
-                if not row.acked and tokens.get(abs(row.delivery_token), "").startswith(self.pair.undone)
+                if not row.acked and tokens.get(row.claim, "").startswith(self.pair.undone)
             ]
         if self.pair.once:
             broken += [f"{name} was handled {count} times" for name, count in verdict.handled.items() if count > 1]

@@ -21,8 +21,7 @@ REGIONS = ("eu", "us", ["eu", "us"], "asia")
 
 def filter_of(group: Group) -> FilterPolicy | None:
     """The filter that applies to a group: an override, or else the registered one."""
-    overrides = json.loads(group.overrides)
-    policy = overrides["filter"]["value"] if "filter" in overrides else json.loads(group.filter)
+    policy = group.overridden.get("filter", group.registered_filter)
     return parse(policy) if policy else None
 
 

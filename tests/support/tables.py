@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,6 +88,16 @@ class Group(NamedTuple):
     overrides: str = "{}"
     filter: str = "{}"
 
+    @property
+    def overridden(self) -> dict[str, Any]:
+        """The options that operators have overridden, by name."""
+        return {name: one["value"] for name, one in sorted(json.loads(self.overrides).items())}
+
+    @property
+    def registered_filter(self) -> dict[str, Any]:
+        """The filter as it was registered; empty: none."""
+        return dict(json.loads(self.filter))
+
 
 class Offsets(NamedTuple):
     """Watermark and cursor."""
@@ -105,6 +116,16 @@ class State(NamedTuple):
     invisible_until: int = 0
     delivered_at: int = 0
     last_error: str = ""
+
+    @property
+    def claim(self) -> int:
+        """The token that its claim drew; 0: nobody has it in flight."""
+        return abs(self.delivery_token)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it was claimed as a suspected poison message."""
+        return self.delivery_token < 0
 
 
 class Heartbeat(NamedTuple):
@@ -158,6 +179,16 @@ class Schedule(NamedTuple):
     skipped: int
     paused_at: int
     seen_at: int
+
+    @property
+    def every_ms(self) -> int:
+        """The interval of its ticks in milliseconds."""
+        return int(json.loads(self.definition)["every_ms"])
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The positional arguments of its jobs."""
+        return list(json.loads(self.definition)["payload"]["args"])
 
 
 class Effect(NamedTuple):
