@@ -5,7 +5,7 @@
 # make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
 # make coverage       run the same and measure the coverage of the package, branches included
 # make test-slow      run the slow tests: the archive under SIGKILL, server settings, rolling upgrades, the declarative pipeline
-# make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD=)
+# make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD= STATEMENTS=)
 # make soak           kill, freeze and disconnect a running queue for MINUTES=n, then account for every message (ENGINE=mariadb|mysql SEED=n REPORT=folder)
 # make conformance    test backends for django.tasks in throw-away environments, and write docs/reference/task-backends.md
 # make lint           run ruff, mypy and the import contracts
@@ -90,7 +90,7 @@ soak: check-python
 
 explore: check-python
 	$(PYTHON) tools/run_explore.py --engine $(ENGINE) --bound $(BOUND) --statistics $(STATISTICS) --jobs $(JOBS) \
-		$(if $(ONLY),--only "$(ONLY)") $(if $(REPLAY),--replay "$(REPLAY)") $(if $(RECORD),--record)
+		$(if $(ONLY),--only "$(ONLY)") $(if $(REPLAY),--replay "$(REPLAY)") $(if $(RECORD),--record) $(if $(STATEMENTS),--statements)
 
 conformance: check-python
 	$(PYTHON) tools/conformance.py run

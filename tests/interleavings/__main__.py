@@ -24,7 +24,7 @@ django.setup()
 from django.core.management import call_command  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from tests.interleavings import exploration, explore, reasons  # noqa: E402
+from tests.interleavings import exploration, explore, reasons, statements  # noqa: E402
 from tests.interleavings.exploration import Exploration, exploring  # noqa: E402
 from tests.interleavings.explore import Report, Unserial  # noqa: E402
 from tests.interleavings.known import FOLDER, Known  # noqa: E402
@@ -50,6 +50,11 @@ def main() -> int:
     parser.add_argument(
         "--record", action="store_true", help="add what is new and has a reason to the expected results"
     )
+    parser.add_argument(
+        "--statements",
+        action="store_true",
+        help="record the statements of each operation on this server, then exit",
+    )
     options = parser.parse_args()
     known_pairs = pairs()
     chosen = [
@@ -66,6 +71,9 @@ def main() -> int:
     chosen = chosen[place - 1 :: number]
     call_command("migrate", verbosity=0, run_syncdb=True)
     with exploring(options.statistics) as found:
+        if options.statements:
+            statements.record(statements.sent(found))
+            return 0
         if options.replay is not None:
             if len(chosen) > 1:
                 parser.error(f"--replay: {len(chosen)} pairs have {options.only!r} in their names; add --exact")

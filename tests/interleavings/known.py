@@ -50,7 +50,7 @@ class Known:
     def read(cls, folder: Path = FOLDER) -> Known:
         known = cls()
         pair = digest = ""
-        for line in _lines(folder / "outcomes.txt"):
+        for line in lines_of(folder / "outcomes.txt"):
             if line.startswith(DETAIL):
                 known.outcomes[pair][digest] = known.outcomes[pair][digest]._replace(unlike=line.removeprefix(DETAIL))
             elif line.startswith("  "):
@@ -59,12 +59,12 @@ class Known:
             else:
                 pair = line
         statement = ""
-        for line in _lines(folder / "waits.txt"):
+        for line in lines_of(folder / "waits.txt"):
             if line.startswith("  "):
                 known.waits.update(f"{statement}{ARROW}{holder.strip()}" for holder in line.split(";"))
             else:
                 statement = line
-        for line in _lines(folder / "deadlocks.txt"):
+        for line in lines_of(folder / "deadlocks.txt"):
             what, _, why = line.partition(" : ")
             known.deadlocks[what] = why
         return known
@@ -98,7 +98,8 @@ class Known:
             yield "  " + "; ".join(names)
 
 
-def _lines(path: Path) -> Iterable[str]:
+def lines_of(path: Path) -> Iterable[str]:
+    """The lines of a file without comments."""
     if path.exists():
         for line in path.read_text().splitlines():
             if line.strip() and not line.startswith("#"):

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from django_mysqlqueue.service import audit
-from tests.interleavings import exploration, explore, schedules
+from tests.interleavings import exploration, explore, schedules, statements
 from tests.interleavings.engine import ToolError
 from tests.interleavings.exploration import exploring
 from tests.interleavings.known import Known
@@ -63,6 +63,12 @@ def test_a_sample_of_all_pairs(db, found):
     print(f"{number} pairs, seed {SEED}")
     assert not problems, "\n".join(problems)
     assert number > 50
+
+
+def test_each_operation_sends_the_statements_that_are_recorded(db, found):
+    """``make explore STATEMENTS=1`` records them anew."""
+    sent, recorded = statements.sent(found), statements.read(statements.server())
+    assert sent == recorded
 
 
 def test_every_function_that_writes_is_in_a_pair(db, found, monkeypatch):

@@ -1,4 +1,4 @@
-"""Recorded outcomes hold what things mean."""
+"""Recorded outcomes hold what things mean, and statements what each server gets: without a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.steps import Stopped
 from django_mysqlqueue.service.deliveries import Action
-from tests.interleavings import pictures, results
+from tests.interleavings import pictures, results, statements
 from tests.interleavings.pictures import FIRST_OFFSET, Names
 from tests.support.tables import Logged, Tables
 
@@ -42,3 +42,19 @@ def test_a_result_of_an_unknown_class_needs_a_meaning():
 def test_each_action_and_each_operation_under_way_has_a_word():
     assert results.ACTIONS.keys() == {*Action}
     assert pictures.UNDER_WAY.keys() == {*ConsumerGroup.AfterSeek}
+
+
+def test_what_one_server_gets_is_recorded_beside_the_other(tmp_path, monkeypatch):
+    path = tmp_path / "statements.txt"
+    for server, sent in (
+        ("mysql", {"busy: beat": "3 | insert:subscriber_heartbeats commit", "busy: claim": "9 | lock:offsets"}),
+        ("mariadb", {"busy: beat": "3 | insert:subscriber_heartbeats commit", "busy: claim": "8 | lock:offsets"}),
+    ):
+        monkeypatch.setattr(statements, "server", lambda server=server: server)
+        statements.record(sent, path)
+        assert statements.read(server, path) == sent
+    assert path.read_text().splitlines()[len(statements.HEAD) :] == [
+        "busy: beat | 3 | insert:subscriber_heartbeats commit",
+        "busy: claim | 8 | lock:offsets | mariadb",
+        "busy: claim | 9 | lock:offsets | mysql",
+    ]
