@@ -154,11 +154,14 @@ class Fleet:
                 slot.was_killed = True
         os.kill(pid, signal.SIGKILL)
 
-    def terminate(self, slot: Slot) -> None:
-        """Ask a process to end. It is restarted as if it had ended by itself."""
-        if slot.pid is not None:
-            slot.was_terminated = True
-            os.kill(slot.pid, signal.SIGTERM)
+    def terminate(self, slot: Slot) -> list[int]:
+        """Ask a process to end, and return it and its children. It is restarted as if it had ended by itself."""
+        if slot.pid is None:
+            return []
+        ending = [slot.pid, *children_of(slot.pid)]
+        slot.was_terminated = True
+        os.kill(slot.pid, signal.SIGTERM)
+        return ending
 
     def workers(self, *, spared: bool) -> list[int]:
         """Return the pids of the processes that run handlers: supervisors' children, and unsupervised processes."""

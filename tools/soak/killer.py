@@ -170,13 +170,10 @@ class Killer:
         if not slots:
             return None
         slot = slots[int(action.draw * len(slots))]
-        pid = slot.pid
-        assert pid is not None
-        children = children_of(pid)
-        self._fleet.terminate(slot)
-        for one in (pid, *children):
+        ending = self._fleet.terminate(slot)
+        for one in ending:
             self._note(action.kind, records.now(), one)
-        return f"process {pid}"
+        return f"process {ending[0]}"
 
     def _kill_again(self, action: Action) -> str | None:
         """Kill those that take over the messages of killed processes, too: one process per second."""

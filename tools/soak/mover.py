@@ -110,8 +110,8 @@ class Mover:
 
     def _restart(self, slot: Slot) -> Iterator[str]:
         """Restart a process, unless it has been restarted with the new settings already."""
-        starts, until = slot.starts, time.monotonic() + PATIENCE
-        self._fleet.terminate(slot)
+        starts, until, now = slot.starts, time.monotonic() + PATIENCE, records.now()
+        self.troubles += [Trouble(plan.DEPLOY, now, now, one) for one in self._fleet.terminate(slot)]
         while slot.starts == starts or not (slot.is_publisher or self._fleet.has_started(slot)):
             if time.monotonic() > until:
                 raise TimeoutError(f"{slot.name} did not restart")
