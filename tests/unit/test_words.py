@@ -1,11 +1,9 @@
-"""Every text uses the terms of docs/reference/glossary.md, and none of the phrases that readers stumbled over."""
+"""What users read has the terms of docs/reference/glossary.md, and none of the phrases that readers stumbled over."""
 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +51,7 @@ DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
 TEMPLATES = [*(ROOT / "django_mysqlqueue").rglob("*.html"), *(ROOT / "example_project").rglob("*.html")]
 SOURCES = [
     path
-    for folder in ("django_mysqlqueue", "example_project", "tools", "benchmarks", "pyspark_mysqlqueue")
+    for folder in ("django_mysqlqueue", "example_project", "pyspark_mysqlqueue")
     for path in (ROOT / folder).rglob("*.py")
     if path.parent.name != "migrations"  # what is in them cannot be taken back
 ]
@@ -62,17 +60,19 @@ NOT_ENGLISH = {"docs/reference/glossary.md"}
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields what a person reads in a file, with its line: a document's text, or a module's strings and comments."""
+    """Yields what a user reads in a file, with its line: a document's text, or a module's strings without docstrings.
+
+    Docstrings of the public API are in the reference, which is a document.
+    """
     source = path.read_text()
     if path.suffix != ".py":
         text = re.sub(r"```.*?```|`[^`\n]*`", lambda found: re.sub(r"[^\n]", " ", found[0]), source, flags=re.DOTALL)
         yield 1, text
         return
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield node.lineno, re.sub(r"``.*?``", "", node.value)
 
 
