@@ -152,14 +152,14 @@ def log_id(session: Session) -> str:
 def identify(using: str) -> str:
     """Return the id of a log, and give it one if it has none.
 
-    Its row is missing in a flushed database, and has an empty id if only the migrations' SQL was run (``sqlmigrate``).
+    Its row is missing in a flushed database, and where only the migrations' SQL was run (``sqlmigrate``).
     """
-    session = Session(using)
-    if found := log_id(session):
-        return found
-    run(using, take_mutex)
-    session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
-    return log_id(session)
+
+    def insert(session: Session) -> str:
+        take_mutex(session)
+        return log_id(session)
+
+    return log_id(Session(using)) or run(using, insert)
 
 
 @dataclass(frozen=True, slots=True)

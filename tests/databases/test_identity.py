@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.core.checks import Tags, run_checks
@@ -104,20 +105,13 @@ def test_a_log_has_an_id_from_its_creation(queue_db):
     assert identify(QUEUE) == Sequencer.objects.using(QUEUE).get().log_id != identify("default")
 
 
-def test_a_log_whose_row_has_no_id_gets_one(queue_db):
-    """As after ``migrate --fake``, with the tables of ``sqlmigrate``: only the migration's Python inserts an id."""
-    for alias in ("default", QUEUE):
-        Sequencer.objects.using(alias).create(pk=1, log_id="", last_offset=7, routes="{}")
-        assert uuid.UUID(identify(alias))
-        assert identify(alias) == Sequencer.objects.using(alias).get().log_id
-    assert identify("default") != identify(QUEUE)
-    assert Sequencer.objects.get().last_offset == 7
-
-
-def test_an_id_that_is_missing_is_filled_while_the_log_is_in_use(queue_db):
-    Sequencer.objects.create(pk=1, log_id="")
-    first, second = (in_thread(lambda: identify("default")) for _ in range(2))
-    assert uuid.UUID(first) == uuid.UUID(second)
+def test_a_log_without_a_row_gets_one_id_from_several_at_once(queue_db):
+    """As in a flushed database, and with the tables of ``sqlmigrate``."""
+    assert not Sequencer.objects.exists()
+    with ThreadPoolExecutor(4) as pool:
+        ids = {one.result() for one in [pool.submit(in_thread, lambda: identify("default")) for _ in range(4)]}
+    assert ids == {Sequencer.objects.get().log_id}
+    assert uuid.UUID(*ids)
 
 
 def test_empty_ids_are_not_compared(queue_db, settings, no_handlers, monkeypatch):

@@ -105,8 +105,9 @@ def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db):
         faults += found
         needed |= used
         assert lag("o") == lag("s") == 0
-        if connection.vendor != "sqlite":  # where some have nothing to ask
-            assert senders() - recorder.senders == set(), "the script leaves these out"
+        left_out = senders() - recorder.senders
+        # SQLite has no grants to try out, and no list of transactions.
+        assert len(left_out) <= (2 if connection.vendor == "sqlite" else 0), f"the script leaves out {left_out}"
     faults += unneeded(needed, "walk", "sort", "count")
     assert not faults, "\n".join(dict.fromkeys(faults))
 
