@@ -150,7 +150,7 @@ def steps(*, measured: bool) -> list[Step]:
     pipeline_of_the_engine = (*timed, "spark and not slow and not any_engine", "tests/pipeline")
     packaging = (*timed, "packaging", "tests/packaging")
     browser = (*timed, "browser", "tests/browser", "tests/pipeline")
-    alone = ("tests/interleavings", "tests/sql", "tests/crash")
+    alone = ("tests/interleavings", "tests/sql", "tests/crash", "tests/inspection")
     own_server = (*timed, "own_server", *alone)
     own_server_of_the_engine = (*timed, "own_server and not any_engine", *alone)
     # Warnings are errors, including those about references that do not resolve.

@@ -18,6 +18,7 @@ from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.sql import mysql
 from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.roles import own_user
 
 SOON = StallTimes(outbox=1.0)
 
@@ -52,6 +53,7 @@ def sub(db):
 
 @pytest.mark.promise("Health")
 @pytest.mark.servers_only
+@pytest.mark.own_server
 def test_the_problem_names_who_holds_the_sequencer(sub, engine):
     with held() as number:
         publish("t", 1, key="a")
@@ -67,6 +69,7 @@ def test_the_problem_names_who_holds_the_sequencer(sub, engine):
 
 
 @pytest.mark.servers_only
+@pytest.mark.own_server
 def test_another_transaction_that_has_locked_rows_is_only_suspected(sub, engine, monkeypatch):
     """As on a server that does not show its locks."""
     monkeypatch.setattr(type(Session(USING).dialect), "sequencer_holder", (mysql.LOCKED_ROWS,))
@@ -80,12 +83,12 @@ def test_another_transaction_that_has_locked_rows_is_only_suspected(sub, engine,
 
 @pytest.mark.servers_only
 def test_nobody_is_named_to_a_user_who_may_not_look(sub):
-    project = connections[USING]
+    project, looks = connections[USING], own_user("looks")
     with project.cursor() as cursor:
-        cursor.execute("CREATE USER looks@localhost")
-        cursor.execute(f"GRANT ALL ON `{project.settings_dict['NAME']}`.* TO looks@localhost")
+        cursor.execute(f"CREATE USER {looks}@localhost")
+        cursor.execute(f"GRANT ALL ON `{project.settings_dict['NAME']}`.* TO {looks}@localhost")
     own = project.copy(USING)
-    own.settings_dict.update(USER="looks", PASSWORD="")
+    own.settings_dict.update(USER=looks, PASSWORD="")
     try:
         with held():
             publish("t", 1, key="a")
@@ -97,7 +100,7 @@ def test_nobody_is_named_to_a_user_who_may_not_look(sub):
         connections[USING] = project
         own.close()
         with project.cursor() as cursor:
-            cursor.execute("DROP USER looks@localhost")
+            cursor.execute(f"DROP USER {looks}@localhost")
 
 
 @pytest.mark.servers_only

@@ -15,6 +15,7 @@ from django_mysqlqueue.sql.mysql import INNODB_TRANSACTIONS
 from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING
 from tests.support.health import run
+from tests.support.roles import own_user
 
 
 @contextlib.contextmanager
@@ -90,12 +91,12 @@ def test_an_emoji_in_a_running_statement_fails_no_look(db, engine, monkeypatch):
 @pytest.mark.servers_only
 def test_a_user_who_may_not_look_at_transactions_is_told_nothing_of_them(db, monkeypatch):
     monkeypatch.setattr(queuehealth.Command, "stall_times", StallTimes(transaction=0.0))
-    project = connections[USING]
+    project, looks = connections[USING], own_user("looks")
     with project.cursor() as cursor:
-        cursor.execute("CREATE USER looks@localhost")
-        cursor.execute(f"GRANT ALL ON `{project.settings_dict['NAME']}`.* TO looks@localhost")
+        cursor.execute(f"CREATE USER {looks}@localhost")
+        cursor.execute(f"GRANT ALL ON `{project.settings_dict['NAME']}`.* TO {looks}@localhost")
     own = project.copy(USING)
-    own.settings_dict.update(USER="looks", PASSWORD="")
+    own.settings_dict.update(USER=looks, PASSWORD="")
     try:
         with running("SELECT SLEEP(30)"):
             deadline = time.monotonic() + 20
@@ -109,4 +110,4 @@ def test_a_user_who_may_not_look_at_transactions_is_told_nothing_of_them(db, mon
         connections[USING] = project
         own.close()
         with project.cursor() as cursor:
-            cursor.execute("DROP USER looks@localhost")
+            cursor.execute(f"DROP USER {looks}@localhost")

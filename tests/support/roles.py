@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,13 @@ ALSO = {"publisher": ("scheduler", "subscriber"), "scheduler": ("subscriber",), 
 """Roles that may do what another one may."""
 
 
+def own_user(name: str) -> str:
+    """The name of a server's user that no other run of tests on the server has: each has its own database."""
+    return f"{name.replace('-', '_')}_{zlib.crc32(connection.settings_dict['NAME'].encode()):08x}"
+
+
 def user_of(role: str) -> str:
-    return f"queue_{role.replace('-', '_')}"
+    return own_user(f"queue_{role}")
 
 
 @contextlib.contextmanager
@@ -30,7 +36,7 @@ def account(role: str) -> Iterator[Any]:
     """A connection of a user to which what ``queuegrants`` prints was granted, and nothing else."""
     name = user_of(role)
     printed = io.StringIO()
-    call_command("queuegrants", "--role", role, stdout=printed)
+    call_command("queuegrants", "--role", role, "--user", name, stdout=printed)
     with connection.cursor() as cursor:
         cursor.execute(f"DROP USER IF EXISTS '{name}'@'%%'", [])
         cursor.execute(f"CREATE USER '{name}'@'%%' IDENTIFIED BY '{PASSWORD}'", [])

@@ -18,6 +18,7 @@ from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.roles import own_user
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
 SCARCE = "scarce"
@@ -100,15 +101,16 @@ def test_a_sound_connection_has_nothing_to_read_and_an_ended_one_has(db):
 
 @pytest.fixture
 def scarce(db):
-    sql("DROP USER IF EXISTS scarce@localhost")
-    sql("CREATE USER scarce@localhost WITH MAX_USER_CONNECTIONS 1")
-    sql(f"GRANT ALL ON `{connection.settings_dict['NAME']}`.* TO scarce@localhost")
-    connections.settings[SCARCE] = {**connection.settings_dict, "USER": "scarce", "PASSWORD": ""}
+    user = own_user("scarce")
+    sql(f"DROP USER IF EXISTS {user}@localhost")
+    sql(f"CREATE USER {user}@localhost WITH MAX_USER_CONNECTIONS 1")
+    sql(f"GRANT ALL ON `{connection.settings_dict['NAME']}`.* TO {user}@localhost")
+    connections.settings[SCARCE] = {**connection.settings_dict, "USER": user, "PASSWORD": ""}
     yield SCARCE
     connections[SCARCE].close()
     del connections[SCARCE]
     del connections.settings[SCARCE]
-    sql("DROP USER scarce@localhost")
+    sql(f"DROP USER {user}@localhost")
 
 
 @pytest.mark.promise("Server outages")
