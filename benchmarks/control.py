@@ -360,7 +360,8 @@ def run_coalescing(options: argparse.Namespace) -> tuple[dict[str, Any], list[li
 def scheduled_per_second(*, debounced: bool, messages: int) -> tuple[float, float]:
     """Publish scheduled messages, bring them due, and move them. Return messages per second of each."""
     from django_mysqlqueue import publish
-    from django_mysqlqueue.service import scheduling, sequencing
+    from django_mysqlqueue.service import sequencing
+    from django_mysqlqueue.testing import _advance
 
     common.reset()
     began = time.monotonic()
@@ -368,7 +369,7 @@ def scheduled_per_second(*, debounced: bool, messages: int) -> tuple[float, floa
         name = f"c{number % COALESCED_KEYS}"
         publish(TOPIC, common.PAYLOAD, key=name, delay=3600, coalesce=name if debounced else None)
     published = time.monotonic() - began
-    scheduling.advance("default", 3_600_000)
+    _advance("default", 3_600_000)
     began = time.monotonic()
     while sequencing.sequence("default").more:
         pass

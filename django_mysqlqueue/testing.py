@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,12 +22,21 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.humanize import listed
-from django_mysqlqueue.limits import AT_ONCE, RELAY_MARK, priority_of, relay_target, relayed_from
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.limits import (
+    AT_ONCE,
+    EXPIRES_AT,
+    EXPIRES_IN,
+    LATEST_DELIVERY,
+    RELAY_MARK,
+    priority_of,
+    relay_target,
+    relayed_from,
+)
+from django_mysqlqueue.models import DebouncedMessage, DeliveryState, OutboxMessage, QueueMessage, Slots
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
-from django_mysqlqueue.service import expiry, schedules, scheduling, sequencing
+from django_mysqlqueue.service import expiry, schedules, sequencing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
@@ -40,12 +50,18 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.sql.session import Retry, Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
+
+OUTBOX = OutboxMessage._meta.db_table
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+SLOTS = Slots._meta.db_table
+DEBOUNCED = DebouncedMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +286,41 @@ def deliver_all(
     if advance is not None:
         milliseconds = duration_ms("advance", advance, longest=100 * LONGEST_DELAY)
         for alias in aliases:
-            scheduling.advance(alias, milliseconds)
+            _advance(alias, milliseconds)
     chosen = {alias: registry.handlers_in(alias, handlers) for alias in aliases}
     return _deliver(chosen, raise_exceptions=raise_exceptions)
+
+
+def _advance(using: str, milliseconds: int) -> None:
+    """Bring all scheduled messages, backoffs, slots and expiries nearer, as if the time had passed."""
+    run(using, partial(_bring_nearer, milliseconds=milliseconds))
+
+
+def _bring_nearer(session: Session, milliseconds: int) -> None:
+    if not sequencing.take_mutex(session):
+        raise Retry  # The sequencer is running.
+    # By primary key, as all transactions lock these rows: by the index on due times it deadlocked with cancels.
+    by_key = session.dialect.force_index("PRIMARY")
+
+    def earlier(table: str, column: str, where: str, *parameters: object) -> None:
+        # Not 0, which means "at once" and comes before messages that have come due.
+        value = f"{session.dialect.greatest}(1, {column} - %s)"
+        session.execute(f"UPDATE {table}{by_key} SET {column} = {value} WHERE {where}", (milliseconds, *parameters))
+
+    earlier(OUTBOX, "deliver_at", "deliver_at > 0")
+    earlier(STATE, "invisible_until", "invisible_until > 0 AND delivery_token = 0 AND acked = %s", False)  # noqa: FBT003
+    earlier(DEBOUNCED, "deliver_by", "deliver_by < %s", LATEST_DELIVERY)
+    session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
+    for table, key in ((OUTBOX, "outbox_id"), (LOG, "`offset`")):
+        columns = f"{key}, metadata, created_at, original_id"
+        rows = session.rows(f"SELECT {columns} FROM {table} WHERE metadata LIKE %s", (f"%{expiry.MARK}%",))
+        for row, metadata, created_at, original_id in rows:
+            at = expiry.expires_at(metadata, created_at, original_id)
+            if at is not None:
+                found = decode_metadata(metadata)
+                found.pop(EXPIRES_IN, None)
+                text = json.dumps({**found, EXPIRES_AT: max(1, at - milliseconds)})
+                session.execute(f"UPDATE {table} SET metadata = %s WHERE {key} = %s", (text, row))
 
 
 Handlers = Mapping[GroupRef, Handler]

@@ -44,7 +44,7 @@ class _Pending(NamedTuple):
     key: Key
     outbox_id: int
     is_there: bool
-    """Whether the outbox has its message. An earlier release may have moved or cancelled it."""
+    """Whether the outbox has its message. Plain SQL may have cancelled it."""
     is_duplicate: bool
     """Whether the log has a message with its id, so that it will not enter the log, and replaces nothing."""
 
@@ -105,16 +105,6 @@ def forget(session: Session, ids: Sequence[int]) -> None:
         )
         if found:
             _delete(session, DEBOUNCED, sorted(flat(found)))
-
-
-def advance(session: Session, milliseconds: int) -> None:
-    """Bring the latest times nearer, as if the time had passed. For tests."""
-    by_key = session.dialect.force_index("PRIMARY")
-    session.execute(
-        f"UPDATE {DEBOUNCED}{by_key} SET deliver_by = {session.dialect.greatest}(1, deliver_by - %s) "
-        "WHERE deliver_by < %s",
-        (milliseconds, LATEST_DELIVERY),
-    )
 
 
 # -- the sequencer ----------------------------------------------------------------
@@ -256,7 +246,7 @@ def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
 
 
 def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[int, int | None]:
-    """Delete the rows, among the next ones, whose message is no longer in the outbox: an earlier release has moved it.
+    """Delete the rows, among the next ones, whose message is no longer in the outbox: plain SQL has cancelled it.
 
     Args:
         using: alias of the queue's database.

@@ -1,21 +1,16 @@
 """The expiry of messages: the time after which their handling does not start.
 
-It is in the metadata that the queue reserves, so that any release's sequencer carries it into the log.
+It is in the metadata that the queue reserves.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN, LATEST_DELIVERY, REPLACES, RESERVED_PREFIX
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.service.messages import decode_metadata
-from django_mysqlqueue.sql.session import Session
 
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
 MARK = f'"{RESERVED_PREFIX}expires_'
 """What the JSON text of the metadata of a message with an expiry contains."""
 
@@ -51,18 +46,3 @@ def _may_expire(metadata: str | bytes | Mapping[str, Any]) -> bool:
 
 def _is_time(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 < value <= LATEST_DELIVERY
-
-
-def advance(session: Session, milliseconds: int) -> None:
-    """Let all messages expire earlier, as if the time had passed. For tests."""
-    for table, key in ((OUTBOX, "outbox_id"), (LOG, "`offset`")):
-        rows = session.rows(
-            f"SELECT {key}, metadata, created_at, original_id FROM {table} WHERE metadata LIKE %s", (f"%{MARK}%",)
-        )
-        for row, metadata, created_at, original_id in rows:
-            at = expires_at(metadata, created_at, original_id)
-            if at is not None:
-                found = decode_metadata(metadata)
-                found.pop(EXPIRES_IN, None)
-                text = json.dumps({**found, EXPIRES_AT: max(1, at - milliseconds)})
-                session.execute(f"UPDATE {table} SET metadata = %s WHERE {key} = %s", (text, row))

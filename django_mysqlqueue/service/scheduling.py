@@ -18,15 +18,14 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.limits import RELAY_MARK
-from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.service import debouncing, expiry, job_results, messages, slots
+from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.service import debouncing, job_results, messages
 from django_mysqlqueue.service.databases import queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
-from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
-from django_mysqlqueue.sql.session import Retry, Session, flat, run
+from django_mysqlqueue.service.sequencing import lock_scheduled
+from django_mysqlqueue.sql.session import Session, flat, run
 
 OUTBOX = OutboxMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 
 
 class Found(NamedTuple):
@@ -265,34 +264,3 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
         )
         for chunk in session.chunks(list(locked))
     )
-
-
-def advance(using: str, milliseconds: int) -> None:
-    """Bring all scheduled messages, backoffs, slots and expiries nearer, as if the time had passed. For tests.
-
-    Args:
-        using: alias of the queue's database.
-        milliseconds: the time.
-    """
-
-    def nearer(session: Session) -> None:
-        if not take_mutex(session):
-            raise Retry  # The sequencer is running.
-        # By primary key, as all transactions lock these rows: by the index on due times it deadlocked with cancels.
-        by_key = session.dialect.force_index("PRIMARY")
-        # Not 0, which means "at once" and comes before messages that have come due.
-        earlier = f"{session.dialect.greatest}(1, {{column}} - %s)"
-        session.execute(
-            f"UPDATE {OUTBOX}{by_key} SET deliver_at = {earlier.format(column='deliver_at')} WHERE deliver_at > 0",
-            (milliseconds,),
-        )
-        session.execute(
-            f"UPDATE {STATE}{by_key} SET invisible_until = {earlier.format(column='invisible_until')} "
-            "WHERE invisible_until > 0 AND delivery_token = 0 AND acked = %s",
-            (milliseconds, False),
-        )
-        debouncing.advance(session, milliseconds)
-        slots.advance(session, milliseconds)
-        expiry.advance(session, milliseconds)
-
-    run(using, nearer)

@@ -342,12 +342,6 @@ def _insert(session: Session, ref: GroupRef, rows: Collection[tuple[str, str, in
         )
 
 
-def advance(session: Session, milliseconds: int) -> None:
-    """Bring the slots of all groups nearer, as if the time had passed. For tests."""
-    by_key = session.dialect.force_index("PRIMARY")
-    session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
-
-
 def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
     """Return the FROM and WHERE of the rows that no longer limit anything.
 

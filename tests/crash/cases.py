@@ -45,6 +45,7 @@ from django_mysqlqueue.service.messages import EPOCH
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.audit import Picture
 from tests.crash.crashes import ALIAS, TOPIC
@@ -330,7 +331,7 @@ def _(world: World) -> None:
 
 @case("bring what is scheduled nearer", scheduled)
 def _(world: World) -> None:
-    scheduling.advance(ALIAS, 601_000)
+    _advance(ALIAS, 601_000)
 
 
 def planned() -> World:

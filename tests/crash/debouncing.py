@@ -84,7 +84,7 @@ def _(world: World) -> None:
 
 
 def left_behind() -> World:
-    """A debounced message that waits, and rows of two that an earlier release has moved."""
+    """A debounced message that waits, and rows of two that plain SQL has cancelled."""
     world = waiting()
     kept = DebouncedMessage.objects.get()
     for one in (1, 2):

@@ -11,10 +11,11 @@ from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, retrying_of_kind
 from django_mysqlqueue.inspection.shares import deal
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import expiry, settling
+from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.testing import _advance
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes
 from tests.support.harness import USING, Sub, handler, sequence
@@ -221,7 +222,7 @@ def test_an_expired_message_that_is_dead_lettered_has_no_further_attempt(setting
     sub.settle()
     sub.leave()
     again()
-    expiry.advance(Session(USING), 3_600_000)
+    _advance(USING, 3_600_000)
     Sub(handler(function=fail, **options)).settle()
     sequence()
     found = {one.text.split(" at ")[0]: one for one in list_errors().kinds}

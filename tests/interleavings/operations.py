@@ -56,7 +56,6 @@ from django_mysqlqueue.service import (
     rollups,
     samples,
     schedules,
-    scheduling,
     sequencing,
     settling,
     slots,
@@ -69,6 +68,7 @@ from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, JobEn
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
@@ -1130,7 +1130,7 @@ def _(a: Actor) -> object:
 
 @operation("bring everything nearer", touches_all=True)
 def _(a: Actor) -> object:
-    return scheduling.advance(ALIAS, 60_000)
+    return _advance(ALIAS, 60_000)
 
 
 # -- whole subscribers, whole commands ---------------------------------------------------

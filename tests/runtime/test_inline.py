@@ -9,9 +9,9 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import group_mode
 from django_mysqlqueue.runtime import inline, sessions
-from django_mysqlqueue.service import scheduling
+from django_mysqlqueue.service import sequencing
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.testing import deliver_all
+from django_mysqlqueue.testing import _advance, deliver_all
 from tests.support.harness import USING, Sub, handler, lag
 
 REF = GroupRef("g", "t")
@@ -21,8 +21,9 @@ def test_moving_time_waits_for_the_sequencer(db, monkeypatch):
     """For tests beside a real subscriber: a scheduled row that is being sequenced is not moved."""
     publish("t", 1, delay=3600)
     tries = iter([False, True])
-    monkeypatch.setattr(scheduling, "take_mutex", lambda session: next(tries))
-    scheduling.advance(USING, 3_600_001)
+    with monkeypatch.context() as patched:
+        patched.setattr(sequencing, "take_mutex", lambda session: next(tries))
+        _advance(USING, 3_600_001)
     assert Sub(handler()).settle() == 1
 
 

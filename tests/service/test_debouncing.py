@@ -13,8 +13,8 @@ from django.db import connection, transaction
 from django_mysqlqueue import InvalidMessage, Message, cancel, publish, publish_many, reschedule, subscriber
 from django_mysqlqueue.inspection import get_overview, list_scheduled, scheduled
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import debouncing, scheduling, sequencing
-from django_mysqlqueue.testing import deliver_all
+from django_mysqlqueue.service import debouncing, sequencing
+from django_mysqlqueue.testing import _advance, deliver_all
 from tests.support.documents import DOCS, blocks
 from tests.support.harness import USING, Sub, handler, sequence
 
@@ -26,7 +26,7 @@ def debounced(payload, *, coalesce="c", delay=30, **options):
 
 
 def advance(seconds):
-    scheduling.advance(USING, int(seconds * 1000))
+    _advance(USING, int(seconds * 1000))
 
 
 def pass_time(seconds, step=1):
@@ -354,7 +354,7 @@ def _sequence_all(**limits):
 
 
 def test_a_row_without_its_message_replaces_nothing(db):
-    """An earlier release has moved or cancelled the message, and left the row."""
+    """Plain SQL has cancelled the message, and left the row."""
     debounced(1, id="1", delay=5)
     debounced(2, id="2", delay=5)
     OutboxMessage.objects.filter(message_id="2").delete()

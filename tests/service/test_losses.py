@@ -9,10 +9,11 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_overview, message_history, partitions
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import dead_lettering, retrying, seeking, steps
-from django_mysqlqueue.service import claiming, leasing, releasing, scheduling, settling
+from django_mysqlqueue.service import claiming, leasing, releasing, settling
 from django_mysqlqueue.service.claims import Want
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.testing import _advance
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag
 
@@ -454,7 +455,7 @@ def test_a_wait_that_a_wrong_clock_wrote_is_over(resting, clock, mode):
 @both_modes
 def test_tests_bring_it_nearer(resting, mode):
     resting(mode)
-    scheduling.advance(USING, 60_000)
+    _advance(USING, 60_000)
     assert waits() == 40
 
 
