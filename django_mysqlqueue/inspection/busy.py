@@ -50,7 +50,7 @@ def read_busy(
         bounds: limits of what is read.
 
     Returns:
-        None if there are no live subscribers, or if one of them is of a release that does not store its threads.
+        None if there are no live subscribers, or if one of them is a consumer in plain SQL, which has no threads.
     """
     threads = {one.name: one.threads for one in live}
     if not threads or None in threads.values():

@@ -80,7 +80,7 @@ def progress(
         is_late = waits >= times.stuck and not (group.paused or unfinished)
         yield Problem(0 if is_late else 2, "filter", text % values, is_private=True, **all_waits)
     if handler is not None and handler.mode != group.mode:
-        # Subscribers with the code of another release may still work.
+        # Subscribers with other code of the project may still work.
         severity = 0 if group.has_work and not group.live else 1
         text = _(
             "%(ref)s is registered as %(registered)s, but %(where)s has mode=%(mode)s: subscribers with this code do "

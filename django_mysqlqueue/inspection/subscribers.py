@@ -60,15 +60,14 @@ class SubscriberStatus:
 
     @property
     def threads(self) -> int | None:
-        """The number of its handler threads; None if it is of a release that did not store it."""
-        number = self.info.get("threads")
-        return number if isinstance(number, int) else None
+        """The number of its handler threads; None for a consumer in plain SQL."""
+        number: int | None = self.info.get("threads")
+        return number
 
     @property
     def started_at(self) -> int:
-        """When its first heartbeat was, in epoch milliseconds; 0 if it is of a release that did not store it."""
-        at = self.info.get("started_at")
-        return at if isinstance(at, int) else 0
+        """When its first heartbeat was, in epoch milliseconds."""
+        return int(self.info.get("started_at", 0))
 
     @property
     def round_trip(self) -> RoundTrip | None:

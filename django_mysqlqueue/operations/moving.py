@@ -15,11 +15,10 @@ from functools import partial
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.service import audit, groups, heartbeats, leasing, log, relaying, routing
+from django_mysqlqueue.service import audit, groups, leasing, log, relaying, routing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import HERE, Route
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.version import __version__
 
 OUTBOX = OutboxMessage._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
@@ -52,22 +51,6 @@ def groups_of(using: str, topic: str) -> dict[GroupRef, ConsumerGroup]:
     """Return the registered groups of a topic."""
     rows = ConsumerGroup.objects.using(using).filter(topic=topic).order_by("consumer_group")
     return {GroupRef(row.consumer_group, topic): row for row in rows}
-
-
-def refuse_other_releases(using: str, lease_ms: int) -> None:
-    """Require that all live subscribers of a database heed routes.
-
-    Raises:
-        OperationRefused: some are of another release.
-    """
-    others = sorted(
-        name for name, version in heartbeats.versions(Session(using), lease_ms).items() if version != __version__
-    )
-    if others:
-        raise OperationRefused(
-            f"Subscribers of another release than {__version__} work on the database {using!r}: {', '.join(others)}. "
-            "Upgrade them first: an earlier sequencer does not know routes."
-        )
 
 
 def prepare(move: Move) -> None:

@@ -90,13 +90,12 @@ def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) 
     Args:
         ref: the group and its topic.
         operation: id of the operation.
-        found: the group row, under its lock; None if the group no longer exists. Code of an earlier version does not
-            know the column ``operation`` and does not reset it when it ends a seek; then ``after_seek`` is empty.
+        found: the group row, under its lock; None if the group no longer exists.
 
     Raises:
         Stopped: another seek or drop of the group has started or ended since, or the group was dropped.
     """
-    if found is None or found.operation != operation or not found.after_seek:
+    if found is None or found.operation != operation:
         raise Stopped(
             f"This seek or drop of the group {ref.group!r} on topic {ref.topic!r} was stopped: "
             "another one has started or ended since, or the group was dropped."

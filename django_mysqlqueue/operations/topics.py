@@ -53,7 +53,7 @@ def prepare_move(
         dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: the topic is in the target already; or live subscribers are of another release.
+        OperationRefused: the topic is in the target already.
     """
     with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
@@ -117,8 +117,8 @@ def move_topic(
         report: called every 10 seconds with a text that says for what this waits.
 
     Raises:
-        OperationRefused: the move is not prepared, or has ended; the settings do not name the target; live subscribers
-            are of another release; or the database of the publishers went back to a state before the move.
+        OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or the database
+            of the publishers went back to a state before the move.
     """
     with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
@@ -178,8 +178,8 @@ def cancel_move(
         dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: no move is prepared, or it has begun; the settings name the target; the target has messages of
-            a group that only the move can deliver; or live subscribers are of another release.
+        OperationRefused: no move is prepared, or it has begun; the settings name the target; or the target has messages
+            of a group that only the move can deliver.
     """
     with _via(topic, target, using, actor, reason) as via:
         known = routing.route_of(Session(via), topic)
@@ -271,7 +271,7 @@ def _via(topic: str, target: str, using: str | None, actor: str, reason: str) ->
     """Yield the alias of the database to which the topic's messages are published, after checking the arguments.
 
     Raises:
-        OperationRefused: an argument is invalid, or live subscribers are of another release.
+        OperationRefused: an argument is invalid.
     """
     naming.check_topic(topic)
     if job_queues.is_queue(topic):
@@ -280,7 +280,6 @@ def _via(topic: str, target: str, using: str | None, actor: str, reason: str) ->
         raise OperationRefused(f"target {target!r}: DATABASES has no such alias")
     via = using or get_settings().topics.of(topic).via
     with alias_for(via, actor, reason, topic=topic) as alias, apart(target):
-        moving.refuse_other_releases(alias, int(get_settings().lease_duration * 1000))
         yield alias
 
 

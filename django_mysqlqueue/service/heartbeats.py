@@ -254,14 +254,6 @@ def live(
     return {ref: dict(sorted(subsets.items())) for ref, subsets in found.items()}
 
 
-def versions(session: Session, lease_ms: int) -> dict[str, str]:
-    """Return the release of each live subscriber."""
-    rows = session.rows(
-        f"SELECT h.subscriber_name, h.info FROM {HEARTBEATS} h WHERE {fresh('h', session)}", (lease_ms, lease_ms)
-    )
-    return {name: str(json.loads(info).get("version", "")) for name, info in rows}
-
-
 def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
     """Return the FROM and WHERE of the heartbeats that ``forget_old`` deletes."""
     return f"{HEARTBEATS} WHERE heartbeat_at < {session.dialect.now_ms} - %s", (FORGET_AFTER_MS,)

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.naming import KEY_LENGTH, lane_of
@@ -55,17 +56,9 @@ class Subset:
         return cls(chosen, None if parts == 1 else (number, parts))
 
     @classmethod
-    def read(cls, info: object) -> Subset:
-        """Return the subset in the ``info`` of a heartbeat row (``as_json``).
-
-        A value that cannot be read counts as all partitions, because it may come from another version.
-        """
-        if not isinstance(info, Mapping):
-            return cls()
-        try:
-            return cls.parse(info.get("partitions", ()), info.get("shard"))
-        except (SubscriberError, TypeError):
-            return cls()
+    def read(cls, info: Mapping[str, Any] | None) -> Subset:
+        """Return the subset in the ``info`` of a heartbeat row (``as_json``). Consumers in plain SQL store none."""
+        return cls() if info is None else cls.parse(info["partitions"], info["shard"])
 
     def as_json(self) -> dict[str, object] | None:
         """Return the value for ``read``."""

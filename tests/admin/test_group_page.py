@@ -103,7 +103,7 @@ def has_threads(sub, number):
 def test_threads_that_are_busy(client, mode):
     one = Sub(handler(mode=mode), handler("t", "h"), name="one", claim_size=1)
     two = Sub(handler(mode=mode), name="two", claim_size=1)
-    SubscriberHeartbeat.objects.update(info={"host": "of an earlier release"})
+    SubscriberHeartbeat.objects.update(info={"client": "sql"})
     assert context(client)["handlers"] == "", "their threads are not known"
     has_threads(one, 2)
     assert context(client)["handlers"] == "", "those of one are not known"

@@ -698,17 +698,6 @@ def test_settings_that_were_not_deployed_are_refused(settings):
         operations.move_topic("t", NEW, **BY)
 
 
-def test_subscribers_of_another_release_are_refused(settings):
-    settings.MYSQLQUEUE = BEFORE
-    register(OLD, {REF: handler()})
-    now = Session(OLD).now()
-    SubscriberHeartbeat.objects.create(
-        consumer_group="g", topic="t", subscriber_name="old", heartbeat_at=now, info={"version": "0.0.1"}
-    )
-    with pytest.raises(OperationRefused, match=r"of another release than .* work on the database 'default': old"):
-        operations.prepare_move("t", NEW, **BY)
-
-
 # -- the command --------------------------------------------------------------
 
 

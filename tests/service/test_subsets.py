@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
@@ -62,11 +61,6 @@ def test_bad_shards(shard):
 def test_bad_patterns(pattern):
     with pytest.raises(SubscriberError, match="must have 1 to 190 characters, and at most 3 stars"):
         Subset.parse([pattern])
-
-
-@pytest.mark.parametrize("info", [None, "x", 1, [], {"partitions": 5}, {"shard": 3}, {"shard": "9/1"}])
-def test_what_cannot_be_read_counts_as_everything(info):
-    assert Subset.read(info) == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -198,14 +192,6 @@ def test_a_share_is_of_what_equals_have(db, order):
     full = [Sub(handler(function=stuck)) for _ in range(2)]
     rebalance(full if order else full[::-1], rounds=6)
     assert sorted(len(sub.owned()) for sub in full) == [5, 5]
-
-
-def test_old_heartbeats_name_no_subset(db):
-    """A subscriber of a version that knew no subsets works on everything."""
-    publish("t", 1)
-    sub = Sub(handler())
-    SubscriberHeartbeat.objects.update(info={"host": "old", "pid": 1, "version": "0.1.0"})
-    assert heartbeats.live(Session(USING), [REF], 30_000)[REF] == {sub.name: EVERYTHING}
 
 
 # -- what people see ----------------------------------------------------------

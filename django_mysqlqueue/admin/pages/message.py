@@ -445,8 +445,7 @@ class MessagePage(Page):
                 )
             case "settled":
                 text = _(
-                    "The group's filter does not match the message. It was delivered before the filter was changed, "
-                    "or by a subscriber of an earlier release."
+                    "The group's filter does not match the message. It was delivered before the filter was changed."
                 )
             case _:
                 text = _("The group's filter does not match the message.")

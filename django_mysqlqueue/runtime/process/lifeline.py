@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -61,8 +60,8 @@ class Lifeline:
         if text is None:
             return None
         # A supervisor survives an upgrade of the package: it may pass fewer fields than this version has, or more.
-        values = {"suffix": secrets.token_hex(4), **json.loads(text)}
-        values = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        given = json.loads(text)
+        values = {one.name: given[one.name] for one in fields(cls) if one.name in given}
         if values.get("predecessor") is not None:
             values["predecessor"] = Incarnation(*values["predecessor"])
         self = cls(**values)
