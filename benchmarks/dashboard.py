@@ -180,7 +180,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
             tally.acked(20)
         rollups.add("default", {ref: tally})
     # What the charts read: six hours of minutes and a week of hours, of many groups.
-    columns = "consumer_group, topic, acked, failed, backlog, oldest_ms, entered, entered_minutes, latency_4"
+    columns = "consumer_group, topic, acked, failed, backlog, oldest_ms, entered, entered_minutes, latency_100ms"
     for grain, number in ((rollups.MINUTE, 360), (rollups.HOUR, 168)):
         _rows(
             "default",

@@ -90,13 +90,15 @@ MAX_PAYLOAD_BYTES = 1_048_576
 LATEST_DELIVERY = 253_402_300_799_000
 """Latest time of a delivery: the end of the year 9999, in epoch milliseconds."""
 
-LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
-"""Upper bounds of the rollups' first latency columns in milliseconds, by position: ``latency_0``, …; one more column
-counts what is above."""
-LONG_LATENCY_BOUNDS_MS = (120_000, 300_000, 1_800_000, 7_200_000, 21_600_000, 43_200_000, 86_400_000)
-"""Upper bounds of the columns that divide the last three of these, named by their seconds: ``latency_120s``, …; one
-more column counts what is above the last bound. What they count is in the column by position, too."""
-ALL_LATENCY_BOUNDS_MS = tuple(sorted({*LATENCY_BOUNDS_MS, *LONG_LATENCY_BOUNDS_MS}))
+LATENCY_BOUNDS_MS = (
+    *(5, 10, 25, 50, 100, 250, 500),
+    *(1000, 2500, 5000, 10_000, 30_000),
+    *(60_000, 120_000, 300_000, 600_000, 1_800_000),
+    *(3_600_000, 7_200_000, 21_600_000, 43_200_000, 86_400_000),
+)
+"""Upper bounds of latencies in milliseconds."""
+LATENCY_COLUMNS = (*(f"latency_{bound}ms" for bound in LATENCY_BOUNDS_MS), "latency_over")
+"""The columns of the rollups that count latencies: up to each bound, and above the last one."""
 
 NOW_MS_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
@@ -161,31 +163,6 @@ SESSION_MYSQL = (
     ),
 )
 """Session variables on MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. No privilege is needed."""
-
-
-class LatencyColumn(NamedTuple):
-    """A column of the rollups that counts latencies."""
-
-    name: str
-    above: int
-    """Latencies above these milliseconds are counted; -1 for all."""
-    upto: int | None
-    """Latencies up to these milliseconds are counted; None for all above."""
-
-
-def _latency_columns() -> tuple[LatencyColumn, ...]:
-    found = [
-        LatencyColumn(f"latency_{place}", LATENCY_BOUNDS_MS[place - 1] if place else -1, upto)
-        for place, upto in enumerate((*LATENCY_BOUNDS_MS, None))
-    ]
-    for bound in LONG_LATENCY_BOUNDS_MS:
-        below = max(one for one in ALL_LATENCY_BOUNDS_MS if one < bound)
-        found.append(LatencyColumn(f"latency_{bound // 1000}s", below, bound))
-    last = LONG_LATENCY_BOUNDS_MS[-1]
-    return (*found, LatencyColumn(f"latency_over_{last // 1000}s", last, None))
-
-
-LATENCY_COLUMNS = _latency_columns()
 
 
 def check_name(kind: str, name: object) -> str:
@@ -300,7 +277,8 @@ def public_coalesce_key(partition: str, stored: str) -> str:
         stored: the coalesce key as it is stored.
     """
     length, colon, rest = stored.partition(":")
-    if not partition.startswith(PARTITION_PREFIX) or not colon or re.fullmatch("[0-9]{1,3}", length) is None:
+    is_hashed = lane_of(partition).partition.startswith(PARTITION_PREFIX)
+    if not is_hashed or not colon or re.fullmatch("[0-9]{1,3}", length) is None:
         return stored
     end = int(length)
     return rest[end + 1 :] if rest[end : end + 1] == ":" else stored
@@ -390,8 +368,8 @@ def priority_of(name: str) -> int:
 def earliest(priority: int) -> int:
     """Return ``deliver_at`` of a message without a delay. The sequencer takes lower values above 0 first.
 
-    So messages with a priority above 0 need not wait behind a long outbox. Every release takes them: to an earlier one,
-    they are scheduled messages that are long due.
+    So messages with a priority above 0 need not wait behind a long outbox: they are scheduled messages that are long
+    due.
 
     Args:
         priority: the priority. Those up to 0 keep the order of the outbox.

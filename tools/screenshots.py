@@ -160,7 +160,7 @@ def make_history() -> None:
                 tally = Tally()
                 for _ in range(100):
                     tally.acked(round(chance.lognormvariate(7.5 if is_slow else 3.2, 0.7)))
-                tally.buckets = [count * settled // 100 for count in tally.buckets]
+                tally.latency = [count * settled // 100 for count in tally.latency]
                 if group == "review":
                     tally.failed = round(settled * (0.06 if is_slow else 0.002))
                     tally.dead_lettered = tally.failed // 12

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.limits import ALL_LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Settled
@@ -30,7 +30,7 @@ PASSED = {
     "superseded": "Messages that a later one with their coalesce key superseded before their handler was called.",
 }
 """By reason, the help text of the counter of messages that were settled without a call."""
-BOUNDS = tuple(bound / 1000 for bound in ALL_LATENCY_BOUNDS_MS)
+BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
 

@@ -95,8 +95,7 @@ class Rollup(models.Model):
     """The counts of a minute or an hour for one group. Subscribers add to them every few seconds.
 
     The columns ``latency_…`` count acked messages by the time from entering the log to the ack, see
-    ``limits.LATENCY_COLUMNS``. A message that took more than a minute is counted in a column by position, and in one
-    that is named by its bound; 0.1 counts only in the former.
+    ``limits.LATENCY_COLUMNS``.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")
@@ -134,7 +133,7 @@ class Rollup(models.Model):
 
 
 for _column in LATENCY_COLUMNS:
-    Rollup.add_to_class(_column.name, models.BigIntegerField(db_default=0))
+    Rollup.add_to_class(_column, models.BigIntegerField(db_default=0))
 
 
 class ArchiveSegment(models.Model):

@@ -67,9 +67,6 @@ class Sequencer(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True)
     last_offset = models.BigIntegerField(_("last offset"), db_default=0)
     sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
-    coalesced_offset = models.BigIntegerField(
-        _("coalesced offset"), db_default=0, help_text=_("the coalesce keys of the log are known up to this offset")
-    )
     debounced = models.BigIntegerField(
         _("debounced"), db_default=0, help_text=_("messages that a later one has replaced before they entered the log")
     )

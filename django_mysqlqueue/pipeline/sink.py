@@ -219,10 +219,10 @@ class _Checked:
         if key is None:
             partition = "" if self.partitions is None else limits.hashed_partition(message_id, self.partitions)
             return limits.lane(partition, priority), text
-        if self.partitions is None and not priority:
-            return self.check_key(key), text
+        if self.partitions is None:
+            return limits.lane(self.check_key(key), priority), text
         given = {**value, limits.PUBLISHER_KEY: limits.check_key(key)}
-        partition = key if self.partitions is None else limits.hashed_partition(key, self.partitions)
+        partition = limits.hashed_partition(key, self.partitions)
         return limits.lane(partition, priority), json.dumps(given, ensure_ascii=False)
 
     def _metadata(self, text: str) -> tuple[dict[str, Any], str]:

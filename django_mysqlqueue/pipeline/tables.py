@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_mysqlqueue import log_queries
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_COLUMNS
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.log_offsets import milliseconds
 from django_mysqlqueue.pipeline.log_schema import COLLECTED
@@ -31,12 +31,11 @@ EVENTS_DDL = (
 )
 """``outcome`` is acked, failed, snoozed, lost, dead_lettered, deleted, expired or superseded, or an operation:
 redriven, replaced or discarded."""
-BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
 ROLLUPS_DDL = (
     "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "
-    f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in BUCKETS)}"
+    f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in LATENCY_COLUMNS)}"
 )
-"""``grain`` is the length of a row's period in seconds. Bucket n counts acks up to ``limits.LATENCY_BOUNDS_MS[n]``."""
+"""``grain`` is the length of a row's period in seconds."""
 GROUPS_DDL = "consumer_group STRING, topic STRING, mode STRING, start_offset BIGINT, paused BOOLEAN, unsettled BIGINT"
 """``unsettled`` is the number of messages in the log that the group has neither acked nor dead-lettered."""
 

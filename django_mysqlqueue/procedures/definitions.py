@@ -22,6 +22,7 @@ from django_mysqlqueue.limits import (
     EXPIRES_IN,
     KEY_LENGTH,
     LANE_LENGTH,
+    LATENCY_BOUNDS_MS,
     LATENCY_COLUMNS,
     LATEST_DELIVERY,
     NAME_LENGTH,
@@ -29,7 +30,6 @@ from django_mysqlqueue.limits import (
     PUBLISHER_KEY,
     REPLACES,
     TOPIC_COLUMN_LENGTH,
-    LatencyColumn,
 )
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
@@ -65,11 +65,6 @@ class Procedure:
     """The CREATE PROCEDURE statement."""
     comment: str
     """The comment that the server stores, with a hash of the statement."""
-
-    @property
-    def is_public(self) -> bool:
-        """Whether clients call it."""
-        return not self.name.startswith("queue__")
 
 
 def procedures(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> list[Procedure]:
@@ -176,7 +171,9 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
             f"JSON_UNQUOTE(JSON_EXTRACT(v_limits, '$.{name}')), 'null')"
             for name in ("rate", "rate_per_key", "max_in_flight", "max_in_flight_per_key")
         },
-        "count_latency": ", ".join(map(_count_latency, LATENCY_COLUMNS)),
+        "count_latency": ", ".join(
+            map(_count_latency, LATENCY_COLUMNS, (None, *LATENCY_BOUNDS_MS), (*LATENCY_BOUNDS_MS, None))
+        ),
         "partitions.ASC": _PARTITIONS.replace("{order}", "ASC"),
         "partitions.DESC": _PARTITIONS.replace("{order}", "DESC"),
         "reserved": ", ".join(
@@ -249,11 +246,13 @@ def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _count_latency(column: LatencyColumn) -> str:
-    name = column.name
-    below = "TRUE" if column.upto is None else f"p_latency <= {column.upto}"
-    above = f"p_latency > {column.above}" if column.above >= 0 else "TRUE"
-    return f"{name} = {name} + IF(p_outcome = 'acked' AND {above} AND {below}, p_number, 0)"
+def _count_latency(name: str, above: int | None, upto: int | None) -> str:
+    condition = "p_outcome = 'acked'"
+    if above is not None:
+        condition += f" AND p_latency > {above}"
+    if upto is not None:
+        condition += f" AND p_latency <= {upto}"
+    return f"{name} = {name} + IF({condition}, p_number, 0)"
 
 
 def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:

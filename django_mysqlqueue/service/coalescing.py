@@ -1,8 +1,8 @@
 """Coalesce keys: of the messages with one key, a group handles the latest that it has not started.
 
-The key is in the metadata that the queue reserves, so that any release's sequencer carries it into the log. A table
-has, for each key of a partition, the latest message of the log, which the sequencer stores with it, and for groups the
-message that a shared group has claimed last, and the one for which the group has given up others (``superseding``).
+The key is in the metadata that the queue reserves. A table has, for each key of a partition, the latest message of the
+log, which the sequencer stores with it, and for groups the message that a shared group has claimed last, and the one
+for which the group has given up others (``superseding``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ KEY = ("consumer_group", "topic", "partition_key", "coalesce_key")
 BY_KEY = "s.consumer_group = v.g AND s.topic = v.t AND s.partition_key = v.k AND s.coalesce_key = v.c"
 THE_LOG = ""
 """The group of the rows that have the latest message of the log."""
-FOLLOWED = 10_000
-"""Number of messages whose keys one pass of the sequencer notes."""
 
 
 class Coalesced(NamedTuple):
@@ -66,35 +64,18 @@ def _may_have(metadata: str | bytes | Mapping[str, object]) -> bool:
 # -- the sequencer ----------------------------------------------------------------
 
 
-def follow(session: Session, above: int) -> int | None:
-    """Note the keys of the messages of the log above an offset.
-
-    Only the sequencer calls this, under its mutex. Its own messages are the last ones; before them may be some that an
-    earlier release has appended.
-
-    Returns:
-        The offset up to which they are noted, if there are more above it; None if there are none.
-    """
-    row = session.row(
-        f"SELECT COUNT(*), MAX(n.`offset`) FROM (SELECT `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} "
-        "WHERE `offset` > %s ORDER BY `offset` LIMIT %s) n",
-        (above, FOLLOWED),
-    )
-    assert row is not None  # noqa: S101  # An aggregate has one row.
-    number, end = row
-    if not number:
-        return None
+def follow(session: Session, above: int) -> None:
+    """Note the keys of the messages of the log above an offset: the sequencer has appended them, under its mutex."""
     latest: dict[tuple[str, Coalesced], int] = {}
     for offset, topic, partition, metadata, original_id in session.rows(
         f"SELECT `offset`, topic, partition_key, metadata, original_id FROM {LOG}"
-        f"{session.dialect.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s "
+        f"{session.dialect.force_index('PRIMARY')} WHERE `offset` > %s "
         f"AND target_group = %s AND {session.dialect.has_any('metadata', [COALESCE])} ORDER BY `offset`",
-        (above, end, ""),
+        (above, ""),
     ):
         if key := key_of(metadata, original_id):
             latest[topic, Coalesced(partition, key)] = offset
     note(session, [(THE_LOG, topic, *one, offset, 0) for (topic, one), offset in latest.items()])
-    return int(end) if number == FOLLOWED else None
 
 
 class Noted(NamedTuple):

@@ -203,11 +203,10 @@ def _partition(topic: str, key: str | None, value: str, metadata: dict[str, Any]
     naming.check_key(key)
     if key in job_queues.rates and job_queues.is_queue(topic):
         partitions = None  # A task without a slot must not hold up others.
-    if partitions is None and not priority:
-        return key
-    # Earlier releases find the key there, too.
+    if partitions is None:
+        return naming.lane(key, priority)
     metadata[PUBLISHER_KEY] = key
-    return naming.lane(key if partitions is None else naming.hashed_partition(key, partitions), priority)
+    return naming.lane(naming.hashed_partition(key, partitions), priority)
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
@@ -368,7 +367,7 @@ def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None
 
     Args:
         partition_key: the partition, which may be a lane.
-        metadata: the metadata as stored. Plain SQL need not store the key of a lane there.
+        metadata: the metadata as stored.
     """
     partition = naming.lane_of(partition_key).partition
     if partition.startswith(naming.PARTITION_PREFIX):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import ALL_LATENCY_BOUNDS_MS, LATENCY_BOUNDS_MS, LATENCY_COLUMNS, LONG_LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.models import Rollup
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
@@ -26,10 +26,9 @@ MINUTE, HOUR = 60, 3600
 MINUTES_KEPT = 6 * HOUR
 """Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
-BUCKETS = tuple(column.name for column in LATENCY_COLUMNS)
 PASSED = ("filtered", "expired", "superseded")
 """The counts of messages that were settled without a call of the handler."""
-COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *BUCKETS)
+COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *LATENCY_COLUMNS)
 SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
@@ -39,16 +38,6 @@ CHUNK = 1000
 
 NO_LATENCY = (0,) * len(LATENCY_COLUMNS)
 """``Bucket.latency`` without acks."""
-_PARTS = tuple(
-    tuple(
-        place
-        for place, bound in enumerate((*ALL_LATENCY_BOUNDS_MS, None))
-        if (ALL_LATENCY_BOUNDS_MS[place - 1] if place else -1) >= column.above
-        and (column.upto is None or (bound is not None and bound <= column.upto))
-    )
-    for column in LATENCY_COLUMNS
-)
-"""For each latency column, the places in ``Tally.buckets`` that it counts."""
 
 
 @dataclass(slots=True)
@@ -59,18 +48,17 @@ class Tally:
     dead_lettered: int = 0
     passed: Counter[str] = field(default_factory=Counter)
     """By name in ``PASSED``."""
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(ALL_LATENCY_BOUNDS_MS) + 1))
-    """Numbers of acks by latency: bucket n counts latencies up to ``ALL_LATENCY_BOUNDS_MS[n]``."""
+    latency: list[int] = field(default_factory=lambda: list(NO_LATENCY))
+    """Numbers of acks by latency, in the order of ``LATENCY_COLUMNS``."""
 
     def acked(self, latency_ms: int) -> None:
         """Count an ack, with the time in milliseconds since the message entered the log."""
-        self.buckets[bisect_left(ALL_LATENCY_BOUNDS_MS, latency_ms)] += 1
+        self.latency[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
         passed = (self.passed[name] for name in PASSED)
-        latency = (sum(self.buckets[place] for place in places) for places in _PARTS)
-        return (sum(self.buckets), self.failed, self.dead_lettered, *passed, *latency)
+        return (sum(self.latency), self.failed, self.dead_lettered, *passed, *self.latency)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
@@ -294,28 +282,6 @@ def _bucket(
     )
 
 
-def distribution(latency: Sequence[int]) -> tuple[int, ...]:
-    """Return numbers of acks by the bounds of their latency, each ack once.
-
-    A column by position counts what the named ones count, too. The rest is what is above the highest of them, or what
-    0.1 has counted.
-
-    Args:
-        latency: the sums of ``Bucket.latency``.
-
-    Returns:
-        For each of ``ALL_LATENCY_BOUNDS_MS``, the acks up to it; then those above an hour of which no more is known;
-        then those above a day.
-    """
-    number = len(LATENCY_BOUNDS_MS) + 1
-    rest, named = list(latency[:number]), latency[number:]
-    for column, count in zip(LATENCY_COLUMNS[number:], named, strict=True):
-        rest[bisect_left(LATENCY_BOUNDS_MS, column.above + 1)] -= count
-    upto = dict(zip((*LATENCY_BOUNDS_MS, None), rest, strict=True))
-    upto.update(zip(LONG_LATENCY_BOUNDS_MS, named, strict=False))
-    return (*(upto[bound] for bound in ALL_LATENCY_BOUNDS_MS), upto[None], named[-1])
-
-
 class Percentile(NamedTuple):
     """A bound of the latency that a share of the acks did not exceed."""
 
@@ -334,14 +300,12 @@ def percentile(latency: Sequence[int], share: float) -> Percentile | None:
         latency: sums of ``Bucket.latency``.
         share: the share, from 0 to 1.
     """
-    counts = distribution(latency)
-    total = sum(counts)
+    total = sum(latency)
     if not total:
         return None
     passed = 0
-    for bound, count in zip(ALL_LATENCY_BOUNDS_MS, counts, strict=False):
+    for bound, count in zip(LATENCY_BOUNDS_MS, latency, strict=False):
         passed += count
         if count and passed >= share * total:
             return Percentile(bound)
-    is_last = share * total > total - counts[-1]
-    return Percentile(LONG_LATENCY_BOUNDS_MS[-1] if is_last else LATENCY_BOUNDS_MS[-1], above=True)
+    return Percentile(LATENCY_BOUNDS_MS[-1], above=True)

@@ -91,7 +91,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     more = debounced.more or (due.more and bool(ids or replaced))
     if replaced:
         session.execute(f"UPDATE {MUTEX} SET debounced = debounced + %s WHERE id = %s", (replaced, MUTEX_ID))
-    if not ids and not mutex.is_behind:
+    if not ids:
         if due.scheduled or due.is_locked:
             # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
@@ -103,29 +103,21 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
         session.execute(
             session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
         )
-    left = coalescing.follow(session, mutex.coalesced_offset) if due.has_keys or mutex.is_behind else None
+    if due.has_keys:
+        coalescing.follow(session, mutex.last_offset)
     end = f"{session.dialect.greatest}({MUTEX}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
     session.execute(
-        # MySQL assigns from left to right, and later expressions read new values.
-        f"UPDATE {MUTEX} SET coalesced_offset = {end if left is None else '%s'}, last_offset = {end}, "
-        f"sequenced_at = {session.dialect.now_ms} WHERE id = %s",
-        (MUTEX_ID,) if left is None else (left, MUTEX_ID),
+        f"UPDATE {MUTEX} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,)
     )
-    return Sequenced(len(ids), more or left is not None, replaced=replaced)
+    return Sequenced(len(ids), more, replaced=replaced)
 
 
 class Mutex(NamedTuple):
     """The locked mutex row."""
 
     last_offset: int = 0
-    coalesced_offset: int = 0
     routes: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     """The routes of topics, see ``routing``."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the log has messages whose coalesce keys are not known: an earlier release has appended them."""
-        return self.coalesced_offset < self.last_offset
 
 
 def take_mutex(session: Session) -> Mutex | None:

@@ -112,7 +112,7 @@ class Coalescing:
                 is_got = offset in ahead and (offset in gets or self._is_superseding(one, offset))
                 if is_got or (partition, offset) in self._rows:
                     self._latest[one] = max(self._latest.get(one, 0), offset)
-        # Those that were looked at, too: an earlier release may have appended them, and they are not noted yet.
+        # Those that were looked at, too: the group gets them.
         for (_, offset), one in new.items():
             self._latest[one] = max(self._latest.get(one, 0), offset)
         self._read_in_flight({one: self._claimed[one] for one in ones if one in self._claimed})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from django_mysqlqueue.limits import COALESCE
-from django_mysqlqueue.models import CoalesceKey, DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.models import CoalesceKey, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import claiming, coalescing, heartbeats, leasing, sequencing, watermarks
@@ -129,12 +129,10 @@ for _mode in ("ordered", "shared"):
 
 
 def to_be_sequenced() -> World:
-    """Messages with keys are in the outbox, and others in the log whose keys an earlier release has not noted."""
+    """Messages with keys are in the outbox, and others in the log."""
     world = registered()
     with_keys(OutboxMessage)
     sequencing.sequence(USING, max_rows=3)
-    CoalesceKey.objects.all().delete()
-    Sequencer.objects.update(coalesced_offset=0)
     return world
 
 

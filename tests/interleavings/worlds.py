@@ -22,7 +22,6 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
     Schedule,
-    Sequencer,
     Slots,
     SubscriberHeartbeat,
 )
@@ -251,10 +250,9 @@ def superseding_expired_shared() -> Start:
 
 
 def coalesced_before() -> Start:
-    """As ``coalesced_shared``, but an earlier release has appended b7: nothing says yet that it supersedes b1."""
+    """As ``coalesced_shared``, but nothing says that b7 supersedes b1."""
     start = coalesced("shared")
     CoalesceKey.objects.filter(consumer_group="", coalesce_key="z").delete()
-    Sequencer.objects.update(coalesced_offset=0)
     return start
 
 

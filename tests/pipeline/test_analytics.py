@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
+from django_mysqlqueue.limits import LATENCY_COLUMNS
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, Rollup
 from django_mysqlqueue.pipeline import tables
 from django_mysqlqueue.pipeline.analytics import deliveries, growth, lag, skew, traffic
 from django_mysqlqueue.pipeline.analytics.common import last_line
 from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
 from django_mysqlqueue.pipeline.report.queries import COLUMNS
-from django_mysqlqueue.pipeline.tables import BUCKETS, EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
+from django_mysqlqueue.pipeline.tables import EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 
 pytestmark = pytest.mark.any_engine
@@ -60,7 +61,16 @@ def events_of(spark: Any, *rows: tuple[str, int, str, float, str, str]) -> Any:
 def rollups_of(spark: Any, *rows: tuple[int, float, str, int, int, dict[int, int]]) -> Any:
     """(grain, after seconds, group, acked, dead-lettered, {bucket: acks})."""
     made = [
-        (grain, at(after), group, "t", acked, 0, dead, *(buckets.get(place, 0) for place in range(len(BUCKETS))))
+        (
+            grain,
+            at(after),
+            group,
+            "t",
+            acked,
+            0,
+            dead,
+            *(buckets.get(place, 0) for place in range(len(LATENCY_COLUMNS))),
+        )
         for grain, after, group, acked, dead, buckets in rows
     ]
     return spark.createDataFrame(made, ROLLUPS_DDL)
@@ -169,9 +179,9 @@ def test_latency_from_rollups_says_within_which_bound(spark):
     rollups = rollups_of(
         spark,
         (3600, 0, "g", 90, 0, {0: 40, 1: 50}),
-        (3600, 3600, "g", 10, 0, {4: 9, 15: 1}),
+        (3600, 3600, "g", 10, 0, {4: 9, 22: 1}),
         (60, 0, "g", 1000, 0, {9: 1000}),
-        (3600, 0, "slow", 2, 0, {15: 2}),
+        (3600, 0, "slow", 2, 0, {22: 2}),
         (3600, 0, "none", 0, 1, {}),
     )
     assert collected(deliveries.settle_bounds(rollups)) == [
@@ -415,6 +425,6 @@ def test_the_tables_are_read_as_they_are(spark, place):
         (2, ms(moment + 2), text),
         (3, ms(moment + 3), text),
     ]
-    Rollup.objects.create(grain=60, bucket_at=moment, consumer_group="g", topic="t", acked=5, latency_3=5)
+    Rollup.objects.create(grain=60, bucket_at=moment, consumer_group="g", topic="t", acked=5, latency_50ms=5)
     (row,) = tables.rollups(spark, place).toArrow().to_pylist()
-    assert (row["bucket_at"], row["acked"], row["latency_3"], row["latency_4"]) == (ms(moment), 5, 5, 0)
+    assert (row["bucket_at"], row["acked"], row["latency_50ms"], row["latency_100ms"]) == (ms(moment), 5, 5, 0)

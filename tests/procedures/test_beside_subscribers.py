@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.limits import LATENCY_COLUMNS
 from django_mysqlqueue.models import DeliveryState, Rollup
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
@@ -160,7 +161,7 @@ def test_acks_are_counted(client, mode):
         client.ack(row["handle"])
     minute = Rollup.objects.filter(grain=60)
     assert sum(one.acked for one in minute) == 5
-    assert sum(getattr(one, f"latency_{place}") for one in minute for place in range(16)) == 5
+    assert sum(getattr(one, name) for one in minute for name in LATENCY_COLUMNS) == 5
 
 
 # -- many at once -------------------------------------------------------------------

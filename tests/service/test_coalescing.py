@@ -22,9 +22,8 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     Rollup,
-    Sequencer,
 )
-from django_mysqlqueue.service import coalescing, groups, retention, sequencing, superseding
+from django_mysqlqueue.service import coalescing, groups, retention, superseding
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import deliver_all
@@ -262,7 +261,7 @@ def test_a_retry_that_is_the_latest_waits_for_nothing(db, clock):
 
 
 def test_two_claims_do_not_take_two_messages_of_one_key(db):
-    """Even if the sequencer of an earlier release has not noted which one is later."""
+    """Even if nothing says which one is later."""
     one, other = (Sub(handler(mode="shared"), name=name) for name in ("one", "other"))
     publish("t", 1, key="k", coalesce="c")
     sequence()
@@ -831,40 +830,6 @@ def test_gc_keeps_what_is_noted_about_messages_of_the_log(db, settings, mode):
 
 
 # -- the sequencer --------------------------------------------------------------
-
-
-def append_as_before():
-    """Appends messages as the sequencer of an earlier release, which does not know the table of keys."""
-    before = Sequencer.objects.get().coalesced_offset
-    sequence()
-    CoalesceKey.objects.all().delete()
-    Sequencer.objects.update(coalesced_offset=before)
-
-
-@MODES
-def test_the_keys_of_messages_that_an_earlier_release_has_appended_are_noted(db, mode, monkeypatch):
-    monkeypatch.setattr(coalescing, "FOLLOWED", 2)
-    got = []
-    sequence()
-    Sub(handler()).settle()
-    publish_many("t", [Message(n, key="k", coalesce="c") for n in range(7)])
-    append_as_before()
-    publish("t", 7, key="k")
-    assert sequencing.sequence(USING).more
-    while sequencing.sequence(USING).more:
-        pass
-    mutex = Sequencer.objects.get()
-    assert mutex.coalesced_offset == mutex.last_offset
-    assert CoalesceKey.objects.get().message_offset == QueueMessage.objects.filter(payload=b"6").get().offset
-    Sub(getting(got, group="other", mode=mode)).settle()
-    assert got == [6, 7]
-
-
-def test_a_pass_without_keys_notes_how_far_it_got(db):
-    publish("t", 1, key="k")
-    sequence()
-    mutex = Sequencer.objects.get()
-    assert mutex.coalesced_offset == mutex.last_offset > 0
 
 
 def test_a_dropped_duplicate_supersedes_nothing(db):

@@ -7,6 +7,7 @@ import pytest
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.limits import public_coalesce_key, scoped_coalesce_key
 
 pytestmark = pytest.mark.any_engine
 
@@ -127,6 +128,14 @@ def test_hash_reaches_every_partition():
     assert set(counts) == {f"__p:{number}" for number in range(16)}
     assert min(counts.values()) > 800
     assert max(counts.values()) < 1200
+
+
+@pytest.mark.parametrize(
+    ("partition", "shown"),
+    [("a", "1:b:c"), ("__p:+010:a", "1:b:c"), ("__p:3", "c"), ("__p:+010:__p:3", "c")],
+)
+def test_a_coalesce_key_is_stored_with_the_key_in_a_hashed_partition(partition, shown):
+    assert public_coalesce_key(partition, scoped_coalesce_key("b", "c")) == shown
 
 
 # -- ids ----------------------------------------------------------------------

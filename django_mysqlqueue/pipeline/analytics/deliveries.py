@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.pipeline.analytics.common import SHARES, kind_of, milliseconds_between, percentiles
-from django_mysqlqueue.pipeline.tables import BUCKETS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,20 +116,20 @@ def settle_bounds(rollups: DataFrame) -> DataFrame:
     """Return upper bounds of the latency from entering the log to the ack, per group, from the buckets of the rollups.
 
     The columns are ``consumer_group, topic, acks, p50_within_ms, p90_within_ms, p99_within_ms``. NULL means more than
-    the last bound, one hour. Only hourly rollups are read, so the edges of a period are rounded to hours.
+    the last bound, one day. Only hourly rollups are read, so the edges of a period are rounded to hours.
     """
     from pyspark.sql import functions as f
 
     sums = (
         rollups.where("grain = 3600")
         .groupBy("consumer_group", "topic")
-        .agg(f.sum("acked").alias("acks"), *(f.sum(name).alias(name) for name in BUCKETS))
+        .agg(f.sum("acked").alias("acks"), *(f.sum(name).alias(name) for name in LATENCY_COLUMNS))
         .where("acks > 0")
     )
-    total = sum((f.col(name) for name in BUCKETS), f.lit(0))
+    total = sum((f.col(name) for name in LATENCY_COLUMNS), f.lit(0))
     running = f.lit(0)
     within = {name: f.when(f.lit(False), f.lit(0)) for name in BOUNDS}  # noqa: FBT003
-    for bucket, bound in zip(BUCKETS, LATENCY_BOUNDS_MS, strict=False):  # the last bucket has no bound
+    for bucket, bound in zip(LATENCY_COLUMNS, LATENCY_BOUNDS_MS, strict=False):  # the last bucket has no bound
         running = running + f.col(bucket)
         for name, share in zip(BOUNDS, SHARES, strict=True):
             within[name] = within[name].when(running >= total * share, f.lit(bound))

@@ -134,7 +134,7 @@ def latency(facts: Facts) -> Section:
         Table("handler_time", "Time in the handler (recorded acks)", of_handlers, facts.rows("handler_time")),
         Table(
             "settle_latency_bounds",
-            "From rollups: upper bounds (a dash: more than one hour)",
+            "From rollups: upper bounds (a dash: more than one day)",
             of_bounds,
             facts.rows("settle_latency_bounds"),
         ),
