@@ -27,12 +27,7 @@ from django_mysqlqueue.inspection.relays import RelayBacklog, read_relays
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (
     ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
-    OutboxMessage,
-    QueueMessage,
     Sequencer,
-    SubscriberHeartbeat,
 )
 from django_mysqlqueue.service import routing
 from django_mysqlqueue.service.counts import Count, total
@@ -46,11 +41,6 @@ from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.options import Override, limits_of, stored
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-HEARTBEATS = SubscriberHeartbeat._meta.db_table
 SEQUENCER = Sequencer._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.service import audit, scheduling
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
-
-OUTBOX = OutboxMessage._meta.db_table
 
 
 def cancel(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:

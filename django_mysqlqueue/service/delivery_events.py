@@ -6,7 +6,7 @@ delivery, except for deliveries that an atomic handler's own transaction settles
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mysqlqueue.conf import get_settings
@@ -133,17 +133,3 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
         session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), "s.id = v.i"), chunk)
         for chunk in session.chunks(sorted(ids))
     )
-
-
-def of_message(session: Session, offsets: Iterable[int]) -> list[tuple[object, ...]]:
-    """Return all recorded events of messages, in order of time."""
-    rows: list[tuple[object, ...]] = []
-    for chunk in session.chunks(sorted(set(offsets))):
-        rows += session.rows(
-            "SELECT e.id, e.settled_at, e.consumer_group, e.topic, e.message_offset, e.outcome, e.attempt, "
-            "e.delivered_at, e.handled_ms, e.settled_by, e.error, e.related_id "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(EVENTS, 'e', 'queue_delivery_events_message')} ON e.message_offset = v.o",
-            chunk,
-        )
-    return [row[1:] for row in sorted(rows)]

@@ -621,7 +621,6 @@ def _operate(ref: GroupRef) -> None:
     for by in (rollups.OF_GROUPS, rollups.OF_TOPICS):
         rollups.sums(session, rollups.MINUTE, now - 3_600_000, by=by)
     rollups.of_group(session, rollups.MINUTE, now - 3_600_000, ref, now=now)
-    delivery_events.of_message(session, places[:2])
     _look(session, ref, places)
     _look_at_operations(session, ref)
     with as_role("subscriber"):

@@ -13,8 +13,6 @@ from django_mysqlqueue.pipeline.report import sections_groups, sections_log, wor
 from django_mysqlqueue.pipeline.report.model import Headline, Page, Picture
 from django_mysqlqueue.pipeline.report.queries import Facts
 
-FORECAST = "growth_forecast"
-
 
 def page(facts: Facts) -> Page:
     """Return the contents of the page."""
