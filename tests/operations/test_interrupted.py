@@ -116,62 +116,10 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     assert ConsumerGroup.objects.get().operation == 0
 
 
-def test_a_seek_that_older_code_has_begun_is_run_again(db):
-    """It has no operation in the group row."""
-    log(2)
-    Sub(handler()).settle()
-    ConsumerGroup.objects.update(paused=True, after_seek="resume", start_offset=0)
-    with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
-        pausing.resume(USING, G, actor=ME)
-    seeking.seek(USING, G, Position(0), actor=ME)
-    group = ConsumerGroup.objects.get()
-    assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
-
-
 def seek_or_drop(operation, limits=LIMITS):
     if operation == "drop":
         return dropping.drop(USING, G, actor=ME, limits=limits)
     return seeking.seek(USING, G, Position(0), actor=ME, limits=limits)
-
-
-def ended_by_older_code(*, paused):
-    """A seek to the beginning by code that does not know the column ``operation``, and leaves it as it is."""
-    ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
-    DeliveryState.objects.all().delete()
-    ConsumerGroup.objects.update(paused=paused, after_seek="")
-
-
-@pytest.mark.parametrize("paused_since", [False, True])
-@pytest.mark.parametrize("operation", ["seek", "drop"])
-@pytest.mark.parametrize("before", [2, 3, 4])
-def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, before, operation, paused_since):
-    settled_and_left(6)
-    later = Sub(handler())
-
-    def meanwhile():
-        ended_by_older_code(paused=False)
-        resumed(later)  # it claims, and holds what it has claimed
-        if paused_since:
-            pausing.pause(USING, G, actor="bob")
-
-    frozen_before(monkeypatch, before, meanwhile)
-    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seek_or_drop(operation)
-    assert DeliveryState.objects.filter(consumer_group="g").count() == 6
-    assert ConsumerGroup.objects.get().paused == paused_since
-    record = Operation.objects.get(actor=ME)
-    assert record.ended_at
-    assert "stopped: This seek or drop" in record.detail
-
-
-def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(db, monkeypatch):
-    log(6)
-    Sub(handler()).settle()
-    pausing.pause(USING, G, actor="bob")
-    frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
-    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), actor=ME)
-    assert ConsumerGroup.objects.get().paused
 
 
 @pytest.mark.promise("Interrupted operations")
