@@ -405,13 +405,6 @@ MUTATIONS = (
         locking("service.redelivering._lock_due", SKIP, ""),
     ),
     Mutation(
-        "a redelivery that does not lock the offsets row of a message with a coalesce key",
-        "Which message of a coalesce key may start is decided under the lock of the partition's offsets row.",
-        "coalesced_before: redeliver, shared x claim that passes what is superseded",
-        locking("service.redelivering._read_coalesce_keys", SKIP, ""),
-        by=BROKEN,
-    ),
-    Mutation(
         "a claim that gives up a message and does not note for which one",
         "A message for which others were given up passes every later filter.",
         "superseding: claim that supersedes, with a filter x register another filter",

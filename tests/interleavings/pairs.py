@@ -180,8 +180,8 @@ def coalescing() -> Iterable[Pair]:
     for world, claim in (("coalesced", "claim"), ("coalesced_shared", "claim, shared")):
         yield from each(world, (passes,), (passes, claim, *others))
         yield from each(world, ("sequence",), ("sequence", "collect coalesce keys"))
-    for world in ("coalesced_shared", "coalesced_before"):
-        yield from each(world, ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
+    yield from each("coalesced_shared", ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
+    yield Pair("coalesced_later", (OPERATIONS["redeliver, shared"], both("sequence", "claim, shared")))
 
 
 def superseding() -> Iterable[Pair]:

@@ -249,10 +249,14 @@ def superseding_expired_shared() -> Start:
     return superseding_expired("shared")
 
 
-def coalesced_before() -> Start:
-    """As ``coalesced_shared``, but nothing says that b7 supersedes b1."""
+def coalesced_later() -> Start:
+    """As ``coalesced_shared``, but b7, which supersedes b1, is in the outbox."""
     start = coalesced("shared")
-    CoalesceKey.objects.filter(consumer_group="", coalesce_key="z").delete()
+    later = QueueMessage.objects.get(message_id="b7")
+    later.delete()
+    publish_many(TOPIC, messages("b7"))
+    with_keys(OutboxMessage, {"b7": "z"})
+    CoalesceKey.objects.filter(consumer_group="", coalesce_key="z").update(message_offset=start.failed[0])
     return start
 
 
@@ -481,7 +485,7 @@ _ALL = (
     expired_shared,
     coalesced,
     coalesced_shared,
-    coalesced_before,
+    coalesced_later,
     superseding,
     superseding_shared,
     superseding_expired,
