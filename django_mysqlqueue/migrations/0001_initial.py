@@ -43,9 +43,9 @@ MESSAGE_COLUMNS = [
     ("last_error", BytewiseTextField("last error", db_default=models.Value(""), blank=True)),
 ]
 LATENCIES = (
-    *(f"latency_{number}" for number in range(16)),
-    *(f"latency_{seconds}s" for seconds in (120, 300, 1800, 7200, 21600, 43200, 86400)),
-    "latency_over_86400s",
+    *(f"latency_{milliseconds}ms" for milliseconds in (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000)),
+    *(f"latency_{minutes * 60_000}ms" for minutes in (1, 2, 5, 10, 30, 60, 120, 360, 720, 1440)),
+    "latency_over",
 )
 
 
@@ -92,14 +92,6 @@ class Migration(migrations.Migration):
                 ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),
                 ("last_offset", models.BigIntegerField("last offset", db_default=0)),
                 ("sequenced_at", models.BigIntegerField("sequenced at", db_default=0)),
-                (
-                    "coalesced_offset",
-                    models.BigIntegerField(
-                        "coalesced offset",
-                        db_default=0,
-                        help_text="the coalesce keys of the log are known up to this offset",
-                    ),
-                ),
                 (
                     "debounced",
                     models.BigIntegerField(
