@@ -16,10 +16,9 @@ from django.db import connection
 
 from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.subscriptions.registry import handlers
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, lag
+from tests.support.internals import handlers, registry
 from tests.support.paths import ROOT
 
 

@@ -14,11 +14,9 @@ from health_check.views import HealthCheckView
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import Subset
 from tests.support.harness import USING, Sub, handler, in_thread
 from tests.support.health import backlog, register
+from tests.support.internals import GroupRef, Subset, groups
 
 urlpatterns = [
     path(

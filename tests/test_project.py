@@ -24,11 +24,10 @@ from django_mysqlqueue.models import (
     Schedule,
 )
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.relaying import relay
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, relay
 from tests.support.paths import ROOT
 
 TESTS = Path(__file__).parent

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.service import rollups
 from tests.admin.test_expiry import shown
 from tests.support.dashboard import page
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import rollups
 from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.any_engine

@@ -18,10 +18,10 @@ from django_mysqlqueue.admin.pages.messages import READ_BYTES
 from django_mysqlqueue.inspection import log_search
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import HOSTILE, ROOT, page
 from tests.support.dead_letter_pages import ask, bound, fail_with
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session
 from tests.support.topic_permissions import OnTopics
 
 ADDRESS = f"{ROOT}messages/"

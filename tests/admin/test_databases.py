@@ -18,11 +18,8 @@ from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage
-from django_mysqlqueue.service import job_rows
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql import several
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, hidden, page
+from tests.support.internals import NewResult, Session, job_rows, several
 from tests.support.topic_permissions import OnTopics
 from tests.support.two_databases import ALIASES, DEFAULT, LATER, QUEUE, SETTINGS, fill, offset, prepare, rows
 

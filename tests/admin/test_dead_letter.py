@@ -10,10 +10,10 @@ import pytest
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support.dashboard import HOSTILE, ROOT, page
 from tests.support.dead_letter_pages import ask, fail_with, listed, offsets, star
 from tests.support.harness import USING, sequence
+from tests.support.internals import DeadLetterFilter
 from tests.support.scenarios import dead_letters, offsets_of
 
 pytestmark = pytest.mark.any_engine

@@ -11,11 +11,11 @@ from django.db import connection
 
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import ask, fail_with, listed, offsets, redriven
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import DeadLetterFilter
 from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.any_engine

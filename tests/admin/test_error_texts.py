@@ -11,11 +11,11 @@ from django.contrib.auth.models import User
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.subscriptions import registry
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.dashboard import ROOT, confirm
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import registry
 from tests.support.job_worlds import JOBS
 from tests.support.topic_permissions import OnTopics
 

@@ -7,9 +7,9 @@ import datetime
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.service import rollups
 from tests.support.dashboard import ROOT, page
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import rollups
 from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.any_engine

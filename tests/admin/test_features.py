@@ -9,10 +9,9 @@ import pytest
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.limits import run_id, schedule_of
-from django_mysqlqueue.service import rollups
 from tests.support.dashboard import ROOT, page
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import rollups, run_id, schedule_of
 from tests.support.job_pages import ended
 from tests.support.scenarios import log, offsets_of
 

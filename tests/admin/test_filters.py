@@ -12,11 +12,10 @@ from django_mysqlqueue import Message, operations, publish, publish_many, subscr
 from django_mysqlqueue.admin.operations.groups import OverrideForm
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
-from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service import rollups
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, life, page
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import register_groups, rollups
 from tests.support.registered import handle
 from tests.support.scenarios import offsets_of
 

@@ -9,12 +9,9 @@ import pytest
 
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.models import ConsumerGroup, Rollup
-from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, page
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Count, GroupRef, Session, rollups
 from tests.support.scenarios import G, log
 
 GROUP = {"group": "g", "topic": "t"}

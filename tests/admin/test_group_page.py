@@ -7,17 +7,13 @@ import dataclasses
 import pytest
 
 from django_mysqlqueue.admin.pages import base
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import busy
 from django_mysqlqueue.models import DeliveryEvent, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, page
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Count, GroupRef, Session, Subscriber, get_settings
 from tests.support.scenarios import G, log, offsets_of
 
 GROUP = {"group": "g", "topic": "t"}

@@ -14,12 +14,10 @@ from django_mysqlqueue.admin.group_table import KEYS
 from django_mysqlqueue.admin.pages import base
 from django_mysqlqueue.models import ConsumerGroup, Rollup
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, page
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Count, GroupRef, Session
 from tests.support.scenarios import dead_letters, log
 
 MINUTE_MS = 60_000

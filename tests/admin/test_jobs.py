@@ -16,12 +16,11 @@ from django.utils import timezone
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import job_progress
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import bound
 from tests.support.harness import USING, sequence
+from tests.support.internals import DeadLetterFilter, job_progress
 from tests.support.job_pages import NOW, ended, errors, job
 from tests.support.topic_permissions import OnTopics
 

@@ -14,14 +14,10 @@ from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, pausing, redriving, seeking
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, life, page
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Count, DeadLetterFilter, GroupRef, Session, groups
 from tests.support.scenarios import G, dead_letters, log, offsets_of
 
 pytestmark = pytest.mark.any_engine

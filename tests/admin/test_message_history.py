@@ -9,11 +9,10 @@ from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import DeliveryEvent, QueueMessage
 from django_mysqlqueue.operations import dropping, redriving
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Action, Settlement
 from tests.support.dashboard import life, page
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Action, DeadLetterFilter, Settlement
 from tests.support.scenarios import G, dead_letters, log, offsets_of
 
 pytestmark = pytest.mark.any_engine

@@ -16,9 +16,9 @@ from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support.dashboard import ROOT, page, submitted
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import DeadLetterFilter
 from tests.support.scenarios import dead_letters, log, offsets_of
 
 pytestmark = pytest.mark.any_engine

@@ -12,10 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.inspection import Bounds
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, groups
 
 PAGE = f"{ROOT}offsets/"
 G = {"group": "g", "topic": "t"}
@@ -148,7 +147,7 @@ def test_furthest_behind_says_among_which(client, monkeypatch):
     assert answer.context["order_text"] == "furthest behind among the 4 partitions with messages in the log"
     assert answer.context["order_text"] in answer.content.decode()
     assert client.get(PAGE, G).context["order_text"] == "by key"
-    monkeypatch.setattr("django_mysqlqueue.service.log.NEWEST", 1)
+    monkeypatch.setattr("tests.support.internals.log.NEWEST", 1)
     monkeypatch.setattr("django_mysqlqueue.admin.pages.offsets.OffsetsPage.bounds", Bounds(surveyed_partitions=1))
     answer = client.get(PAGE, {**G, "order": "behind"})
     assert keys(answer) == ["a", "e"], "e is new"

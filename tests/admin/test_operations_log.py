@@ -25,13 +25,11 @@ from django_mysqlqueue.inspection.operation_texts import ACTIONS, UNITS
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import audit
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import HOSTILE, ROOT, page, submitted
 from tests.support.dead_letter_pages import bound
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import DeadLetterFilter, Session, audit
 from tests.support.job_pages import ended, job
 from tests.support.scenarios import dead_letters, log
 from tests.support.topic_permissions import OnTopics

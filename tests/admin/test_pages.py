@@ -11,12 +11,10 @@ from django.contrib.auth.models import User
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.service.heartbeats import RoundTrip
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, RoundTrip, heartbeats
 from tests.support.scenarios import dead_letters, log
 
 PLACES = [one.name for one in PAGES]

@@ -183,7 +183,7 @@ def test_a_preview_names_a_bounded_number_of_groups(db, monkeypatch, most):
 
 
 def test_a_new_topic_is_not_taken_for_a_dlq(db, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.service.log.known", lambda session: ["orders_dlq"])
+    monkeypatch.setattr("tests.support.internals.log.known", lambda session: ["orders_dlq"])
     new, _no_group = operations.publish("orders_dl", 1, actor="ada", dry_run=True).warnings
     assert new == "The topic orders_dl is new: no message, consumer group or setting names it."
 

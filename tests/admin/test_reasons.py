@@ -23,13 +23,11 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service.leasing import MAX_PENDING
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, WAITS, life
 from tests.support.filtering import EU
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import MAX_PENDING, Session, Subset
 from tests.support.scenarios import G, log, offsets_of
 
 pytestmark = pytest.mark.any_engine

@@ -6,10 +6,9 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service.relaying import note_refusal
-from django_mysqlqueue.service.sequencing import sequence
 from tests.support.dashboard import ROOT, page
 from tests.support.harness import first_place
+from tests.support.internals import note_refusal, sequence
 
 VIA, HOME = "default", "queue"
 

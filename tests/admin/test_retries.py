@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Session
 from tests.support.scenarios import log
 
 pytestmark = pytest.mark.any_engine

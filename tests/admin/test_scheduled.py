@@ -11,11 +11,10 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
 from django_mysqlqueue.inspection import dead_letters as letters
 from django_mysqlqueue.models import Operation, OutboxMessage
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import HOSTILE, ROOT, confirm, page
 from tests.support.dead_letter_pages import ask, bound, redriven, star
 from tests.support.harness import USING
+from tests.support.internals import DeadLetterFilter, Session
 from tests.support.scenarios import dead_letters
 
 pytestmark = pytest.mark.any_engine

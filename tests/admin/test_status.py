@@ -16,15 +16,11 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status
 from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
 from django_mysqlqueue.admin.shared import SharedReads, shared
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, Count, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -71,8 +67,8 @@ def test_the_index_works_if_the_queue_cannot_be_read(client, monkeypatch):
         raise OperationalError(2002, "Can't connect")
 
     monkeypatch.setattr(status, "get_overview", fail)
-    monkeypatch.setattr("django_mysqlqueue.sql.failures.kind_of", lambda using, error: "unreachable")
-    monkeypatch.setattr("django_mysqlqueue.sql.failures.explain", lambda using, error: f"{using!r} is gone.")
+    monkeypatch.setattr("tests.support.internals.failures.kind_of", lambda using, error: "unreachable")
+    monkeypatch.setattr("tests.support.internals.failures.explain", lambda using, error: f"{using!r} is gone.")
     answer = client.get(INDEX)
     assert answer.status_code == 200
     assert "Message queue: Stopped" in answer.content.decode()

@@ -19,11 +19,10 @@ from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import group_settings
-from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.subscriptions import registry
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, hidden
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import heartbeats, registry
 from tests.support.job_pages import job
 from tests.support.topic_permissions import OnTopics
 

@@ -10,9 +10,9 @@ from playwright.sync_api import Page, expect
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import Rollup
-from django_mysqlqueue.sql.session import Session
 from tests.browser.conftest import Desk, Open
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Session
 
 REFRESH_MS = 4000
 BILLING = "group/?group=billing&topic=orders&range=15m"

@@ -17,12 +17,11 @@ from playwright.sync_api import Page, expect
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Operation, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.browser.conftest import WAIT_MS, Desk, Start
 from tests.browser.pages import card
 from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, groups
 from tests.support.processes import effects, wait_for
 
 expect.set_options(timeout=WAIT_MS)

@@ -16,8 +16,6 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import (
     DeliveryState,
     JobResult,
@@ -29,8 +27,6 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.schedules.timetables import timetable
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.looks import BUSY, CUT_OFF, DISORDERED, MIRRORED, TITLES, faults
 from tests.browser.pages import card, tab_to
@@ -38,6 +34,7 @@ from tests.browser.site import Site
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, GroupRef, groups, run_id
 from tests.support.job_pages import NOW, ended, errors, job
 
 REFRESH_MS = 4000

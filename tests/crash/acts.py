@@ -34,16 +34,26 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import audit, delivery_events, heartbeats, job_rows, leasing, pruning, rollups, samples
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import Session, run
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, registered, sequenced
 from tests.support import job_worlds
 from tests.support.filtering import US
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import (
+    DeadLetterFilter,
+    NewResult,
+    Session,
+    audit,
+    delivery_events,
+    heartbeats,
+    job_rows,
+    leasing,
+    pruning,
+    rollups,
+    run,
+    samples,
+)
 
 ME = "ada"
 

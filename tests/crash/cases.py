@@ -21,30 +21,7 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.naming import relayed_topic
 from django_mysqlqueue.operations import dropping, group_mode, moving
-from django_mysqlqueue.service import (
-    claiming,
-    groups,
-    heartbeats,
-    leasing,
-    publishing,
-    relaying,
-    releasing,
-    retention,
-    routing,
-    scheduling,
-    sequencing,
-    settling,
-    slots,
-    watermarks,
-)
-from django_mysqlqueue.service.claims import Want
-from django_mysqlqueue.service.deliveries import Action, Holding, Returned
-from django_mysqlqueue.service.messages import EPOCH
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.routing import Route
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.audit import Picture
@@ -85,6 +62,31 @@ from tests.crash.worlds import (
 )
 from tests.support.filtering import US, matches
 from tests.support.harness import USING, first_place, lag
+from tests.support.internals import (
+    EPOCH,
+    Action,
+    GroupRef,
+    Holding,
+    Returned,
+    Route,
+    Session,
+    Want,
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    publishing,
+    relayed_topic,
+    relaying,
+    releasing,
+    retention,
+    routing,
+    scheduling,
+    sequencing,
+    settling,
+    slots,
+    watermarks,
+)
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import CoalesceKey, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import claiming, coalescing, heartbeats, leasing, sequencing, watermarks
-from django_mysqlqueue.service import superseding as superseding_messages
-from django_mysqlqueue.service.claims import Want
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.sql.session import run
 from tests.crash.audit import Picture
 from tests.crash.cases import FIVE, carry_on_and_forget_nothing, case, is_undone, take, turn, undo
 from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import LEASE_MS, WHO, G, World, flush, registered, sequenced, subscribed
 from tests.support.harness import USING
+from tests.support.internals import (
+    COALESCE,
+    Action,
+    Outcome,
+    Settlement,
+    Want,
+    claiming,
+    coalescing,
+    heartbeats,
+    leasing,
+    run,
+    sequencing,
+    watermarks,
+)
+from tests.support.internals import superseding as superseding_messages
 
 PASSES = (Outcome.EXPIRED, Outcome.SUPERSEDED)
 KEYS = {"a1": "x", "a2": "y", "a3": "y", "a4": "x", "b1": "z", "b2": "z"}

@@ -23,9 +23,8 @@ from pathlib import Path
 from django.db import connection, connections
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.sql import dialect_of
-from django_mysqlqueue.sql.connection import drop_connection
 from tests.support.harness import USING
+from tests.support.internals import dialect_of, drop_connection
 from tests.support.proxy import COM_QUERY, Link, Proxy
 
 ALIAS = "fragile"

@@ -6,12 +6,12 @@ from django.db import transaction
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
-from django_mysqlqueue.service import debouncing, scheduling, sequencing
 from tests.app.models import Effect
 from tests.crash.audit import Picture
 from tests.crash.cases import case
 from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import World, messages, registered, sequenced
+from tests.support.internals import debouncing, scheduling, sequencing
 
 PAST = 5
 

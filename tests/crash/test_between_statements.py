@@ -7,11 +7,9 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import Action, GroupRef, Settlement, settling
 
 REF = GroupRef("g", "t")
 

@@ -21,9 +21,6 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation, QueueMessage, Schedule
 from django_mysqlqueue.operations import recurring, seeking, steps
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import audit, groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.connection import drop_connection
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
 from tests.crash import coalescing as _coalescing  # noqa: F401  # It adds cases.
@@ -36,6 +33,7 @@ from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants, job_worlds, schedule_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, is_superseding, matches
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, audit, drop_connection, groups
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
 from tests.support.writers import watched, writing_functions

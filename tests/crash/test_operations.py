@@ -17,13 +17,13 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
 )
-from django_mysqlqueue.service import audit
 from tests.conftest import Clock
 from tests.crash.acts import ACTS, ME, begin
 from tests.crash.audit import Observer
 from tests.crash.crashes import ALIAS, LOST, MODES, TOPIC
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import audit
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
 

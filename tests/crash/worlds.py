@@ -13,17 +13,30 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, slots, watermarks
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Settlement
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.losses import NO_WAIT
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
 from tests.support.filtering import EU, EXPIRED, US
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import (
+    NO_WAIT,
+    Action,
+    Claimant,
+    Claimed,
+    GroupRef,
+    Holding,
+    OptionColumns,
+    Session,
+    Settlement,
+    Want,
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    payloads,
+    settling,
+    slots,
+    watermarks,
+)
 
 G = GroupRef("g", TOPIC)
 OTHER = GroupRef("other", TOPIC)

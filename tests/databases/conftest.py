@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
-from django_mysqlqueue.procedures import installing
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
+from tests.support.internals import installing
 from tests.support.routers import QueueElsewhere, ReadsFromReplica
 
 QUEUE = "queue"

@@ -8,9 +8,7 @@ from django.db import connections
 
 from django_mysqlqueue import checks, subscriber
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import GroupRef, groups, installing
 from tests.support.routers import QueueKeptOut
 
 QUEUE = "queue"

@@ -8,14 +8,10 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, QueueMessage
-from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.schedules.timetables import Timetable
-from django_mysqlqueue.service import groups, job_rows, schedules
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import job_worlds
+from tests.support.internals import GroupRef, NewResult, Session, groups, installing, job_rows, schedules
 from tests.support.queue_alias import command, on_queue
 from tests.support.routers import QueueElsewhere
 

@@ -13,9 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.databases.test_commands import OPERATIONS
+from tests.support.internals import GroupRef, groups
 from tests.support.queue_alias import command, on_queue
 
 QUEUE = "queue"

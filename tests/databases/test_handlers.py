@@ -7,9 +7,9 @@ from django.db import DatabaseError, connection, connections, transaction
 
 from django_mysqlqueue import checks, publish, subscriber
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.runtime import sessions
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, in_thread, sequence
+from tests.support.internals import sessions
 from tests.support.routers import QueueElsewhere
 
 QUEUE = "queue"

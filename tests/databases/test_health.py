@@ -10,11 +10,8 @@ from health_check.exceptions import ServiceUnavailable
 from django_mysqlqueue import publish, subscriber
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.relaying import relay
-from django_mysqlqueue.service.sequencing import sequence
 from tests.databases.test_every_database import run, sections
+from tests.support.internals import GroupRef, groups, relay, sequence
 
 VIA, HOME = "default", "queue"
 

@@ -15,9 +15,8 @@ from django.db import connection, connections
 
 from django_mysqlqueue import checks, publish, subscriber
 from django_mysqlqueue.models import Sequencer
-from django_mysqlqueue.service.sequencing import identify, sequence
-from django_mysqlqueue.sql.connection import database_name
 from tests.support.harness import in_thread
+from tests.support.internals import database_name, identify, sequence
 from tests.support.queue_alias import command
 
 QUEUE, AGAIN = "queue", "again"
@@ -141,7 +140,7 @@ def test_two_databases_whose_names_are_in_option_files_are_two(another, tmp_path
     connections.settings["one"]["OPTIONS"]["read_default_group"] = "client"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "queue_aliases", lambda: ["one", "two"])
-        patch.setattr("django_mysqlqueue.service.databases.queue_aliases", lambda: ["one", "two"])
+        patch.setattr("tests.support.internals.databases.queue_aliases", lambda: ["one", "two"])
         assert checks.check_databases() == []
         assert found("one", "two") == []
 

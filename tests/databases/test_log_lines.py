@@ -10,13 +10,18 @@ import pytest
 from django.db import OperationalError
 
 from django_mysqlqueue import publish, subscriber
-from django_mysqlqueue.runtime import log, registering
-from django_mysqlqueue.runtime.handling.event_loop import Loop
-from django_mysqlqueue.runtime.polling.context import Progress
-from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.runtime.threads import about, worker_thread
-from django_mysqlqueue.service import groups, heartbeats
-from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.runtime import log
+from tests.support.internals import (
+    GroupRef,
+    Heart,
+    Loop,
+    Progress,
+    about,
+    groups,
+    heartbeats,
+    registering,
+    worker_thread,
+)
 from tests.support.processes import Worker, wait_for
 
 QUEUE = "queue"

@@ -20,18 +20,24 @@ from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, moving
 from django_mysqlqueue.operations import topics as topics_operations
-from django_mysqlqueue.runtime import registering
-from django_mysqlqueue.runtime.registering import register
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.databases import queue_aliases, works_on
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.relaying import relay
-from django_mysqlqueue.service.routing import Route, route_of, set_route
-from django_mysqlqueue.service.sequencing import sequence
-from django_mysqlqueue.sql.connection import close_connections
-from django_mysqlqueue.sql.session import Session, run
 from tests.support.commands import table
 from tests.support.harness import Sub, handler
+from tests.support.internals import (
+    GroupRef,
+    Route,
+    Session,
+    close_connections,
+    groups,
+    queue_aliases,
+    register,
+    registering,
+    relay,
+    route_of,
+    run,
+    sequence,
+    set_route,
+    works_on,
+)
 from tests.support.processes import Worker, assert_ordered, effects, wait_for
 from tests.support.queue_alias import command
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from django_mysqlqueue import checks
-from django_mysqlqueue.service import databases
+from tests.support.internals import databases
 
 CHECK = """
 import django

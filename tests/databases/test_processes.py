@@ -10,12 +10,10 @@ import pytest
 from django.db import connection, connections, router
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.support import oracle
+from tests.support.internals import GroupRef, Session, get_settings
 from tests.support.processes import Worker, assert_ordered, effects, wait_for
 from tests.support.routers import QueueElsewhere
 

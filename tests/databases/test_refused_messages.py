@@ -13,14 +13,20 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import check_health, get_overview
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.polling import relays
-from django_mysqlqueue.runtime.polling.relays import PassSize, Relay
-from django_mysqlqueue.service import relaying
-from django_mysqlqueue.service.relaying import NotInserted, Refusal
-from django_mysqlqueue.service.sequencing import sequence
-from django_mysqlqueue.sql import dialect_of, failures
-from django_mysqlqueue.sql.connection import close_connections, is_server
-from django_mysqlqueue.sql.session import Session
+from tests.support.internals import (
+    NotInserted,
+    PassSize,
+    Refusal,
+    Relay,
+    Session,
+    close_connections,
+    dialect_of,
+    failures,
+    is_server,
+    relaying,
+    relays,
+    sequence,
+)
 from tests.support.processes import wait_for
 
 SOURCE, TARGET = "default", "queue"

@@ -11,12 +11,20 @@ from django.db import OperationalError, connections
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import QueueMessage, RelayPosition, RelayWatermark, Sequencer
-from django_mysqlqueue.service import relaying, retention
-from django_mysqlqueue.service.log_places import Place
-from django_mysqlqueue.service.relaying import NotInserted, Refusal, Relayed, Watermark, relay, watermark
-from django_mysqlqueue.service.sequencing import sequence
-from django_mysqlqueue.sql.connection import is_server
-from django_mysqlqueue.sql.session import Session
+from tests.support.internals import (
+    NotInserted,
+    Place,
+    Refusal,
+    Relayed,
+    Session,
+    Watermark,
+    is_server,
+    relay,
+    relaying,
+    retention,
+    sequence,
+    watermark,
+)
 
 SOURCE, TARGET = "default", "queue"
 LOG = QueueMessage._meta.db_table

@@ -9,11 +9,7 @@ import pytest
 from django_mysqlqueue import publish
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import OutboxMessage, RelayPosition, RelayWatermark
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.polling import relays
-from django_mysqlqueue.runtime.polling.relays import Relay, Relays
-from django_mysqlqueue.service import relaying, retention
-from django_mysqlqueue.service.sequencing import sequence
+from tests.support.internals import Relay, Relays, relaying, relays, retention, sequence, sessions
 from tests.support.processes import wait_for
 
 SOURCE, TARGET = "default", "queue"

@@ -15,11 +15,17 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
-from django_mysqlqueue.service import relaying, retention
-from django_mysqlqueue.service.relaying import Relayed, Watermark, relay, watermark
-from django_mysqlqueue.service.sequencing import sequence
-from django_mysqlqueue.sql.connection import close_connections
-from django_mysqlqueue.sql.session import Session
+from tests.support.internals import (
+    Relayed,
+    Session,
+    Watermark,
+    close_connections,
+    relay,
+    relaying,
+    retention,
+    sequence,
+    watermark,
+)
 
 SOURCE, TARGET = "default", "queue"
 

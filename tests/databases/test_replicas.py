@@ -15,9 +15,8 @@ from django_mysqlqueue.management.base import require_tables
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service import groups, sequencing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import Sub, handler
+from tests.support.internals import GroupRef, groups, sequencing
 from tests.support.queue_alias import command
 from tests.support.routers import ReadsFromReplica
 

@@ -11,10 +11,8 @@ from django_mysqlqueue import publish, subscriber
 from django_mysqlqueue import testing as helpers
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import inline
-from django_mysqlqueue.runtime.inline import deliver_eagerly
-from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.testing import deliver_all, published
+from tests.support.internals import deliver_eagerly, inline, wakeups
 from tests.support.queue_alias import command
 
 QUEUE = "queue"

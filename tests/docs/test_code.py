@@ -21,10 +21,10 @@ from django.db import connections
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
-from django_mysqlqueue.limits import lane
 from django_mysqlqueue.models import QueueMessage
 from tests.support.documents import DOCS, PAGES, _block, blocks, identify, parsed
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import lane
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.any_engine

@@ -16,8 +16,8 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.inspection.problem import Kind
-from django_mysqlqueue.sql import several
 from tests.support.documents import DOCS, blocks
+from tests.support.internals import several
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.any_engine

@@ -16,11 +16,10 @@ from django.core.management import call_command
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, groups
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.any_engine

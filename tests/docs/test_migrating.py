@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from django_mysqlqueue.models import JobResult, OutboxMessage
-from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.tasks import cancel_job, framework, progress_of
 from django_mysqlqueue.testing import deliver_all, run_recurring
 from tests.support import job_worlds
 from tests.support.documents import DOCS, _block, blocks
 from tests.support.harness import USING
+from tests.support.internals import declared_schedules
 
 pytestmark = pytest.mark.any_engine
 GUIDES = [f"howto/migrate-{name}.md" for name in ("django-tasks-db", "django-ox", "celery")]

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.consoles import commands, pattern
 from tests.support.documents import DOCS, PAGES, blocks
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, groups
 
 GROUPS_HEADING = ["group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"]
 

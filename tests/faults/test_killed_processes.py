@@ -14,12 +14,9 @@ from django.db import OperationalError, connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import polling, sequencing
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.sql.connection import close_connections
 from tests.app.models import Effect
 from tests.support.harness import USING, in_thread, sequence
+from tests.support.internals import Count, close_connections, polling, sequencing, sessions
 from tests.support.processes import assert_ordered, drained, effects, publish_numbers, wait_for
 
 pytestmark = pytest.mark.processes

@@ -10,8 +10,8 @@ import pytest
 
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.models import Slots
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
+from tests.support.internals import GroupRef
 from tests.support.processes import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.promise("Limits")]

@@ -10,9 +10,8 @@ from django.db import connection
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, sequencing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, lag, sequence
+from tests.support.internals import GroupRef, groups, sequencing
 from tests.support.processes import Worker, assert_ordered, drained, effects, publish_numbers, wait_for
 
 pytestmark = pytest.mark.processes

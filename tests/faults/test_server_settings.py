@@ -26,12 +26,11 @@ from django.db import OperationalError, connections
 
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.support import accounts, load
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, groups
 from tests.support.paths import ROOT
 from tests.support.private_servers import alias_of, private_server
 from tests.support.processes import SHORT, Worker, wait_for

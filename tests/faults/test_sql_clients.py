@@ -16,12 +16,10 @@ from django.db import connection, connections
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.support import invariants
 from tests.support.harness import USING, lag, sequence
+from tests.support.internals import GroupRef, groups, installing
 from tests.support.paths import ROOT
 from tests.support.processes import drained, wait_for
 from tests.support.sql_clients import Client

@@ -29,14 +29,10 @@ from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, Operation
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import failures, several
-from django_mysqlqueue.sql.connection import apart, bounded
-from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT as DASHBOARD
 from tests.support.dashboard import confirm
 from tests.support.dashboard import urlpatterns as admin_urls
+from tests.support.internals import GroupRef, Session, apart, bounded, failures, groups, several
 from tests.support.metrics import Samples, parsed
 from tests.support.outages import PRIVATE
 from tests.support.paths import ROOT

@@ -26,9 +26,8 @@ from django_mysqlqueue.inspection import (
     list_scheduled,
 )
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, groups
 from tests.support.scenarios import dead_letters, offsets_of
 
 pytestmark = pytest.mark.usefixtures("db")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import beginnings, find_problems, get_overview
 from django_mysqlqueue.inspection.attempts import Rule
 from django_mysqlqueue.inspection.beginnings import Began, Failed
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, Rollup
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
 

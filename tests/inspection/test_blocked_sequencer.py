@@ -12,12 +12,8 @@ from django.db import connections
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.inspection import StallTimes, find_problems, get_overview
-from django_mysqlqueue.runtime.polling import blocked
-from django_mysqlqueue.service import open_transactions
-from django_mysqlqueue.service.open_transactions import Holder
-from django_mysqlqueue.sql import mysql
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import Holder, Session, blocked, mysql, open_transactions
 from tests.support.roles import own_user
 
 SOON = StallTimes(outbox=1.0)

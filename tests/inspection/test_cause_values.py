@@ -10,10 +10,9 @@ from django_mysqlqueue.inspection import causes, find_causes, find_problems, sta
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.models import Rollup
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
 from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
 from tests.inspection.test_queue_problems import overview
+from tests.support.internals import Count, GroupRef
 
 H = GroupRef("h", "t")
 FEW = Count(3)

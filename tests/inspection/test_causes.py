@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many, subscriber
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, Count, GroupRef, groups
 from tests.support.queue_states import STATES, Stage, an_outbox_that_nobody_moves
 
 pytestmark = pytest.mark.usefixtures("db")

@@ -7,12 +7,10 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
-from django_mysqlqueue.service import heartbeats, releasing, settling
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, handler, take_all
+from tests.support.internals import GroupRef, heartbeats, registry, releasing, settling
 
 G = GroupRef("g", "t")
 

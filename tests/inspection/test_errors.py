@@ -11,14 +11,11 @@ from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, retrying_of_kind
 from django_mysqlqueue.inspection.shares import deal
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import _advance
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import DeadLetterFilter, GroupRef, Session, settling
 from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.usefixtures("db")

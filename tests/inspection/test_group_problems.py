@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
 from django_mysqlqueue.inspection import attempts, group_problems
 from django_mysqlqueue.inspection.attempts import Ended, Rule, Run
@@ -18,12 +17,8 @@ from django_mysqlqueue.inspection.outbox import DueMessages
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.rollups import Bucket
-from django_mysqlqueue.service.subsets import Subset
 from tests.support.harness import handler
+from tests.support.internals import Bucket, Count, GroupRef, HealthSettings, OptionColumns, Subset
 
 G = GroupRef("g", "t")
 NOW = 10_000_000

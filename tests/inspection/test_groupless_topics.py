@@ -11,9 +11,9 @@ from django.core.management import call_command
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.inspection import Bounds, check_health, groupless, scheduled
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.sql.session import Session
 from tests.support.groupless import TYPO, command, found, in_log, register, send, texts
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Session
 
 pytestmark = pytest.mark.usefixtures("db")
 

@@ -11,13 +11,10 @@ from django_mysqlqueue.inspection import beginnings, find_problems, problems
 from django_mysqlqueue.inspection.attempts import Rule, continuing, failed
 from django_mysqlqueue.inspection.status import NAMES
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.rollups import Bucket
-from django_mysqlqueue.sql.session import Session
 from tests.support.commands import run as run_command
 from tests.support.harness import USING
 from tests.support.histories import DEGRADED, OK, STOPPED, History, Said
+from tests.support.internals import Bucket, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
 

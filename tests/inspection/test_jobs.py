@@ -13,9 +13,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.inspection import Bounds, Count, count_jobs, get_job, jobs, list_jobs
 from django_mysqlqueue.inspection.jobs import JobError
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.sql.session import Session
 from tests.support import job_worlds
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session
 from tests.support.job_pages import NOW, ended, errors, job
 from tests.support.recorded_statements import _reads
 

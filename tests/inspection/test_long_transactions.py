@@ -11,10 +11,9 @@ from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.inspection import StallTimes
 from django_mysqlqueue.management.commands import queuehealth
-from django_mysqlqueue.sql.mysql import INNODB_TRANSACTIONS
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING
 from tests.support.health import run
+from tests.support.internals import INNODB_TRANSACTIONS, Session
 from tests.support.roles import own_user
 
 

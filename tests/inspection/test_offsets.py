@@ -8,14 +8,11 @@ from django_mysqlqueue import Message, naming, publish, publish_many
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import Bounds, get_partition_backlogs, list_partitions, partitions
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, QueueMessage
-from django_mysqlqueue.service import groups, retention
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Count, GroupRef, Session, groups, retention
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -245,7 +242,7 @@ def test_furthest_behind_is_the_largest_backlog_and_then_the_lowest_watermark():
 
 
 def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.service.log.NEWEST", 2)
+    monkeypatch.setattr("tests.support.internals.log.NEWEST", 2)
     register()
     log(8, "abcdefgh")
     bounds = Bounds(surveyed_partitions=3)
@@ -262,10 +259,10 @@ def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypat
 
 def test_a_survey_whose_read_ends_early(monkeypatch):
     """As if the server did not jump from key to key, because other topics have short partitions."""
-    monkeypatch.setattr("django_mysqlqueue.service.partitions.JUMPS", ())
-    monkeypatch.setattr("django_mysqlqueue.service.partitions.ROWS", (4,))
-    monkeypatch.setattr("django_mysqlqueue.service.partitions.MORE", 1)
-    monkeypatch.setattr("django_mysqlqueue.service.log.NEWEST", 2)
+    monkeypatch.setattr("tests.support.internals.partitions.JUMPS", ())
+    monkeypatch.setattr("tests.support.internals.partitions.ROWS", (4,))
+    monkeypatch.setattr("tests.support.internals.partitions.MORE", 1)
+    monkeypatch.setattr("tests.support.internals.log.NEWEST", 2)
     register()
     publish_many("t", (Message(n, key=key) for key, count in (("a", 13), ("b", 3), ("c", 1)) for n in range(count)))
     sequence()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many, subscriber
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -17,16 +16,12 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import groups, sequencing
-from django_mysqlqueue.service import log as service_log
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, Count, DeadLetterFilter, GroupRef, Session, groups, sequencing
+from tests.support.internals import log as service_log
 from tests.support.scenarios import dead_letters
 
 pytestmark = pytest.mark.usefixtures("db")

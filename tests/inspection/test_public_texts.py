@@ -9,7 +9,6 @@ from typing import get_args
 from django.core.management.base import CommandError
 
 from django_mysqlqueue import health, publish
-from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.inspection import (
     deaths,
     find_problems,
@@ -27,15 +26,10 @@ from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.inspection.task_problems import Jobs
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import open_transactions
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.open_transactions import Holder
-from django_mysqlqueue.service.routing import Route
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
 from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, group, head, live
 from tests.inspection.test_queue_problems import overview, run, schedule
 from tests.support.harness import USING, handler, sequence
+from tests.support.internals import Count, HealthSettings, Holder, Route, Session, Subset, open_transactions
 
 HOST, USER, ERROR, NAME = "db-7.internal", "ada@10.0.3.7", "Access denied (using password)", "web-3"
 SECRETS = (HOST, USER, "10.0.3.7", "denied", NAME, "MyDriverError")

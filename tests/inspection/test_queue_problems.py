@@ -14,13 +14,9 @@ from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import open_transactions
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.heartbeats import RoundTrip
-from django_mysqlqueue.service.open_transactions import Holder
-from django_mysqlqueue.sql.session import Session
 from tests.inspection.test_group_problems import NOW, G, ago, group, head, live
 from tests.support.harness import USING
+from tests.support.internals import Count, Holder, RoundTrip, Session, open_transactions
 
 TIMES = StallTimes(outbox=15, tick=60)
 

@@ -19,12 +19,8 @@ from django_mysqlqueue.inspection.refusals import read_refusals
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.operations import forget
-from django_mysqlqueue.service import groups, heartbeats
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.version import __version__
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, Session, __version__, groups, heartbeats, registry
 
 G, H = GroupRef("g", "t"), GroupRef("h", "u")
 HOST = socket.gethostname()

@@ -9,8 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.inspection import Bounds, StallTimes, find_problems, get_overview
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service.relaying import relay
-from django_mysqlqueue.service.sequencing import sequence
+from tests.support.internals import relay, sequence
 
 TOPICS = {"TOPICS": {"orders": {"DATABASE": "queue"}}}
 AT_ONCE = StallTimes(outbox=0.0)

@@ -10,10 +10,9 @@ import pytest
 from django_mysqlqueue.inspection import sampled
 from django_mysqlqueue.inspection.group_rows import read_row
 from django_mysqlqueue.inspection.history import RATE_MINUTES
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.samples import MOST
 from tests.inspection.test_group_problems import G, group, head, live
+from tests.support.internals import Bucket, Count
 
 MINUTE_MS = 60_000
 START = 1_000 * MINUTE_MS

@@ -13,10 +13,9 @@ from django_mysqlqueue import publish_many
 from django_mysqlqueue.inspection import list_groups
 from django_mysqlqueue.models import OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.operations import dropping, seeking
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Sub, handler, problems_found
 from tests.support.health import backlog, kinds, queuestatus, register, run
+from tests.support.internals import GroupRef, groups
 
 
 @pytest.mark.promise("Health")

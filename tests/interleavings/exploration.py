@@ -14,8 +14,6 @@ from unittest.mock import patch
 from django.db import connections
 from django.test import override_settings
 
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import publishing
 from tests.crash.crashes import ALIAS
 from tests.interleavings import engine as engines
 from tests.interleavings import explore, pictures, reasons
@@ -27,6 +25,7 @@ from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
 from tests.support import job_worlds
 from tests.support.harness import USING
+from tests.support.internals import installing, publishing
 from tests.support.statistics import Size, pinned
 
 SETTINGS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from django_mysqlqueue.models import CoalesceKey
-from django_mysqlqueue.service.refs import GroupRef
 from tests.crash.worlds import G
 from tests.interleavings import results
 from tests.interleavings.engine import Run
@@ -15,6 +14,7 @@ from tests.interleavings.steps import WRITE
 from tests.interleavings.worlds import Start
 from tests.support import invariants
 from tests.support.filtering import coalesced, filter_of, has_expired, is_got, is_superseded, is_superseding, matches
+from tests.support.internals import GroupRef
 from tests.support.invariants import Message
 from tests.support.tables import Logged, Tables
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 from unittest.mock import ANY, patch
@@ -23,10 +22,20 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.operations import dropping, seeking
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, schedules, settling, watermarks
-from django_mysqlqueue.service.claims import ClaimRequest
-from django_mysqlqueue.service.sequencing import Mutex
-from django_mysqlqueue.sql.session import Session
+from tests.support import internals
+from tests.support.internals import (
+    ClaimRequest,
+    Mutex,
+    Session,
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    retention,
+    schedules,
+    settling,
+    watermarks,
+)
 
 Breaking = Callable[[], AbstractContextManager[object]]
 SKIP, LOCK, SHARE = " FOR UPDATE SKIP LOCKED", " FOR UPDATE", " LOCK IN SHARE MODE"
@@ -61,11 +70,12 @@ _inside = threading.local()
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"django_mysqlqueue.{name}")
+    found: ModuleType = getattr(internals, name)
+    return found
 
 
 def around(function: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Breaking:
-    """Replaces a function of the service layer (``room.module.name``) by what ``make`` makes of it."""
+    """Replaces a function of the service layer (``module.name``) by what ``make`` makes of it."""
     module, _, name = function.rpartition(".")
     original = getattr(_module(module), name)
     other = make(original)
@@ -160,7 +170,7 @@ def _anybodys(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _acks_without_token() -> AbstractContextManager[object]:
-    used["service.settling.ONE_ROW"] += "delivery_token = %s" in settling.ONE_ROW
+    used["settling.ONE_ROW"] += "delivery_token = %s" in settling.ONE_ROW
     return patch.object(settling, "ONE_ROW", settling.ONE_ROW.replace("delivery_token = %s", "%s > 0"))
 
 
@@ -195,7 +205,7 @@ def _states_before_offsets() -> AbstractContextManager[object]:
     emptied: set[int] = set()
 
     def first(session: Session, ref: Any, position: Any, operation: int, above: str, most: int) -> Any:
-        used["operations.seeking._reset_offsets"] += 1
+        used["seeking._reset_offsets"] += 1
         if operation in emptied:
             return reset(session, ref, position, operation, above, most)
         deleted = delete(session, ref, operation)
@@ -265,7 +275,7 @@ def _heartbeats_first() -> AbstractContextManager[object]:
 
     def locking(session: Session, ref: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "lease_ms", None) is not None:
-            used["service.leasing.acquire"] += 1
+            used["leasing.acquire"] += 1
             _inside.alive = live(session, [ref], _inside.lease_ms)
         return lock(session, ref, *args, **kwargs)
 
@@ -285,7 +295,7 @@ def _drained_before_the_lock() -> AbstractContextManager[object]:
     drop, with_work = leasing.drop_drained, leasing.with_work
 
     def dropping(using: str, ref: Any, subscriber: str, keys: Any) -> set[str]:
-        used["service.leasing.drop_drained"] += 1
+        used["leasing.drop_drained"] += 1
         _inside.busy = with_work(Session(using), ref, keys)
         try:
             return drop(using, ref, subscriber, keys)
@@ -342,21 +352,21 @@ MUTATIONS = (
         "a claim under any options",
         "A claim takes and passes nothing if its process knows another filter than the group has.",
         "filtered: claim with a filter x register another filter",
-        around("service.claiming._claim", _with_any_options),
+        around("claiming._claim", _with_any_options),
         by=BROKEN,
     ),
     Mutation(
         "options that are compared without a lock",
         "A filter cannot be changed while a claim applies the one before.",
         "filtered_shared: claim with a filter x register another filter and publish",
-        locking("service.groups.fence", SHARE, ""),
+        locking("groups.fence", SHARE, ""),
         by=BROKEN,
     ),
     Mutation(
         "a fence without its lock",
         "Whoever works for a group holds its row shared, so that no seek or drop begins meanwhile.",
         "busy: seek to the beginning x claim",
-        locking("service.groups.fence", SHARE, ""),
+        locking("groups.fence", SHARE, ""),
         by=BROKEN,
         bound=2,
     ),
@@ -377,7 +387,7 @@ MUTATIONS = (
         "a claim that does not lock the leases",
         "A lease is not given away while its owner claims under it.",
         "forsaken: take over x claim again",
-        locking("service.leasing.lock", LOCK, ""),
+        locking("leasing.lock", LOCK, ""),
     ),
     Mutation(
         "an ack without its token",
@@ -389,39 +399,39 @@ MUTATIONS = (
         "a flush that takes stale tokens",
         "A flush settles only what bears the token of its delivery.",
         "forsaken: take over x flush acks",
-        around("service.settling.apply", _apply_with_the_rows_tokens),
+        around("settling.apply", _apply_with_the_rows_tokens),
     ),
     Mutation(
         "a claim that waits for deliveries",
         "A claim passes over deliveries that somebody has locked: a handler's transaction may last.",
         "busy: claim again x ack in a transaction",
-        locking("service.redelivering._lock_due", SKIP, LOCK),
+        locking("redelivering._lock_due", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a claim that does not lock deliveries",
         "A delivery is handed out again by whoever has locked its row, and found it due then.",
         "shared: claim, shared x claim, shared",
-        locking("service.redelivering._lock_due", SKIP, ""),
+        locking("redelivering._lock_due", SKIP, ""),
     ),
     Mutation(
         "a claim that gives up a message and does not note for which one",
         "A message for which others were given up passes every later filter.",
         "superseding: claim that supersedes, with a filter x register another filter",
-        instead_of("service.superseding.note", lambda session, rows: None),
+        instead_of("superseding.note", lambda session, rows: None),
         by=BROKEN,
     ),
     Mutation(
         "a sequencer without its mutex",
         "One transaction at a time appends to the log.",
         "busy: sequence x sequence",
-        instead_of("service.sequencing.take_mutex", lambda session: Mutex()),
+        instead_of("sequencing.take_mutex", lambda session: Mutex()),
     ),
     Mutation(
         "a sequencer that does not lock scheduled rows",
         "A scheduled row belongs to whoever has it locked, even when it comes due while it is being cancelled.",
         "busy: cancel scheduled x sequence, later",
-        locking("service.sequencing._take_scheduled", SKIP, ""),
+        locking("sequencing._take_scheduled", SKIP, ""),
     ),
     Mutation(
         "a seek that does not compare its operation",
@@ -457,38 +467,38 @@ MUTATIONS = (
         "a retry in a later life of its group",
         "A retry leaves alone what waits in a group that was dropped and registered again.",
         "busy: retry x drop, join, fail everything",
-        instead_of("operations.retrying._check", _only_that_it_is_there),
+        instead_of("retrying._check", _only_that_it_is_there),
     ),
     Mutation(
         "GC that reads the log before it locks",
         "An offsets row is forgotten when the log holds nothing of its partition, seen under the row's lock.",
         "emptied: collect x sequence, claim, ack everything",
-        instead_of("service.retention._forget_chunk", _forget_what_was_idle),
+        instead_of("retention._forget_chunk", _forget_what_was_idle),
     ),
     Mutation(
         "GC that passes over groups without offsets rows",
         "A group that has not begun with a partition keeps all of it.",
         "buried: redrive x collect",
-        around("service.retention.floors", _floors_of_those_with_rows),
+        around("retention.floors", _floors_of_those_with_rows),
         by=BROKEN,
     ),
     Mutation(
         "GC that counts what others have deleted",
         "What GC reports as deleted it has deleted itself.",
         "all_settled: collect x collect",
-        uncounted("service.retention._collect_chunk"),
+        uncounted("retention._collect_chunk"),
     ),
     Mutation(
         "a redrive that does not lock the dead letters",
         "A dead letter is taken by whoever has locked it.",
         "buried: redrive x redrive",
-        locking("operations.redriving._lock", SKIP, ""),
+        locking("redriving._lock", SKIP, ""),
     ),
     Mutation(
         "an undo that does not wait for claims",
         "An undo begins when the transaction of the claim is over on the server.",
         "busy: claim x undo the claim",
-        instead_of("service.groups.wait_for_claims", lambda session, ref: None),
+        instead_of("groups.wait_for_claims", lambda session, ref: None),
         by=BROKEN,
     ),
     Mutation(
@@ -507,107 +517,107 @@ MUTATIONS = (
         "deletes that are not counted",
         "A watermark passes only what its transaction has deleted with its token, and counts that.",
         "forsaken_shared: claim, shared x flush acks",
-        uncounted("service.watermarks._delete_passed"),
+        uncounted("watermarks._delete_passed"),
         by=BROKEN,
     ),
     Mutation(
         "offsets rows created outside the fence",
         "Offsets rows are created under the group's lock, at its start offset as it is then.",
         "busy: drop x create offsets rows",
-        locking("service.watermarks.create_missing", SHARE, ""),
+        locking("watermarks.create_missing", SHARE, ""),
         by=BROKEN,
     ),
     Mutation(
         "offsets rows that are not locked",
         "Watermark and cursor are moved by whoever has locked their row.",
         "busy: claim x flush acks",
-        locking("service.watermarks.lock", LOCK, ""),
+        locking("watermarks.lock", LOCK, ""),
         by=BROKEN,
     ),
     Mutation(
         "a flush that locks failures before it deletes acks",
         "Deliveries are locked in the order of their keys, and what waits comes before what passes over.",
         "busy: claim and flush x settle in a transaction",
-        around("service.settling.apply", _apply_failures_first),
+        around("settling.apply", _apply_failures_first),
         by=BROKEN,
     ),
     Mutation(
         "dead-letter now without the group's lock",
         "An operator dead-letters while no claim, seek or drop of the group is under way.",
         "busy: seek to the beginning x dead-letter now",
-        locking("operations.dead_lettering.dead_letter_now", LOCK, ""),
+        locking("dead_lettering.dead_letter_now", LOCK, ""),
         by=DEADLOCK,
     ),
     Mutation(
         "a heartbeat removed without its lock",
         "A heartbeat is removed by whoever has locked it and found it old.",
         "forsaken: remove the subscriber x beat",
-        locking("service.heartbeats.remove", LOCK, ""),
+        locking("heartbeats.remove", LOCK, ""),
     ),
     Mutation(
         "leases locked from the last to the first",
         "Rows of one table are locked in the order of their keys.",
         "busy: verify leases x release leases",
-        instead_of("service.leasing.verify_owned", _mine_from_the_last),
+        instead_of("leasing.verify_owned", _mine_from_the_last),
         by=DEADLOCK,
     ),
     Mutation(
         "leases that are waited for",
         "Who takes leases passes over those that are locked: their owner is at work.",
         "busy: claim x take over",
-        locking("service.leasing.acquire", SKIP, LOCK),
+        locking("leasing.acquire", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a seek that waits for handlers",
         "A seek passes over deliveries that an open transaction has locked.",
         "busy: seek to the beginning x ack in a transaction",
-        locking("operations.steps.delete_states", SKIP, LOCK),
+        locking("steps.delete_states", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a debounce that does not lock what it replaces",
         "A debounced message that another transaction reschedules is not replaced.",
         "debounced: sequence x reschedule a debounced message",
-        locking("service.debouncing._read", SKIP, ""),
+        locking("debouncing._read", SKIP, ""),
     ),
     Mutation(
         "a debounce that ignores what others have locked",
         "While a message of a key is being cancelled, no other one of it enters the log.",
         "debounced: sequence x cancel a debounced message, rolled back",
-        instead_of("service.debouncing._busy", lambda session, ids: set()),
+        instead_of("debouncing._busy", lambda session, ids: set()),
         by=BROKEN,
     ),
     Mutation(
         "a cancellation that does not look under its lock",
         "Whoever cancels or moves a scheduled message decides by the row as it is under its lock.",
         "busy: cancel scheduled x deliver scheduled now",
-        locking("service.scheduling.remove", SKIP, ""),
+        locking("scheduling.remove", SKIP, ""),
     ),
     Mutation(
         "a tick without the lock of its schedule",
         "A tick is decided by whoever has locked the schedule's row.",
         "scheduled_free: tick x tick",
-        locking("service.schedules._tick", SKIP, ""),
+        locking("schedules._tick", SKIP, ""),
     ),
     Mutation(
         "a tick that is waited for",
         "A process leaves a tick to the one that has locked the schedule's row.",
         "scheduled_free: tick x tick",
-        locking("service.schedules._tick", SKIP, LOCK),
+        locking("schedules._tick", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a registration that does not look under its lock",
         "A schedule whose times have changed begins with its next tick, and never goes back.",
         "scheduled_free: tick x register the schedule with other arguments",
-        instead_of("service.schedules._register", _registered_blindly),
+        instead_of("schedules._register", _registered_blindly),
     ),
     Mutation(
         "a schedule deleted without its lock",
         "A schedule is deleted by whoever has locked it and found that no process declares it.",
         "scheduled: register the schedule with other times x delete the schedule",
-        locking("operations.recurring._do", LOCK, ""),
+        locking("recurring._do", LOCK, ""),
     ),
 )
 

@@ -18,7 +18,6 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import DeliveryState, PartitionLease, RelayWatermark, SubscriberHeartbeat
 from django_mysqlqueue.operations import (
     dead_lettering,
@@ -38,8 +37,28 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import (
+from django_mysqlqueue.testing import _advance
+from tests.app.models import Effect
+from tests.crash.crashes import ALIAS, DLQ, TOPIC
+from tests.crash.worlds import WHO, G, messages
+from tests.interleavings.worlds import LEASE_MS, LOST, Start
+from tests.support import job_worlds, schedule_worlds
+from tests.support.filtering import EU, US
+from tests.support.harness import USING, Sub, first_place, handler
+from tests.support.internals import (
+    Action,
+    Claimant,
+    Claimed,
+    DeadLetterFilter,
+    GroupRef,
+    Holding,
+    JobEnd,
+    OptionColumns,
+    Outcome,
+    Returned,
+    Session,
+    Settlement,
+    Want,
     audit,
     claiming,
     coalescing,
@@ -54,6 +73,7 @@ from django_mysqlqueue.service import (
     releasing,
     retention,
     rollups,
+    run_id,
     samples,
     schedules,
     sequencing,
@@ -62,20 +82,6 @@ from django_mysqlqueue.service import (
     superseding,
     watermarks,
 )
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, JobEnd, Returned, Settlement
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.testing import _advance
-from tests.app.models import Effect
-from tests.crash.crashes import ALIAS, DLQ, TOPIC
-from tests.crash.worlds import WHO, G, messages
-from tests.interleavings.worlds import LEASE_MS, LOST, Start
-from tests.support import job_worlds, schedule_worlds
-from tests.support.filtering import EU, US
-from tests.support.harness import USING, Sub, first_place, handler
 
 NEW = GroupRef("new", TOPIC)
 D = GroupRef("d", DLQ)

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from django_mysqlqueue.limits import RUN_PREFIX, tick_of
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service.refs import GroupRef
 from tests.interleavings.worlds import LEASE_MS
+from tests.support.internals import RUN_PREFIX, GroupRef, tick_of
 from tests.support.tables import Group, Schedule, State, Tables
 
 RECENT_MS = LEASE_MS

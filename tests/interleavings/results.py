@@ -13,14 +13,19 @@ from django.core.management import CommandError
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
 from django_mysqlqueue.operations.job_cancelling import Cancelled
 from django_mysqlqueue.operations.steps import Stopped
-from django_mysqlqueue.service.claims import Claim
-from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
-from django_mysqlqueue.service.groups import Registered
-from django_mysqlqueue.service.leasing import Acquired
-from django_mysqlqueue.service.releasing import Released
-from django_mysqlqueue.service.sequencing import Sequenced
-from django_mysqlqueue.service.slots import Rest
 from tests.interleavings.pictures import FIRST_OFFSET, Names
+from tests.support.internals import (
+    Acquired,
+    Action,
+    Claim,
+    Claimed,
+    Flushed,
+    Registered,
+    Released,
+    Rest,
+    Sequenced,
+    Settlement,
+)
 
 ACTIONS = {
     Action.ACK: "ack",

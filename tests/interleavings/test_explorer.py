@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from django_mysqlqueue.service import audit
 from tests.interleavings import exploration, explore, schedules, statements
 from tests.interleavings.engine import ToolError
 from tests.interleavings.exploration import exploring
@@ -18,6 +17,7 @@ from tests.interleavings.operations import OPERATIONS
 from tests.interleavings.pairs import pairs
 from tests.interleavings.regressions import REGRESSIONS
 from tests.interleavings.schedules import Diverged
+from tests.support.internals import audit
 from tests.support.writers import watched, writing_functions
 
 pytestmark = [pytest.mark.own_server, pytest.mark.servers_only, pytest.mark.timeout(300)]

@@ -8,9 +8,9 @@ from django.core.management import CommandError
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.steps import Stopped
-from django_mysqlqueue.service.deliveries import Action
 from tests.interleavings import pictures, results, statements
 from tests.interleavings.pictures import FIRST_OFFSET, Names
+from tests.support.internals import Action
 from tests.support.tables import Logged, Tables
 
 pytestmark = [pytest.mark.own_server, pytest.mark.any_engine]

@@ -17,8 +17,6 @@ from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, Subscr
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import retention
-from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import Clock, empty
 from tests.crash.crashes import DLQ
 from tests.crash.worlds import OTHER, G
@@ -31,6 +29,7 @@ from tests.interleavings.steps import APPENDED_FOR_ALL, COMMITTED, READ, Access
 from tests.interleavings.worlds import LEASE_MS, WORLDS
 from tests.support import draining, invariants
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, retention
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Group, Tables
 

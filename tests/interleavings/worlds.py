@@ -9,7 +9,6 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import COALESCE, run_id
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -25,22 +24,37 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.naming import relayed_topic
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import claiming, coalescing, groups, heartbeats, leasing, payloads, settling, watermarks
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, run
 from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
 from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, EXPIRED, REGIONS, US
 from tests.support.harness import USING, sequence
+from tests.support.internals import (
+    COALESCE,
+    Action,
+    Claimant,
+    Claimed,
+    GroupRef,
+    OptionColumns,
+    Session,
+    Settlement,
+    Want,
+    claiming,
+    coalescing,
+    groups,
+    heartbeats,
+    leasing,
+    payloads,
+    relayed_topic,
+    run,
+    run_id,
+    settling,
+    watermarks,
+)
 
 LOST = "lost"
 """A subscriber that has gone without a word; what it held waits for somebody."""

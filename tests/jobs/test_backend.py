@@ -14,12 +14,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_mysqlqueue import cancel, operations, publish, subscriber
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results, job_rows
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import cancel_job, exceptions, job, progress_of, wait
 from django_mysqlqueue.tasks.framework import (
     BaseTaskBackend,
@@ -36,6 +32,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, get_settings, job_results, job_rows, registry
 
 BACKEND = "django_mysqlqueue.tasks.MySQLQueueBackend"
 DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"

@@ -11,16 +11,13 @@ from django.utils import timezone
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import JobResult, JobStage, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import job_results, job_rows, job_stages
-from django_mysqlqueue.service.deliveries import JobEnd
-from django_mysqlqueue.sql.session import run
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import backend, call, cancel_job, enqueue_chain, enqueue_many, exceptions
 from django_mysqlqueue.tasks.framework import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
+from tests.support.internals import JobEnd, job_results, job_rows, job_stages, registry, run
 
 READY, FAILED, SUCCESSFUL = TaskResultStatus.READY, TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
 

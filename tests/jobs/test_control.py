@@ -15,11 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_mysqlqueue.exceptions import TransactionMismatch
-from django_mysqlqueue.limits import PROGRESS_LENGTH
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_progress, job_rows
-from django_mysqlqueue.sql.session import run
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import (
     Progress,
     acancel_job,
@@ -37,6 +33,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
+from tests.support.internals import PROGRESS_LENGTH, job_progress, job_rows, registry, run
 
 IMMEDIATE = f"{BaseTaskBackend.__module__.removesuffix('base')}immediate.ImmediateBackend"
 

@@ -7,8 +7,6 @@ from django.db import connection, connections
 
 from django_mysqlqueue.models import DeliveryState, JobResult, JobStage, OutboxMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, seeking
-from django_mysqlqueue.sql.connection import drop_connection
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
@@ -16,6 +14,7 @@ from tests.conftest import empty
 from tests.crash.crashes import ALIAS, MODES
 from tests.support import job_invariants, job_worlds
 from tests.support.harness import USING, Sub
+from tests.support.internals import drop_connection, registry
 from tests.support.tables import Tables
 
 pytestmark = [pytest.mark.promise("Jobs")]

@@ -9,14 +9,8 @@ from django.db import OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbeat
-from django_mysqlqueue.service import job_results, job_rows, known_topics, publishing, settling
-from django_mysqlqueue.service.deliveries import Action, JobEnd, Settlement
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import exceptions, job
 from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
 from django_mysqlqueue.tasks.handlers import Attempt
@@ -25,6 +19,21 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub
+from tests.support.internals import (
+    Action,
+    JobEnd,
+    NewResult,
+    Session,
+    Settlement,
+    get_settings,
+    job_results,
+    job_rows,
+    known_topics,
+    publishing,
+    registry,
+    run,
+    settling,
+)
 
 JOBS = job_worlds.JOBS
 

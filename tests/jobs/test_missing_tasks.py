@@ -15,16 +15,13 @@ from django_mysqlqueue.inspection import check_health, find_causes, find_problem
 from django_mysqlqueue.inspection.group_rows import read_rows
 from django_mysqlqueue.metrics.process import ProcessMetrics, Source
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import job_rows
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.subscriptions.unknown_tasks import LONGEST_ERROR, MOST, UnknownTasks
+from django_mysqlqueue.subscriptions.unknown_tasks import MOST
 from django_mysqlqueue.tasks import exceptions, handlers
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.commands import run as command
 from tests.support.harness import USING, Sub
+from tests.support.internals import LONGEST_ERROR, NewResult, Session, UnknownTasks, job_rows, registry
 from tests.support.job_worlds import JOBS
 from tests.support.metrics import Samples, parsed
 

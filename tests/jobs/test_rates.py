@@ -19,11 +19,6 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.inspection import get_job
 from django_mysqlqueue.inspection.jobs import message_offset
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Slots
-from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service import slots
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.subscriptions.options import check_override, parse_text
 from django_mysqlqueue.tasks import call, enqueue_chain, enqueue_many, exceptions, handlers, job
 from django_mysqlqueue.tasks.framework import InvalidTask
 from django_mysqlqueue.tasks.options import ATTRIBUTE, options_of
@@ -31,6 +26,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, problems_found, sequence
+from tests.support.internals import Session, check_override, parse_text, register_groups, registry, slots
 from tests.support.job_worlds import BACKEND, JOBS
 from tests.support.processes import Worker, wait_for
 

@@ -13,8 +13,6 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.operations.limits import Limits
-from django_mysqlqueue.service import groups, job_messages, pruning
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
 from django_mysqlqueue.tasks.framework import task_backends
 from django_mysqlqueue.testing import deliver_all
@@ -23,6 +21,7 @@ from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.internals import groups, job_messages, pruning, registry
 from tests.support.schedule_worlds import of_task, registered, tick
 
 pytestmark = [pytest.mark.promise("Jobs")]
@@ -38,7 +37,7 @@ def _backend(db, no_handlers, settings):
 @pytest.fixture
 def interrupted(monkeypatch):
     """Operations end before they have ended the jobs."""
-    monkeypatch.setattr("django_mysqlqueue.service.job_messages.end_all", lambda *args, **options: None)
+    monkeypatch.setattr("tests.support.internals.job_messages.end_all", lambda *args, **options: None)
 
 
 def worker(name="a"):
@@ -226,7 +225,7 @@ def test_gc_ends_what_an_interrupted_drop_has_skipped(interrupted, monkeypatch):
 
 def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
     """A round goes on as long as it ends jobs; the next one continues where it has ended."""
-    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 3)
+    monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 3)
     monkeypatch.setattr(pruning, "IDLE_STEPS", 1)
     monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.Place())
     results = [jobs.add.enqueue(number) for number in range(10)]
@@ -247,7 +246,7 @@ def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
 
 def test_searches_that_end_with_their_processes_reach_every_job(interrupted, monkeypatch):
     """Each one begins at another place."""
-    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 2)
+    monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 2)
     waiting = [jobs.add.enqueue(number) for number in range(20)]
     OutboxMessage.objects.filter(message_id__in=[result.id for result in waiting[14:]]).delete()
     for _ in range(200):
@@ -274,7 +273,7 @@ def test_a_search_of_few_jobs_begins_at_the_start():
 
 
 def test_ids_that_are_no_uuids_are_searched_from_the_start(monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.service.job_messages.PAGE", 1)
+    monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 1)
     jobs.add.enqueue(1)
     JobResult.objects.update(id="one")
     assert job_messages.random_place(USING) == job_messages.Place()
@@ -299,7 +298,7 @@ def test_a_step_ends_the_later_jobs_of_few_chains(interrupted, monkeypatch):
 
 def test_jobs_are_ended_after_all_deletions(monkeypatch):
     """A search that fails keeps nobody from deleting."""
-    monkeypatch.setattr("django_mysqlqueue.service.job_messages.end_some", None)
+    monkeypatch.setattr("tests.support.internals.job_messages.end_some", None)
     done = []
     with pytest.raises(TypeError):
         done.extend(step.kind for step in pruning.prune(USING))

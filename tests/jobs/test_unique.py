@@ -11,7 +11,6 @@ from django.db import connection, transaction
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import JobResult, OutboxMessage
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_many, job
 from django_mysqlqueue.tasks.framework import task_enqueued
 from django_mysqlqueue.testing import deliver_all
@@ -19,6 +18,7 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.harness import Sub, sequence
+from tests.support.internals import registry
 
 
 @pytest.fixture(autouse=True)

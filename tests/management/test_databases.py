@@ -6,10 +6,9 @@ import pytest
 from django.core.management import CommandError
 
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, groups
 
 COMMANDS = [
     ("queuestatus",),

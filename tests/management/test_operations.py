@@ -23,13 +23,11 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service import log as service_log
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import job_worlds
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import GroupRef, Session, groups
+from tests.support.internals import log as service_log
 from tests.support.scenarios import dead_letters, log, offsets_of
 
 COMMANDS = (

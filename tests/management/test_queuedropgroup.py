@@ -18,10 +18,9 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.operations.limits import Limits
-from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, heartbeats
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
 

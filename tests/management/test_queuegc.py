@@ -6,10 +6,9 @@ import pytest
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import GroupRef, groups
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
 

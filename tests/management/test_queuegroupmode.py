@@ -7,10 +7,9 @@ from django.core.management import CommandError
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import GroupRef, groups
 
 
 def test_mode_is_refused_while_somebody_works_for_the_group(db, clock):

@@ -14,10 +14,9 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.inspection import Bounds, HealthLimits, check_health
 from django_mysqlqueue.management.commands import queuehealth
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
-from django_mysqlqueue.service import log, sequencing
-from django_mysqlqueue.service.subsets import Subset
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import backlog, kinds, register, run
+from tests.support.internals import Subset, log, sequencing
 
 
 def test_an_empty_queue_is_well(db):

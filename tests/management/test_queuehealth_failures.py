@@ -13,9 +13,9 @@ from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import Bounds, find_problems
 from django_mysqlqueue.management.commands import queuehealth
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import dead_letters
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import kinds, run
+from tests.support.internals import dead_letters
 
 
 def deploy(count, *, bad, **options):

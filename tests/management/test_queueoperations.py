@@ -12,10 +12,9 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerGroup, Operation
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run, table
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, groups
 
 HEADER = ["started at", "operation", "state", "group", "topic", "by", "reason", "changed", "duration", "arguments"]
 

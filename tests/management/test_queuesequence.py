@@ -9,9 +9,9 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import sequencing
 from tests.support.commands import run
 from tests.support.harness import sequence
+from tests.support.internals import sequencing
 
 
 def test_sequence_moves_all_that_is_due(db, monkeypatch):

@@ -13,9 +13,8 @@ from django_mysqlqueue import subscriber
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, Operation
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, groups
 
 WAITS = "initial=2s,factor=2,maximum=3600s,jitter=0"
 

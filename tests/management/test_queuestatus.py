@@ -13,7 +13,6 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.management.banner import show_banner
@@ -27,11 +26,9 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import EVERYTHING
 from tests.support.commands import run, table
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import EVERYTHING, Backoff, GroupRef, get_settings, groups
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
 

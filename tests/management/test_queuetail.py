@@ -18,8 +18,8 @@ from django.db import connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.management.commands import queuetail
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import retention
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import retention
 from tests.support.paths import ROOT
 from tests.support.processes import deaf_to_ctrl_c, environment, hear_ctrl_c
 

@@ -25,10 +25,9 @@ from django_mysqlqueue.management import screen, watching
 from django_mysqlqueue.management.base import INTERRUPTED
 from django_mysqlqueue.management.watching import Watched, read_snapshot
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, groups
 from tests.support.paths import ROOT
 from tests.support.processes import deaf_to_ctrl_c, environment
 from tests.support.pseudo_terminal import ENTER, LEAVE, Terminal, opened, resize

@@ -10,15 +10,13 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.metrics.process import OUTCOMES, ProcessMetrics, Source, serve
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_settled
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, Subscriber, get_settings
 from tests.support.metrics import Samples, free_ports, parsed, scrape
 
 REF = GroupRef("g", "t")

@@ -18,12 +18,9 @@ from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.relaying import relay
-from django_mysqlqueue.sql.session import Session
 from tests.support import oracle
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, Session, groups, relay
 from tests.support.metrics import Samples, parsed
 
 REF = GroupRef("g", "t")

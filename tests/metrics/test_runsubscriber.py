@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from django_mysqlqueue.inspection.bounds import SCRAPES
 from django_mysqlqueue.metrics.process import ProcessMetrics, Source
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.runtime.handling.inbox import Inbox
+from tests.support.internals import Inbox
 from tests.support.metrics import free_ports, scrape
 from tests.support.paths import ROOT
 from tests.support.processes import Worker, publish_numbers, wait_for

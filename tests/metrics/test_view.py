@@ -10,12 +10,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_mysqlqueue import conf, metrics, publish
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import GroupRef, get_settings, groups
 from tests.support.metrics import Samples, parsed
 
 TOKEN = "0123456789abcdefghij"  # noqa: S105

@@ -25,7 +25,6 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import JobContext, call, cancel_job, enqueue_chain, exceptions, job
 from django_mysqlqueue.tasks.framework import task_backends
 from tests.app.models import Effect
@@ -33,6 +32,7 @@ from tests.conftest import empty
 from tests.model.machine import LATER, Time
 from tests.support import invariants, job_invariants, job_worlds
 from tests.support.harness import USING, Sub, sequence
+from tests.support.internals import registry
 from tests.support.tables import Tables
 
 if TYPE_CHECKING:

@@ -18,18 +18,9 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import get_overview, get_partition_backlogs, list_partitions
-from django_mysqlqueue.limits import AT_ONCE, lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, overriding, retrying
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
-from django_mysqlqueue.runtime.handling import call
-from django_mysqlqueue.runtime.handling.lanes import Batch, Held
-from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.service import groups, retention, sequencing
-from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import dialect_of
-from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, empty
 from tests.model.other_database import MOVES, OTHER, RELAYED, TOPIC, OtherDatabase
@@ -38,6 +29,22 @@ from tests.model.sql_clients import SqlClients
 from tests.support import invariants, oracle
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import (
+    AT_ONCE,
+    Batch,
+    Claimed,
+    GroupRef,
+    Heart,
+    Held,
+    Session,
+    call,
+    dialect_of,
+    groups,
+    lane,
+    lane_of,
+    retention,
+    sequencing,
+)
 from tests.support.tables import Tables
 
 LATE = GroupRef("late", "a")

@@ -17,10 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, RelayPosition, RelayWatermark
 from django_mysqlqueue.operations import moving
-from django_mysqlqueue.service import relaying, sequencing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, relaying, sequencing
 from tests.support.tables import Logged, Tables, Waiting
 
 if TYPE_CHECKING:

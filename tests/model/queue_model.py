@@ -18,13 +18,10 @@ from typing import Any
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import EXPIRES_AT
 from django_mysqlqueue.models import DeliveryState, PartitionLease
-from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.losses import NO_WAIT
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
 from tests.support.filtering import coalesced, matches
+from tests.support.internals import EXPIRES_AT, NO_WAIT, Claimed, GroupRef
 from tests.support.invariants import Message
 from tests.support.tables import Logged, State, Tables
 

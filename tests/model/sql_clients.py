@@ -8,11 +8,9 @@ import MySQLdb
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from django_mysqlqueue.limits import lane
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.refs import GroupRef
 from tests.model.other_database import MOVES, TOPIC
+from tests.support.internals import Claimed, GroupRef, lane
 
 if TYPE_CHECKING:
     from tests.model.machine import Time

@@ -28,14 +28,13 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.sql.session import Session
 from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
 from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
 from tests.model.sql_clients import GROUPS, OWN_CLOCK
 from tests.support.filtering import EU, US
 from tests.support.harness import USING
+from tests.support.internals import Session, installing
 from tests.support.sql_clients import Client
 
 # On servers, an example takes three times as long.

@@ -14,7 +14,6 @@ from django.test import override_settings
 
 from django_mysqlqueue import Message, operations, publish, publish_many, subscriber
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -29,11 +28,9 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups, retention
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import MAX_METADATA_BYTES, GroupRef, Session, groups, retention
 from tests.support.tables import Tables
 
 REF = GroupRef("g", "t")

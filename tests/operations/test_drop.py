@@ -17,9 +17,9 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import dead_lettering, dropping, group_mode, pausing, retrying, seeking, steps
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import heartbeats
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import heartbeats
 from tests.support.scenarios import G, frozen_before, log, resumed
 
 ME = "ada"

@@ -14,10 +14,9 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryStat
 from django_mysqlqueue.operations import dead_lettering, dropping, group_mode, pausing, retrying, seeking
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.internals import GroupRef, groups
 from tests.support.scenarios import G, frozen_before, log, resumed
 
 ME = "ada"

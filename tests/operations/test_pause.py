@@ -9,10 +9,10 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation, PartitionLease
 from django_mysqlqueue.operations import pausing, retrying, seeking
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.internals import GroupRef
 from tests.support.scenarios import G, log
 
 ME = "ada"

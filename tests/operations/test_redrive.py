@@ -11,10 +11,9 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.models import DeliveryEvent, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping, redriving
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import DeadLetterFilter, Session, matching_offsets
 from tests.support.scenarios import G, dead_letters, log, offsets_of
 
 ME = "ada"

@@ -11,14 +11,13 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.limits import COALESCE, EXPIRES_IN
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping, redriving, replaying, replays
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.support.handlers import Recorder, both_modes, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import COALESCE, EXPIRES_IN, DeadLetterFilter
 from tests.support.scenarios import G, log, offsets_of
 
 ME = "ada"

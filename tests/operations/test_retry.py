@@ -8,9 +8,9 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, Operation
 from django_mysqlqueue.operations import dropping, retrying
 from django_mysqlqueue.operations.limits import Limits
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import Session
 from tests.support.scenarios import G, frozen_before, log, offsets_of, resumed
 
 ME = "ada"

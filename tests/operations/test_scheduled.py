@@ -9,8 +9,8 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.models import Operation, QueueMessage
 from django_mysqlqueue.operations import rescheduling
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session
 
 ME = "ada"
 

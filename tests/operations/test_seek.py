@@ -9,13 +9,11 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Sequencer
 from django_mysqlqueue.operations import pausing, seeking
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups, retention
-from django_mysqlqueue.service import log as service_log
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import GroupRef, Session, groups, retention
+from tests.support.internals import log as service_log
 from tests.support.scenarios import G, frozen_before, log, offsets_of, resumed
 
 ME = "ada"

@@ -8,9 +8,9 @@ from django_mysqlqueue.models import ConsumerOffset, QueueMessage
 from django_mysqlqueue.operations import seeking
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import partitions
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import partitions
 from tests.support.scenarios import G, log, offsets_of
 
 

@@ -17,11 +17,9 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Operation, OutboxMessage
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.registry import handlers
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.internals import Session, groups, handlers
 from tests.support.scenarios import G, log
 
 ME = "ada"

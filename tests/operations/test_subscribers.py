@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import heartbeats, leasing
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import heartbeats, leasing
 from tests.support.scenarios import G, log
 
 ME = "ada"

@@ -12,9 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, otel, publish, publish_many
-from django_mysqlqueue.runtime.handling import observers
-from django_mysqlqueue.service import publish_hooks
 from tests.support.harness import Sub, handler
+from tests.support.internals import observers, publish_hooks
 from tests.support.paths import ROOT
 
 

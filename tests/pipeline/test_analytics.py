@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_mysqlqueue.limits import LATENCY_COLUMNS
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, Rollup
 from django_mysqlqueue.pipeline import tables
 from django_mysqlqueue.pipeline.analytics import deliveries, growth, lag, skew, traffic
@@ -17,6 +16,7 @@ from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
 from django_mysqlqueue.pipeline.report.queries import COLUMNS
 from django_mysqlqueue.pipeline.tables import EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
+from tests.support.internals import LATENCY_COLUMNS
 
 pytestmark = pytest.mark.any_engine
 

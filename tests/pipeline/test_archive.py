@@ -14,11 +14,10 @@ from django_mysqlqueue.pipeline.archive import files, manifest, run
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.reading import Span
-from django_mysqlqueue.service import archiving
-from django_mysqlqueue.sql.session import Session
 from tests.support.archives import HOME, held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session, archiving
 from tests.support.roles import PASSWORD, account, user_of
 from tests.support.spark_log import HOSTILE, expected
 

@@ -10,9 +10,9 @@ from django_mysqlqueue.models import ArchiveSegment, QueueMessage
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import files, run
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.service import retention
 from tests.support.archives import held, some
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import retention
 from tests.support.spark_log import collected, expected
 
 

@@ -12,10 +12,10 @@ from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.service import retention
 from tests.support.archives import some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import retention
 from tests.support.spark_log import collected
 
 

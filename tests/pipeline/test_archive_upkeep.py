@@ -13,11 +13,10 @@ from django_mysqlqueue.pipeline.archive import files, manifest, run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.service import archiving
-from django_mysqlqueue.sql.session import Session
 from tests.support.archives import held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING
+from tests.support.internals import Session, archiving
 from tests.support.spark_log import expected
 
 

@@ -12,11 +12,10 @@ from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.options import SourceOptions
-from django_mysqlqueue.service import log, retention
-from django_mysqlqueue.sql.session import Session
 from tests.support import oracle
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Session, log, retention
 
 START = 1_790_000_000_000
 """Epoch milliseconds."""

@@ -13,7 +13,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.limits import earliest, priority_of
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import replay
 from django_mysqlqueue.pipeline.archive import run
@@ -24,6 +23,7 @@ from django_mysqlqueue.pipeline.replay import CAME_FROM, Replay
 from tests.support.factories import QueueMessageFactory
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import earliest, priority_of
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.limits import lane
 from django_mysqlqueue.models import CollectedTopic
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.report import run_report, words
@@ -29,6 +28,7 @@ from django_mysqlqueue.pipeline.tables import Collected
 from tests.pipeline.reports import HOSTILE, SHOWN, at, facts_of, full, latency_row
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import lane
 
 pytestmark = pytest.mark.any_engine
 

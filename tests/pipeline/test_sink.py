@@ -11,11 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.limits import earliest, priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline.frames import priority, publisher_key
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import earliest, priority_of
 
 MINIMAL = "topic STRING, id STRING, payload STRING"
 

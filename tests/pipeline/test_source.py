@@ -15,15 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.limits import lane, lane_of
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.pipeline import log_offsets, log_schema
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.frames import priority, publisher_key
-from django_mysqlqueue.service import messages, retention
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import lane, lane_of, messages, retention
 from tests.support.spark_log import HOSTILE, collected, expected
 
 UTC = datetime.UTC

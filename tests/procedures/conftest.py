@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, installing
 from tests.support.sql_clients import REF, Client
 
 

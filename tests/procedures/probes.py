@@ -11,9 +11,8 @@ import re
 
 from django.db import connections
 
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.procedures.definitions import COMMENT
 from tests.support.harness import USING
+from tests.support.internals import COMMENT, installing
 
 _STATEMENT = re.compile(
     r"^[ \t]*(?:INSERT INTO|UPDATE|DELETE FROM|COMMIT|START TRANSACTION|SELECT\b[^;]*?\bINTO)\b[^;]*;", re.MULTILINE

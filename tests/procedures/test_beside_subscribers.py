@@ -11,13 +11,10 @@ import pytest
 from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.limits import LATENCY_COLUMNS
 from django_mysqlqueue.models import DeliveryState, Rollup
-from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler, lag, sequence, take_all
+from tests.support.internals import LATENCY_COLUMNS, GroupRef, Session, heartbeats
 from tests.support.sql_clients import REF, Client, numbers, pass_time, publish_numbers, register
 from tests.support.tables import Tables
 

@@ -15,10 +15,10 @@ from django.db import connection, models
 
 from django_mysqlqueue import checks, conf
 from django_mysqlqueue.models import MODELS, DeliveryEvent, PartitionLease
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.procedures.definitions import procedures as definitions
 from tests.procedures import probes
 from tests.support.harness import USING
+from tests.support.internals import installing
+from tests.support.internals import procedures as definitions
 from tests.support.private_servers import alias_of, private_server
 from tests.support.sql_clients import REF, Client, numbers, publish_numbers, refused, register
 

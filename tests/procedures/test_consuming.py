@@ -10,8 +10,8 @@ import pytest
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage, Rollup
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import sequence
+from tests.support.internals import GroupRef
 from tests.support.paths import ROOT
 from tests.support.sql_clients import nothing_is_left, numbers, pass_time, publish_numbers, register
 

@@ -12,11 +12,11 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.procedures import installing
 from tests.conftest import empty
 from tests.procedures import probes
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import installing
 from tests.support.sql_clients import Client, pass_time, register
 from tests.support.tables import Tables
 

@@ -11,10 +11,9 @@ from django.db.models import F
 from django_mysqlqueue import operations, publish
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, installing
 from tests.support.sql_clients import nothing_is_left, numbers, pass_time, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]

@@ -11,12 +11,9 @@ from django.db import OperationalError, connection
 from django_mysqlqueue import checks, conf, inspection, operations, publish, subscriber
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.procedures.definitions import procedures as definitions
-from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, installing, register_groups, registry
+from tests.support.internals import procedures as definitions
 from tests.support.paths import ROOT
 from tests.support.sql_clients import Client, register
 

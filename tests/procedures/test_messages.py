@@ -9,8 +9,8 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage, Rollup
-from django_mysqlqueue.procedures import definitions, installing
 from tests.support.harness import USING, sequence
+from tests.support.internals import definitions, installing
 from tests.support.sql_clients import holding, nothing_is_left, numbers, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]

@@ -8,11 +8,9 @@ from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import group_mode
-from django_mysqlqueue.runtime import inline, sessions
-from django_mysqlqueue.service import sequencing
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.testing import _advance, deliver_all
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import GroupRef, inline, sequencing, sessions
 
 REF = GroupRef("g", "t")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import subscriber
-from django_mysqlqueue.runtime import registering
-from django_mysqlqueue.service.groups import Registered
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import GroupRef, Registered, registering
 from tests.support.registered import handle
 
 pytestmark = [pytest.mark.any_engine, pytest.mark.usefixtures("no_handlers")]

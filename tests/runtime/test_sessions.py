@@ -8,16 +8,11 @@ from django.db import DatabaseError, Error, OperationalError, connection, connec
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.service.deliveries import Action
-from django_mysqlqueue.sql import session as transactions
-from django_mysqlqueue.sql.connection import close_connections, drop_connection
-from django_mysqlqueue.sql.session import Retry
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
 from tests.support.heartbeats import heart
+from tests.support.internals import Action, Executor, Retry, close_connections, drop_connection, heartbeats, sessions
+from tests.support.internals import session as transactions
 
 
 @pytest.mark.servers_only

@@ -7,11 +7,11 @@ from django.db import connections
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.models import JobResult, Operation, Schedule
-from django_mysqlqueue.sql.connection import drop_connection
 from tests.crash.crashes import ALIAS, LOST, MODES
 from tests.jobs.test_crashes import at_every_statement
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING
+from tests.support.internals import drop_connection
 from tests.support.schedule_worlds import MINUTE, NAME, of_task, registered
 
 pytestmark = [pytest.mark.promise("Recurring schedules")]

@@ -10,12 +10,11 @@ from django.core.management.base import CommandError
 from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import list_schedules
 from django_mysqlqueue.models import JobResult, Operation, OutboxMessage, Schedule
-from django_mysqlqueue.runtime.polling.ticking import Ticker
-from django_mysqlqueue.runtime.registering import declared_schedules, register_schedules
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.testing import published, run_recurring
 from tests.support import job_worlds
 from tests.support.commands import run as command
+from tests.support.internals import Ticker, declared_schedules, register_schedules
 
 DEFAULT, QUEUE = "default", "queue"
 

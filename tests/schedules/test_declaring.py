@@ -14,7 +14,6 @@ from django.core import checks as django_checks
 from django_mysqlqueue import recurring_message
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import JobResult, OutboxMessage, Schedule
-from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.schedules import definitions, registry
 from django_mysqlqueue.schedules.timetables import Timetable
 from django_mysqlqueue.tasks import recurring
@@ -22,6 +21,7 @@ from django_mysqlqueue.testing import deliver_all, run_recurring
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING
+from tests.support.internals import declared_schedules
 
 pytestmark = pytest.mark.any_engine
 FIVE = datetime.timedelta(minutes=5)

@@ -10,12 +10,11 @@ from collections import Counter
 
 import pytest
 
-from django_mysqlqueue.limits import tick_of
 from django_mysqlqueue.models import JobResult, Operation, OutboxMessage, QueueMessage, Schedule
-from django_mysqlqueue.service import schedules
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.commands import run as command
+from tests.support.internals import schedules, tick_of
 from tests.support.processes import Worker, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.promise("Recurring schedules")]

@@ -11,14 +11,13 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import check_health, find_problems, list_schedules
 from django_mysqlqueue.models import JobResult, Operation, Schedule, SubscriberHeartbeat
 from django_mysqlqueue.operations import delete_recurring, pause_recurring, resume_recurring, run_recurring
-from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.timetables import timetable
-from django_mysqlqueue.service import schedules
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.commands import run as command
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import declared_schedules, schedules
 from tests.support.schedule_worlds import MINUTE, NAME, of_task, of_topic, registered, row, tick
 
 

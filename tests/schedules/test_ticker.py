@@ -12,15 +12,11 @@ from django_mysqlqueue.inspection import check_health, find_problems, list_sched
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.operations import delete_recurring
-from django_mysqlqueue.runtime.polling import ticking
-from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.schedules.timetables import timetable
-from django_mysqlqueue.service import schedules
-from django_mysqlqueue.service.schedules import Row
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Row, Session, Ticker, schedules, ticking
 from tests.support.schedule_worlds import NAME, of_task, of_topic, registered, row
 
 pytestmark = [pytest.mark.promise("Recurring schedules")]

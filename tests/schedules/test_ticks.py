@@ -9,16 +9,14 @@ import pytest
 from django.db import connections, transaction
 
 from django_mysqlqueue.exceptions import UnknownTopic
-from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.schedules.definitions import parse
 from django_mysqlqueue.schedules.timetables import timetable
-from django_mysqlqueue.service import schedules
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.framework import task_backends
 from django_mysqlqueue.testing import deliver_all
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, in_thread, sequence
+from tests.support.internals import Session, run_id, schedules
 from tests.support.schedule_worlds import MINUTE, NAME, at_night, of_task, of_topic, registered, row, tick
 
 pytestmark = [pytest.mark.promise("Recurring schedules")]

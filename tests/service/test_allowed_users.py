@@ -9,10 +9,9 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import SubscriberError, operations, publish, subscriber
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, Operation
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.runtime.registering import register_groups
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import installing, register_groups
 from tests.support.sql_clients import Client
 
 MINE = ("%@%",)

@@ -8,9 +8,9 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import settling
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import settling
 
 
 @pytest.mark.promise("Poison messages")

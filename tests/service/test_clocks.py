@@ -8,11 +8,9 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease
-from django_mysqlqueue.service import clocks, heartbeats, leasing
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import GroupRef, Session, clocks, heartbeats, leasing
 from tests.support.scenarios import busy_partitions, rebalance
 
 REF = GroupRef("g", "t")

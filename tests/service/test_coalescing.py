@@ -13,7 +13,6 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import message_history
-from django_mysqlqueue.limits import COALESCE, KEY_LENGTH
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerOffset,
@@ -23,11 +22,9 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
 )
-from django_mysqlqueue.service import coalescing, groups, retention, superseding
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import COALESCE, KEY_LENGTH, GroupRef, Session, coalescing, groups, retention, superseding
 
 pytestmark = pytest.mark.promise("Coalescing")
 

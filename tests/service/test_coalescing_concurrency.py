@@ -13,10 +13,8 @@ from django.db import connection, connections, transaction
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.service import redelivering, retention, superseding
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions.delivery import Delivery
 from tests.support.harness import USING, Sub, handler, holding, in_thread, lag, sequence
+from tests.support.internals import Delivery, GroupRef, redelivering, retention, superseding
 
 pytestmark = [pytest.mark.promise("Coalescing"), pytest.mark.servers_only]
 

@@ -8,11 +8,9 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder, both_modes, stuck
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import Claimant, GroupRef, Want, claiming, groups, heartbeats, leasing
 
 
 @both_modes

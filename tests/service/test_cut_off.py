@@ -15,12 +15,6 @@ from django_mysqlqueue import Message, job_queues, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.service import releasing, settling
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks.attempts import Attempt
 from django_mysqlqueue.tasks.framework import task_finished
 from django_mysqlqueue.tasks.options import JobOptions
@@ -29,6 +23,7 @@ from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence, take_all
+from tests.support.internals import Action, Executor, GroupRef, Settlement, registry, releasing, sessions, settling
 
 pytestmark = pytest.mark.promise("Shutdown")
 

@@ -13,10 +13,10 @@ from django.db import connection, transaction
 from django_mysqlqueue import InvalidMessage, Message, cancel, publish, publish_many, reschedule, subscriber
 from django_mysqlqueue.inspection import get_overview, list_scheduled, scheduled
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import debouncing, sequencing
 from django_mysqlqueue.testing import _advance, deliver_all
 from tests.support.documents import DOCS, blocks
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import debouncing, sequencing
 
 pytestmark = pytest.mark.promise("Debouncing")
 

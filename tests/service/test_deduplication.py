@@ -7,9 +7,9 @@ from django.db import transaction
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import retention
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.internals import retention
 
 
 def test_same_id_twice_is_delivered_once(db):

@@ -6,15 +6,10 @@ import pytest
 from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import leasing, partitions, retention
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, problems_found, sequence
+from tests.support.internals import GroupRef, Session, Subscriber, Subset, get_settings, leasing, partitions, retention
 
 REF = GroupRef("g", "t")
 WITHOUT_KEY = 3

@@ -13,15 +13,23 @@ from django.test import override_settings
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, signals, subscriber
 from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN, LATEST_DELIVERY
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
-from django_mysqlqueue.runtime.handling import call
-from django_mysqlqueue.service import claiming, new_messages, rollups
-from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.expiry import expires_at
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.testing import deliver_all, delivery, published
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import (
+    EXPIRES_AT,
+    EXPIRES_IN,
+    LATEST_DELIVERY,
+    Claimant,
+    ClaimRequest,
+    GroupRef,
+    Want,
+    call,
+    claiming,
+    expires_at,
+    new_messages,
+    rollups,
+)
 from tests.support.registered import handle
 
 pytestmark = pytest.mark.promise("Expiry")

@@ -7,11 +7,9 @@ from django.db import transaction
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service import settling, watermarks
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import Action, GroupRef, Settlement, settling, watermarks
 
 REF = GroupRef("g", "t")
 

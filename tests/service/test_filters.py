@@ -12,14 +12,22 @@ from django_mysqlqueue import Message, checks, operations, publish, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Rollup
-from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service import claiming, groups, new_messages, retention, rollups
-from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import (
+    Claimant,
+    ClaimRequest,
+    GroupRef,
+    OptionColumns,
+    Want,
+    claiming,
+    groups,
+    new_messages,
+    register_groups,
+    registry,
+    retention,
+    rollups,
+)
 from tests.support.registered import handle
 
 pytestmark = pytest.mark.promise("Filters")

@@ -9,12 +9,10 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.service import groups, retention
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.groupless import TYPO, command, found, in_log, register, send
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, Session, groups, retention
 
 pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.promise("Retention")]
 

@@ -13,12 +13,9 @@ from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
-from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime.polling.context import Limits
-from django_mysqlqueue.service import publishing, retention, sequencing
-from django_mysqlqueue.service.messages import ERROR_LENGTH, encode
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.internals import ERROR_LENGTH, MAX_METADATA_BYTES, Limits, encode, publishing, retention, sequencing
 
 BINARY = len(json.dumps({"content_type": "application/octet-stream"}, separators=(",", ":")))
 """Bytes of metadata of a payload of bytes."""

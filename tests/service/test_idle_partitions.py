@@ -6,9 +6,9 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
-from django_mysqlqueue.service import retention
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import retention
 
 
 @pytest.mark.promise("Retention")

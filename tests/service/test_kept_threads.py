@@ -11,14 +11,23 @@ import pytest
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.delivery_limits import parse_key_rates, parse_rate
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime.handling import starts
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement, Slot
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import Rest
 from tests.support.harness import Sub, handler
+from tests.support.internals import (
+    Action,
+    Claim,
+    Claimant,
+    Claimed,
+    ClaimRequest,
+    Flushed,
+    GroupRef,
+    Inbox,
+    Limited,
+    Rest,
+    Settlement,
+    Slot,
+    Want,
+    starts,
+)
 
 pytestmark = [pytest.mark.promise("Limits")]
 

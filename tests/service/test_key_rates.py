@@ -11,9 +11,8 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.delivery_limits import parse_key_rates
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Slots
-from django_mysqlqueue.service import slots
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import Sub, handler, take_all
+from tests.support.internals import GroupRef, slots
 
 pytestmark = pytest.mark.promise("Limits")
 

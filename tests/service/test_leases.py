@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.runtime.polling.ordered import TAKE_OVER, OrderedGroup
-from django_mysqlqueue.service import heartbeats, leasing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import TAKE_OVER, Backoff, GroupRef, OrderedGroup, heartbeats, leasing
 from tests.support.scenarios import busy_partitions, rebalance
 
 pytestmark = pytest.mark.promise("One owner")
@@ -197,9 +194,9 @@ def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
 
 def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
     """A million keys became as many lease rows, which each tick read, and were sorted for each thousand taken."""
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 30)
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.CHOICE", 20)
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 10)
+    monkeypatch.setattr("tests.support.internals.ordered.AHEAD", 30)
+    monkeypatch.setattr("tests.support.internals.ordered.CHOICE", 20)
+    monkeypatch.setattr("tests.support.internals.ordered.TAKE_OVER", 10)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(200)])
     sub = Sub(handler(), claim_size=10, prefetch=10, lease_renewal_interval=0.0)
     most = done = 0
@@ -217,7 +214,7 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
 
 def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
     """Else a partition starved whose subscriber had died, beside others that never came to an end."""
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 2)
+    monkeypatch.setattr("tests.support.internals.ordered.AHEAD", 2)
     sub = Sub(handler(), claim_size=1, prefetch=1)
     publish_many("t", [Message(n, key="ab"[n % 2]) for n in range(40)])
     sub.step()

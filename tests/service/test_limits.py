@@ -21,15 +21,21 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service import claiming, new_messages, slots, watermarks
-from django_mysqlqueue.service.claims import Claim
-from django_mysqlqueue.service.deliveries import Flushed
-from django_mysqlqueue.service.messages import decode_metadata, publisher_key
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, problems_found, take_all
+from tests.support.internals import (
+    Claim,
+    Flushed,
+    Session,
+    claiming,
+    decode_metadata,
+    new_messages,
+    publisher_key,
+    register_groups,
+    registry,
+    slots,
+    watermarks,
+)
 from tests.support.registered import handle
 
 pytestmark = pytest.mark.promise("Limits")

@@ -18,15 +18,26 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dead_lettering, group_mode
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql import dialect_of, session
-from django_mysqlqueue.sql.session import flat
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import (
+    BY_ROW,
+    Action,
+    Claimant,
+    GroupRef,
+    Settlement,
+    Want,
+    claiming,
+    dialect_of,
+    flat,
+    groups,
+    heartbeats,
+    leasing,
+    sequencing,
+    session,
+    settling,
+    watermarks,
+)
 from tests.support.scenarios import busy_partitions
 from tests.support.statistics import SIZES, pinned
 

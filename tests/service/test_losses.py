@@ -9,13 +9,10 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_overview, message_history, partitions
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import dead_lettering, retrying, seeking, steps
-from django_mysqlqueue.service import claiming, leasing, releasing, settling
-from django_mysqlqueue.service.claims import Want
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import _advance
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import GroupRef, Session, Want, claiming, leasing, releasing, settling
 
 pytestmark = pytest.mark.promise("Poison messages")
 

@@ -9,14 +9,10 @@ import pytest
 from django.db import DatabaseError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import payloads, watermarks
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import Backoff, GroupRef, Session, payloads, sessions, watermarks
 
 REF = GroupRef("g", "t")
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=30)

@@ -6,10 +6,8 @@ import pytest
 from django.db import connection, models
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import groups, leasing, partitions
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, Session, groups, leasing, partitions
 from tests.support.recorded_statements import recorded
 
 pytestmark = pytest.mark.usefixtures("db")

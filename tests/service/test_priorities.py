@@ -10,13 +10,9 @@ from django_mysqlqueue import InvalidMessage, Message, publish, publish_many, te
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.topics import read_topics
-from django_mysqlqueue.limits import AT_ONCE, KEY_LENGTH, lane
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import retention, sequencing
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import AT_ONCE, KEY_LENGTH, Count, Session, Subset, lane, retention, sequencing
 
 pytestmark = pytest.mark.promise("Priority")
 
@@ -327,8 +323,8 @@ def test_lower_priorities_keep_a_share_of_what_waits_in_the_process(db, mode, hi
 
 def test_partitions_that_were_left_out_are_acquired_when_those_of_their_priority_are_done(db, monkeypatch):
     """However many of a lower priority have work."""
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 5)
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 5)
+    monkeypatch.setattr("tests.support.internals.ordered.AHEAD", 5)
+    monkeypatch.setattr("tests.support.internals.ordered.TAKE_OVER", 5)
     got = []
     for priority in (0, 10):
         publish_many("t", [Message(priority, key=f"k{n}", priority=priority) for n in range(40)])
@@ -341,8 +337,8 @@ def test_partitions_that_were_left_out_are_acquired_when_those_of_their_priority
 
 
 def test_partitions_of_a_higher_priority_are_acquired_however_many_have_work(db, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 5)
-    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 10)
+    monkeypatch.setattr("tests.support.internals.ordered.AHEAD", 5)
+    monkeypatch.setattr("tests.support.internals.ordered.TAKE_OVER", 10)
     got = []
     sub = Sub(listener(got), claim_size=2, prefetch=2)
     publish_many("t", [Message(n, key=f"k{n:02}") for n in range(40)])

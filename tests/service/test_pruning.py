@@ -33,12 +33,9 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import groups, leasing, pruning
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, Session, groups, installing, leasing, pruning
 from tests.support.sql_clients import Client
 
 pytestmark = pytest.mark.promise("Retention")

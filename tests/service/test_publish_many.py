@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import publishing
+from tests.support.internals import publishing
 from tests.support.publishing import Undo, committed
 
 

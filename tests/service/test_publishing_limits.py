@@ -7,8 +7,8 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.sql import dialect_of
 from tests.support.harness import Sub, handler, sequence
+from tests.support.internals import dialect_of
 from tests.support.publishing import committed, one_or_many
 
 

@@ -10,9 +10,8 @@ import pytest
 from django.db import connection
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.sql import dialect_of
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Session, dialect_of
 from tests.support.publishing import rolled_back
 
 

@@ -10,8 +10,8 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session
 from tests.support.publishing import one_or_many
 
 

@@ -10,11 +10,18 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, heartbeats, leasing, releasing, settling
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.releasing import Released
 from tests.support.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
+from tests.support.internals import (
+    Action,
+    GroupRef,
+    Released,
+    Settlement,
+    groups,
+    heartbeats,
+    leasing,
+    releasing,
+    settling,
+)
 
 REF = GroupRef("g", "t")
 LEASE_MS = 30_000

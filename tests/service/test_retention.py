@@ -8,12 +8,9 @@ from django.db import connection, transaction
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.service import groups, retention, watermarks
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.retention import Checkpoint
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
+from tests.support.internals import Checkpoint, GroupRef, Session, groups, retention, watermarks
 
 pytestmark = pytest.mark.promise("Retention")
 

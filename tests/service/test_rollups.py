@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.models import Rollup
-from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, GroupRef, Session, rollups
 from tests.support.scenarios import G, log
 
 

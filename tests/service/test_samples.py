@@ -14,14 +14,9 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_group
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Rollup
 from django_mysqlqueue.operations import pausing
-from django_mysqlqueue.runtime.polling import maintenance
-from django_mysqlqueue.runtime.polling.entered import Entered
-from django_mysqlqueue.service import rollups, samples, unclaimed
-from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, rollups, samples, unclaimed
 from tests.support.scenarios import G, log
 
 MINUTE_MS = 60_000

@@ -20,9 +20,8 @@ from django_mysqlqueue import (
     reschedule,
 )
 from django_mysqlqueue.models import Operation, OutboxMessage
-from django_mysqlqueue.service import wakeups
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, in_thread, sequence
+from tests.support.internals import Session, wakeups
 from tests.support.scheduled import due, in_log, waiting
 
 CHANGES = {

@@ -15,9 +15,8 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import StallTimes, check_health
 from django_mysqlqueue.models import Operation, OutboxMessage
 from django_mysqlqueue.operations import rescheduling
-from django_mysqlqueue.service import sequencing
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.internals import Session, sequencing
 from tests.support.scheduled import due, in_log, waiting
 
 CHANGES = {

@@ -11,9 +11,9 @@ from django.db import connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import sequencing
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import sequencing
 
 
 @pytest.mark.promise("Delivery", "Order")

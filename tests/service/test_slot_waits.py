@@ -11,15 +11,20 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from django_mysqlqueue.models import Slots
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.service import slots
-from django_mysqlqueue.service.claims import Claim
-from django_mysqlqueue.service.deliveries import Flushed, Holding
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import Reservation, Rest
-from django_mysqlqueue.sql.session import Session, run
 from tests.support.harness import USING, Sub, handler, take_all
+from tests.support.internals import (
+    Claim,
+    Flushed,
+    GroupRef,
+    Holding,
+    Inbox,
+    Limited,
+    Reservation,
+    Rest,
+    Session,
+    run,
+    slots,
+)
 
 pytestmark = pytest.mark.promise("Limits")
 

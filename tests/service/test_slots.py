@@ -14,11 +14,8 @@ from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import DeliveryState, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups, slots
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, holding, take_all
+from tests.support.internals import GroupRef, Session, groups, sessions, slots
 
 pytestmark = pytest.mark.promise("Limits")
 

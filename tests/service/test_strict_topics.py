@@ -20,11 +20,9 @@ from django_mysqlqueue import (
 )
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.service import known_topics
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.subscriptions import registry
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import DeadLetterFilter, known_topics, registry
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.internals import EVERYTHING, GroupRef, Session, Subset
 from tests.support.scenarios import rebalance
 
 REF = GroupRef("g", "t")

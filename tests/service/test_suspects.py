@@ -10,14 +10,11 @@ from django.db.models import Case, When
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
-from django_mysqlqueue.runtime.handling import unstarted
-from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.service import redelivering, releasing, settling
-from django_mysqlqueue.subscriptions import registry
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence, take_all
+from tests.support.internals import Unstarted, redelivering, registry, releasing, settling, unstarted
 
 pytestmark = pytest.mark.promise("Poison messages")
 

@@ -12,12 +12,11 @@ from django.db import OperationalError, connection, transaction
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, JobResult, Slots
-from django_mysqlqueue.service import pruning, releasing, settling
-from django_mysqlqueue.subscriptions import registry
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, holding, in_thread, sequence, take_all
+from tests.support.internals import pruning, registry, releasing, settling
 
 
 @pytest.mark.servers_only

@@ -6,8 +6,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.service import wakeups
 from tests.support.harness import USING
+from tests.support.internals import wakeups
 from tests.support.publishing import Undo, committed, one_or_many, rolled_back, stored
 
 

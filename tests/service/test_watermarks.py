@@ -7,13 +7,20 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.polling.context import Limits
-from django_mysqlqueue.service import claiming, groups, settling, watermarks
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import (
+    Action,
+    Claimant,
+    GroupRef,
+    Limits,
+    Settlement,
+    Want,
+    claiming,
+    groups,
+    settling,
+    watermarks,
+)
 
 REF = GroupRef("g", "t")
 

@@ -17,14 +17,12 @@ from django_mysqlqueue.grants import MIGRATIONS, READ, ROLES, Grant
 from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive import manifest
-from django_mysqlqueue.procedures import installing
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.tails import tail
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.sql.scenario import scenario
 from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, groups, installing
 from tests.support.processes import Worker, environment, wait_for
 from tests.support.roles import DENIED, PASSWORD, Statements, account, denied, user_of
 from tests.support.sql_clients import Client

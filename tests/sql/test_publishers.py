@@ -9,11 +9,9 @@ from django.db.utils import OperationalError
 
 from django_mysqlqueue import InvalidMessage, operations, publish
 from django_mysqlqueue.inspection import list_dead_letters
-from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import sequencing
-from django_mysqlqueue.service.relaying import relay
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import COALESCE, relay, sequencing
 from tests.support.roles import DENIED, account
 
 pytestmark = pytest.mark.servers_only

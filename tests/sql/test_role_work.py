@@ -48,9 +48,6 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import steps
-from django_mysqlqueue.procedures import CLIENT_PROCEDURES, installing
-from django_mysqlqueue.service import groups, relaying, schedules, sequencing
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.tasks import (
     acancel_job,
     async_wait,
@@ -66,6 +63,7 @@ from tests.conftest import empty
 from tests.support import full_queue, job_worlds
 from tests.support.full_queue import JOBS, ORDERED, REFS, SHARED
 from tests.support.harness import USING, Sub, sequence
+from tests.support.internals import CLIENT_PROCEDURES, GroupRef, groups, installing, relaying, schedules, sequencing
 from tests.support.roles import DENIED, PASSWORD, account, user_of
 from tests.support.snapshots import Snapshot
 from tests.support.sql_clients import Client

@@ -16,15 +16,26 @@ from django.db import connection, connections
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.service import claiming, groups, leasing, polling, retention, sequencing, settling, watermarks
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.retention import Checkpoint
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
 from tests.conftest import empty
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import (
+    Action,
+    Checkpoint,
+    Claimant,
+    GroupRef,
+    Session,
+    Settlement,
+    Subset,
+    Want,
+    claiming,
+    groups,
+    leasing,
+    polling,
+    retention,
+    sequencing,
+    settling,
+    watermarks,
+)
 from tests.support.queue_life import KEYS, live
 from tests.support.recorded_statements import TABLES, recorded, unneeded
 from tests.support.rooms import sources

@@ -13,12 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import checks, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import dialect_of
-from django_mysqlqueue.sql.connection import drop_connection
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.internals import GroupRef, dialect_of, drop_connection, groups, sessions
 
 BAD = "completion_type = 2, sql_select_limit = 2, sql_safe_updates = 1, sql_big_selects = 0, timestamp = 1000000000"
 BAD_NAMES = {"completion_type", "sql_select_limit", "sql_safe_updates", "sql_big_selects", "timestamp"}

@@ -9,9 +9,7 @@ import pytest
 from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.utils import timezone, translation
 
-from django_mysqlqueue.sql import several
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.sql.several import Unread, read_each, start_each
+from tests.support.internals import Session, Unread, read_each, several, start_each
 
 pytestmark = pytest.mark.usefixtures("queue_db")
 BOTH = ["default", "queue"]

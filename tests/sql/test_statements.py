@@ -10,10 +10,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, PartitionLease
-from django_mysqlqueue.service import claiming, heartbeats, leasing, retention, sequencing, settling
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import dialect_of
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import GroupRef, claiming, dialect_of, heartbeats, leasing, retention, sequencing, settling
 
 REF = GroupRef("g0", "t")
 TRANSACTION = re.compile(r"^(BEGIN|COMMIT|SET |ROLLBACK|SAVEPOINT|RELEASE)")

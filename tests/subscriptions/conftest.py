@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.subscriptions import registry
+from tests.support.internals import registry
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,10 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
-from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.registry import handlers
+from tests.support.internals import Backoff, GroupRef, Handler, handlers
 from tests.support.registered import handle, only
 
 pytestmark = pytest.mark.any_engine

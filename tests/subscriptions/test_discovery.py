@@ -12,8 +12,7 @@ import types
 import pytest
 
 from django_mysqlqueue import SubscriberError, subscriber
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions.registry import handlers
+from tests.support.internals import GroupRef, handlers
 from tests.support.registered import AsyncCallable, Methods, coroutine_function, handle, only
 
 pytestmark = pytest.mark.any_engine

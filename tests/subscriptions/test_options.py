@@ -11,20 +11,20 @@ from django_mysqlqueue import subscriber
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, parse_rate
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions.effective import effective_options
-from django_mysqlqueue.subscriptions.options import (
+from tests.support.harness import handler
+from tests.support.internals import (
     OVERRIDABLE,
+    GroupRef,
+    OptionColumns,
     Override,
     as_text,
     check_override,
+    effective_options,
     overridden,
     parse_text,
     storable,
     stored,
 )
-from tests.support.harness import handler
 from tests.support.registered import coroutine_function, handle, handlers
 
 pytestmark = pytest.mark.any_engine

@@ -9,7 +9,7 @@ import pytest
 from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import StaleDelivery, SubscriberError, subscriber
-from django_mysqlqueue.subscriptions.registry import handlers
+from tests.support.internals import handlers
 from tests.support.registered import AsyncCallable, Methods, coroutine_function, handle, only
 
 pytestmark = pytest.mark.any_engine

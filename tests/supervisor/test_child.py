@@ -10,12 +10,8 @@ import time
 import pytest
 from django.db import OperationalError
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.runtime.process import lifeline, memory
-from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
-from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from tests.support.harness import USING, handler, in_thread
+from tests.support.internals import HeartbeatFile, Incarnation, Lifeline, Subscriber, get_settings, lifeline, memory
 
 pytestmark = pytest.mark.any_engine
 

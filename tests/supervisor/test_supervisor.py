@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
-from django_mysqlqueue.runtime.process.supervisor import Margins, Slot, Supervisor
+from django_mysqlqueue.runtime.process.supervisor import Slot
+from tests.support.internals import HeartbeatFile, Margins, Supervisor
 from tests.support.paths import ROOT
 from tests.support.processes import wait_for
 

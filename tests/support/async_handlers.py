@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from django_mysqlqueue import publish_many, subscriber
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from tests.support.harness import USING, Sub, lag
+from tests.support.internals import Executor, GroupRef, registry, sessions
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=10, network=10, read=60)
 

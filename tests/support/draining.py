@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from django_mysqlqueue.runtime.polling.context import Limits
 from tests.support.harness import Sub
+from tests.support.internals import Limits
 
 IMPATIENT = Limits(locked_pause_ms=0)
 """For healthy subscribers: what an experiment has locked is free by now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from django_mysqlqueue.service.messages import Message, decode, decode_metadata, encode
+from tests.support.internals import Message, decode, decode_metadata, encode
 
 
 def stored(payload, **fields):

@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_mysqlqueue.filter_policies import FilterPolicy, parse
-from django_mysqlqueue.limits import COALESCE, EXPIRES_AT
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import COALESCE, EXPIRES_AT, GroupRef
 from tests.support.tables import Group, Logged, Tables, Waiting
 
 EU, US = parse({"region": ["eu"]}), parse({"region": ["us"]})

@@ -20,16 +20,12 @@ from django_mysqlqueue.models import (
     Schedule,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import groups, schedules
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.subscriptions.delivery import Delivery
-from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.tasks import call, enqueue_chain
 from tests.app import jobs
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Delivery, GroupRef, Handler, groups, registry, schedules
 
 ORDERED, SHARED, JOBS = GroupRef("g", "t"), GroupRef("s", "t"), job_worlds.JOBS
 REFS = (ORDERED, SHARED, JOBS)

@@ -9,9 +9,8 @@ from django.core.management import call_command
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.inspection import PAGES, Bounds, Problem, find_problems
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, groups
 
 TYPO = "orders.plced"
 

@@ -13,24 +13,36 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.management.commands import queuestatus
-from django_mysqlqueue.runtime.handling import call
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.handling.lanes import Batch, Held
-from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
-from django_mysqlqueue.runtime.polling.poller import Poller
-from django_mysqlqueue.service import groups, heartbeats, log_places, releasing, sequencing
-from django_mysqlqueue.service.log_places import Place
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.delivery import Delivery
-from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import registrable
 from tests.support import oracle
+from tests.support.internals import (
+    EVERYTHING,
+    LIMITS,
+    Backoff,
+    Batch,
+    Context,
+    Delivery,
+    GroupRef,
+    Handler,
+    Held,
+    Inbox,
+    Limits,
+    Place,
+    Poller,
+    Progress,
+    Session,
+    Subset,
+    Unstarted,
+    call,
+    get_settings,
+    groups,
+    heartbeats,
+    log_places,
+    registrable,
+    releasing,
+    sequencing,
+)
 
 USING = "default"
 _numbers = itertools.count(1)

@@ -8,9 +8,8 @@ import json
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, groups
 
 
 def run(*arguments):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Going
+from tests.support.internals import GroupRef, Heart
 
 REF = GroupRef("g", "t")
 

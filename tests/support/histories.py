@@ -14,7 +14,6 @@ from typing import Any
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status as admin_status
 from django_mysqlqueue.admin.shared import shared
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.status import QueueStatus
@@ -22,13 +21,10 @@ from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.operations import pausing, redriving
-from django_mysqlqueue.service import groups, rollups, samples
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.conftest import Clock
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import run as queuehealth
+from tests.support.internals import Backoff, DeadLetterFilter, GroupRef, Session, groups, rollups, samples
 
 MINUTE_MS = 60_000
 INTO = 5_000

@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import types
 
-from django_mysqlqueue.runtime.handling import inbox as inbox_module
-from django_mysqlqueue.runtime.handling import inbox_groups, lanes
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.handling.lanes import Batch, Held
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
-from django_mysqlqueue.service.payloads import Body
 from tests.support.harness import handler
+from tests.support.internals import Action, Batch, Body, Claimed, Held, Inbox, Settlement, inbox_groups, lanes
+from tests.support.internals import inbox as inbox_module
 
 numbers = itertools.count(1)
 BODY = Body("id", b"", "{}", "", 0, 0)

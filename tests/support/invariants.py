@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.limits import JOB_PREFIX, tick_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.filtering import coalesced, is_for, unmatched
+from tests.support.internals import JOB_PREFIX, GroupRef, tick_of
 from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
 
 Message = Logged | Waiting

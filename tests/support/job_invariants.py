@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.models import JobResult, JobStage
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
+from tests.support.internals import JOB_GROUP, JOB_PREFIX, GroupRef
 from tests.support.tables import Tables, Waiting
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.service import job_rows
+from tests.support.internals import job_rows
 
 NOW = 1_700_000_000_000
 """When the results begin, in epoch milliseconds."""

@@ -12,7 +12,23 @@ from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, JobResult, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import (
+from django_mysqlqueue.tasks import handlers
+from django_mysqlqueue.tasks.backend import _all_or_none
+from django_mysqlqueue.tasks.framework import AnyResult, task_backends
+from tests.app import jobs
+from tests.support.harness import USING, sequence
+from tests.support.internals import (
+    Action,
+    Claimant,
+    Claimed,
+    ClaimRequest,
+    Flushed,
+    GroupRef,
+    JobEnd,
+    NewResult,
+    Session,
+    Settlement,
+    Want,
     claiming,
     groups,
     job_messages,
@@ -20,19 +36,10 @@ from django_mysqlqueue.service import (
     job_rows,
     job_stages,
     payloads,
+    run,
     settling,
     watermarks,
 )
-from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, JobEnd, Settlement
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tasks import handlers
-from django_mysqlqueue.tasks.backend import _all_or_none
-from django_mysqlqueue.tasks.framework import AnyResult, task_backends
-from tests.app import jobs
-from tests.support.harness import USING, sequence
 
 BACKEND = "django_mysqlqueue.tasks.MySQLQueueBackend"
 TASKS = {"default": {"BACKEND": BACKEND}}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from tests.support import invariants
 from tests.support.filtering import is_for
+from tests.support.internals import GroupRef, Session
 from tests.support.tables import State, Tables
 
 GROUPS = ConsumerGroup._meta.db_table

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from django_mysqlqueue.sql import dialect_of
+from tests.support.internals import dialect_of
 from tools import servers
 
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit, urlunsplit
 from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.service import polling
 from tests.app.models import Effect
 from tests.support.harness import USING, lag
+from tests.support.internals import polling
 from tests.support.paths import ROOT
 
 SHORT = {

@@ -54,7 +54,6 @@ from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
-from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -81,7 +80,22 @@ from django_mysqlqueue.operations import (
     steps,
 )
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import (
+from django_mysqlqueue.tails import reading
+from django_mysqlqueue.testing import deliver_all
+from tests.support import job_worlds, schedule_worlds
+from tests.support.filtering import EU, US
+from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
+from tests.support.internals import (
+    COALESCE,
+    Action,
+    Claimant,
+    DeadLetterFilter,
+    GroupRef,
+    Route,
+    Session,
+    Settlement,
+    Subset,
+    Want,
     audit,
     claiming,
     coalescing,
@@ -94,6 +108,7 @@ from django_mysqlqueue.service import (
     job_stages,
     leasing,
     log,
+    matching_offsets,
     payloads,
     pruning,
     relaying,
@@ -101,6 +116,7 @@ from django_mysqlqueue.service import (
     retention,
     rollups,
     routing,
+    run,
     schedules,
     scheduling,
     sequencing,
@@ -108,19 +124,7 @@ from django_mysqlqueue.service import (
     slots,
     watermarks,
 )
-from django_mysqlqueue.service import partitions as log_partitions
-from django_mysqlqueue.service.claims import Claimant, Want
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
-from django_mysqlqueue.service.deliveries import Action, Settlement
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.routing import Route
-from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tails import reading
-from django_mysqlqueue.testing import deliver_all
-from tests.support import job_worlds, schedule_worlds
-from tests.support.filtering import EU, US
-from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
+from tests.support.internals import partitions as log_partitions
 from tests.support.roles import as_role
 
 OTHER = "queue"

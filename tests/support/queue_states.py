@@ -13,15 +13,11 @@ from typing import Any
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.operations import pausing, redriving, seeking
-from django_mysqlqueue.service import groups, retention
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import Subset
 from tests.conftest import Clock
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import Backoff, DeadLetterFilter, GroupRef, Subset, groups, retention
 
 SLACK = 20.0
 """Seconds that a test may take; the states are further apart than that."""

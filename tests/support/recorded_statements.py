@@ -13,8 +13,8 @@ from pathlib import Path
 
 from django.db import connection
 
-from django_mysqlqueue.sql import dialect_of
 from tests.conftest import QUEUE_MODELS
+from tests.support.internals import dialect_of
 from tests.support.rooms import module_of
 from tests.support.statement_names import name_of, without_lock
 

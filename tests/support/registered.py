@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.subscriptions.registry import handlers
+from tests.support.internals import handlers
 
 
 def handle(delivery):

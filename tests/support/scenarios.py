@@ -7,9 +7,9 @@ import itertools
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import dropping, retrying, seeking, steps
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import fail
 from tests.support.harness import Sub, handler, in_thread, sequence
+from tests.support.internals import GroupRef
 
 
 def busy_partitions(count):

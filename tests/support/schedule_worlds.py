@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import publish_many
-from django_mysqlqueue.limits import run_id
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.schedules.timetables import timetable
-from django_mysqlqueue.service import job_rows, schedules
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import Session, run
 from tests.support.harness import USING
+from tests.support.internals import NewResult, Session, job_rows, run, run_id, schedules
 from tests.support.job_worlds import JOBS, PATH, configured
 
 NAME = "s"

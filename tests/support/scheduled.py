@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING
+from tests.support.internals import Session
 
 
 def due(*ids):

@@ -14,9 +14,8 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, lag, sequence
+from tests.support.internals import GroupRef, groups
 
 REF = GroupRef("g", "t")
 

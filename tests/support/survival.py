@@ -7,10 +7,9 @@ import time
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import Executor, sessions
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.db import connections
 
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import dialect_of
+from tests.support.internals import GroupRef, dialect_of
 
 Place = tuple[GroupRef, str]
 """A partition of a group's topic: (group, partition key)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
@@ -12,12 +11,10 @@ from django_mysqlqueue.models import (
     Schedule,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import job_rows, schedules, sequencing
-from django_mysqlqueue.service.job_rows import NewResult
-from django_mysqlqueue.sql.session import Session
 from tests.conftest import QUEUE_MODELS
 from tests.support import schedule_worlds
 from tests.support.harness import Sub, handler
+from tests.support.internals import Backoff, NewResult, Session, job_rows, schedules, sequencing
 
 DEFAULT, QUEUE = "default", "queue"
 ALIASES = (DEFAULT, QUEUE)

@@ -13,9 +13,9 @@ from django.db import OperationalError, ProgrammingError, connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage, Sequencer
-from django_mysqlqueue.service import retention
 from django_mysqlqueue.tails import Gap, following, tail
 from tests.support.harness import USING, sequence
+from tests.support.internals import retention
 from tests.tails.conftest import POLL
 
 WAIT = 20.0

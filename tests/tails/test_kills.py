@@ -13,9 +13,9 @@ from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import retention
 from django_mysqlqueue.tails import Gap, following, reading, tail
 from tests.support.harness import USING, sequence
+from tests.support.internals import retention
 
 SECONDS = 6
 

@@ -11,10 +11,9 @@ from django.utils import timezone
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from django_mysqlqueue.service import log_places, retention
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails import Gap, ReceivedMessage, formats, reading, tail
 from tests.support.harness import USING, sequence
+from tests.support.internals import Session, log_places, retention
 
 MORNING = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -11,9 +11,9 @@ from django.test import Client
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import retention
 from django_mysqlqueue.tails import views
 from tests.support.harness import USING, sequence
+from tests.support.internals import retention
 from tests.support.topic_permissions import OnTopics
 from tests.tails.servers import HEARTBEAT, Asgi, Stream, Wsgi
 

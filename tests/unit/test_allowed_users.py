@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.allowed_users import MOST, is_allowed, parse_allowed_users
+from django_mysqlqueue.allowed_users import MOST
+from tests.support.internals import is_allowed, parse_allowed_users
 
 
 @pytest.mark.parametrize(

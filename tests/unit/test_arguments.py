@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 import django_mysqlqueue
 from django_mysqlqueue import filter_policies, inspection, operations, tails, tasks, testing
-from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
 from tests.app import jobs
 from tests.support.harness import USING
+from tests.support.internals import GroupRef, checked, groups
 
 pytestmark = [pytest.mark.django_db, pytest.mark.any_engine]
 PACKAGE = str(Path(django_mysqlqueue.__file__).parent)

@@ -4,10 +4,7 @@ import pytest
 
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.pipeline.reading import RECONNECT
-from django_mysqlqueue.runtime.handling import call
-from django_mysqlqueue.runtime.polling import group, poller
-from django_mysqlqueue.runtime.process.supervisor import RESTARTS
-from django_mysqlqueue.sql import session
+from tests.support.internals import RESTARTS, call, group, poller, session
 
 
 def delays(backoff: Backoff, number: int, rng: float = 0.5) -> list[float]:

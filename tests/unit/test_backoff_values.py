@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.conf import Backoff
+from tests.support.internals import Backoff
 
 pytestmark = pytest.mark.any_engine
 

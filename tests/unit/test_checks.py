@@ -11,8 +11,7 @@ from django.db import ProgrammingError, connection, connections
 
 from django_mysqlqueue import checks, subscriber
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import GroupRef, groups
 
 
 def ids(found):

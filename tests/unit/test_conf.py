@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_mysqlqueue import conf, publish
-from django_mysqlqueue.conf import Backoff, HealthSettings, get_settings
+from tests.support.internals import Backoff, HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.conf import get_settings, problems
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import relay_target, relayed_from, relayed_topic
-from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from tests.support.internals import (
+    get_settings,
+    problems,
+    queue_alias,
+    queue_aliases,
+    relay_target,
+    relayed_from,
+    relayed_topic,
+)
 
 pytestmark = pytest.mark.any_engine
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.conf import Backoff, get_settings
-from django_mysqlqueue.topic_settings import TopicSettings
+from tests.support.internals import Backoff, TopicSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.error_texts import error_class, masked
+from tests.support.internals import error_class, masked
 
 
 @pytest.mark.parametrize(

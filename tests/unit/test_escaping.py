@@ -7,7 +7,7 @@ import re
 import pytest
 
 from django_mysqlqueue.admin import charts
-from django_mysqlqueue.escaping import visible, visible_lines
+from tests.support.internals import visible, visible_lines
 
 pytestmark = pytest.mark.any_engine
 

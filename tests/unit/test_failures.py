@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError
 
-from django_mysqlqueue.sql import failures, mysql, sqlite
+from tests.support.internals import failures, mysql, sqlite
 
 
 @pytest.mark.parametrize(

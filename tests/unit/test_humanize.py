@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.humanize import (
-    close_names,
-    counted,
-    did_you_mean,
-    duration,
-    listed,
-    messages,
-    up_to,
-)
+from django_mysqlqueue.humanize import messages
+from tests.support.internals import close_names, counted, did_you_mean, duration, listed, up_to
 
 pytestmark = pytest.mark.any_engine
 MINUTE, HOUR, DAY = 60, 3600, 86_400

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.runtime.handling.inbox import SLICE
 from tests.support.inbox import ORDERED, SHARED
+from tests.support.internals import SLICE
 
 pytestmark = pytest.mark.any_engine
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY
-from django_mysqlqueue.service.deliveries import Action
 from tests.support.inbox import ORDERED, SHARED
+from tests.support.internals import FLUSH_DELAY, Action
 
 pytestmark = pytest.mark.any_engine
 

@@ -10,14 +10,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from django_mysqlqueue.limits import LOWEST_PRIORITY, lane, priority_of
-from django_mysqlqueue.runtime.handling import inbox as inbox_module
-from django_mysqlqueue.runtime.handling import unstarted
-from django_mysqlqueue.runtime.handling.inbox import SLICE, Inbox
-from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from tests.support.harness import handler
 from tests.support.inbox import BLOCK, BODY, ORDERED, SHARED
+from tests.support.internals import (
+    LOWEST_PRIORITY,
+    SLICE,
+    Action,
+    Claimed,
+    Held,
+    Inbox,
+    Settlement,
+    lane,
+    priority_of,
+    unstarted,
+)
+from tests.support.internals import inbox as inbox_module
 
 BATCH = {"batch": True, "batch_size": 3}
 GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED, "ob": {**ORDERED, **BATCH}, "sb": {**SHARED, **BATCH}}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.runtime.handling.lanes import Batch
-from django_mysqlqueue.service.deliveries import Action, Settlement
 from tests.support.inbox import BLOCK, ORDERED, SHARED
+from tests.support.internals import Action, Batch, Settlement
 
 pytestmark = pytest.mark.any_engine
 

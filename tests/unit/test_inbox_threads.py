@@ -8,11 +8,9 @@ import time
 
 import pytest
 
-from django_mysqlqueue.runtime.handling.inbox import SLICE, Inbox
-from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from tests.support.harness import handler
 from tests.support.inbox import BODY, ORDERED
+from tests.support.internals import SLICE, Action, Claimed, Held, Inbox, Settlement
 
 pytestmark = pytest.mark.any_engine
 

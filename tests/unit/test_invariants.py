@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
+from tests.support.internals import COALESCE, GroupRef
 from tests.support.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
 
 pytestmark = pytest.mark.any_engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue.models import JobResult, JobStage
-from django_mysqlqueue.service import job_rows
 from tests.support import job_invariants
+from tests.support.internals import job_rows
 
 pytestmark = pytest.mark.any_engine
 

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
-from django_mysqlqueue.service.claims import Claim
-from django_mysqlqueue.service.deliveries import Flushed
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import Rest
+from tests.support.internals import LONGEST_REST_MS, Claim, Flushed, GroupRef, Inbox, Limited, Rest
 
 pytestmark = pytest.mark.promise("Limits")
 

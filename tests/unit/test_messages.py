@@ -12,7 +12,8 @@ import zoneinfo
 import pytest
 
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.service.messages import (
+from tests.support.encoding import metadata_of, stored
+from tests.support.internals import (
     LATEST_DELIVERY,
     MAX_METADATA_BYTES,
     Message,
@@ -21,7 +22,6 @@ from django_mysqlqueue.service.messages import (
     duration_ms,
     encode,
 )
-from tests.support.encoding import metadata_of, stored
 
 pytestmark = pytest.mark.any_engine
 

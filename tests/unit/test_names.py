@@ -7,7 +7,7 @@ import pytest
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import public_coalesce_key, scoped_coalesce_key
+from tests.support.internals import public_coalesce_key, scoped_coalesce_key
 
 pytestmark = pytest.mark.any_engine
 

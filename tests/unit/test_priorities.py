@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.humanize import partition_text
-from django_mysqlqueue.limits import KEY_LENGTH, LANE_KEY_LENGTH, Lane, check_priority, lane, lane_of, priority_of
-from django_mysqlqueue.runtime.priorities import ByPriority, Turns
+from tests.support.internals import (
+    KEY_LENGTH,
+    LANE_KEY_LENGTH,
+    ByPriority,
+    Lane,
+    Turns,
+    check_priority,
+    lane,
+    lane_of,
+    partition_text,
+    priority_of,
+)
 
 keys = st.text(st.characters(codec="utf-8"), max_size=20).filter(lambda key: not key.startswith("__p:"))
 partitions = keys | st.integers(0, 99).map("__p:{}".format)

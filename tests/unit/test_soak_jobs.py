@@ -11,8 +11,8 @@ from soak.job_facts import CANCELLED, LOST, PLANNED, Enqueued, Result
 from soak.records import Step, Transaction
 
 from django_mysqlqueue.models import JobResult, JobStage
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support import job_invariants
+from tests.support.internals import GroupRef
 from tests.support.soak_jobs import CANCELLED_TEXT, WORKER, a_job, sound, violations, with_result
 from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
 

@@ -9,7 +9,7 @@ import pytest
 from soak import checker, moments, plan
 from soak.facts import Collected, Entry
 
-from django_mysqlqueue.service.refs import GroupRef
+from tests.support.internals import GroupRef
 from tests.support.soak_runs import GROUPS, name
 from tests.support.tables import Group, Logged, Offsets, State, Tables, Waiting
 

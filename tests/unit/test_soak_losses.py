@@ -9,7 +9,7 @@ import pytest
 from soak import plan, records
 from soak.records import Step, Transaction
 
-from django_mysqlqueue.limits import lane
+from tests.support.internals import lane
 from tests.support.soak_runs import (
     BEGAN,
     GROUPS,

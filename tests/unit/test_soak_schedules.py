@@ -16,7 +16,7 @@ from soak.schedule_plan import (
     SCHEDULES,
 )
 
-from django_mysqlqueue.limits import run_id
+from tests.support.internals import run_id
 from tests.support.soak_schedules import BEGAN, changed, sound, violations, with_result, with_row, without
 
 pytestmark = pytest.mark.any_engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.sql.mysql import DIALECT as MYSQL
 from django_mysqlqueue.sql.sqlite import DIALECT as SQLITE
+from tests.support.internals import DIALECT as MYSQL
 from tests.support.statement_names import name_of, without_lock
 
 STATE = "queue_delivery_state"

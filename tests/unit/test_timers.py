@@ -6,7 +6,7 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from django_mysqlqueue.runtime.timers import SPARE, Timers
+from tests.support.internals import SPARE, Timers
 
 KEYS = st.sampled_from("abcd")
 TIMES = st.integers(0, 5)

@@ -16,16 +16,11 @@ from django.db import transaction
 from django.utils import translation
 
 from django_mysqlqueue import Message, publish_many, subscriber
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.runtime.handling import stacks
-from django_mysqlqueue.runtime.handling.event_loop import Loop
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 from tests.support.async_handlers import run
 from tests.support.harness import USING, in_thread, lag, sequence
+from tests.support.internals import GroupRef, Loop, Settings, Subscriber, registry, stacks
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 

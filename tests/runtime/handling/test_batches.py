@@ -10,13 +10,10 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
-from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.handling.lanes import Batch
-from django_mysqlqueue.service.deliveries import Action
-from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, in_thread, lag, payloads
+from tests.support.internals import Action, Backoff, Batch, Session
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 

@@ -9,11 +9,9 @@ from django.db import DatabaseError, IntegrityError, connection, connections, tr
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.sql import dialect_of
-from django_mysqlqueue.sql.mysql import LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, holding, in_thread
+from tests.support.internals import LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS, dialect_of, sessions
 from tests.support.private_servers import alias_of, private_server
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=1, network=10, read=30)

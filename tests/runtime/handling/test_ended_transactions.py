@@ -14,16 +14,11 @@ from hypothesis import strategies as st
 
 from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.runtime.transactions import AfterCommit
-from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.signals import delivery_handled, delivery_settled
-from django_mysqlqueue.sql import statements
-from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.internals import Action, AfterCommit, Executor, close_connections, sessions, statements
 from tests.support.survival import TIMEOUTS, Survival
 
 
@@ -135,8 +130,8 @@ def unseen(monkeypatch):
         found.append(statement.split()[0])
         execute(connection, statement)
 
-    monkeypatch.setattr("django_mysqlqueue.sql.connection.execute_unseen", note)
-    monkeypatch.setattr("django_mysqlqueue.sql.mysql.execute_unseen", note)
+    monkeypatch.setattr("tests.support.internals.connection.execute_unseen", note)
+    monkeypatch.setattr("tests.support.internals.mysql.execute_unseen", note)
     return found
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.runtime.handling import executor
-from django_mysqlqueue.runtime.handling.lanes import Batch
-from django_mysqlqueue.service.deliveries import Action
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Action, Batch, executor
 
 
 def test_a_handler_thread_outlives_whatever_happens(db, monkeypatch):

@@ -13,11 +13,9 @@ from django.db import OperationalError, connection, connections, transaction
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.internals import Executor, has_unread, sessions
 from tests.support.roles import own_user
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)

@@ -11,11 +11,10 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many, subscriber
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
-from django_mysqlqueue.service import settling
-from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 from tests.support.handlers import both_modes
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.internals import registry, settling
 
 
 class Gone(Exception):

@@ -9,9 +9,9 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime import sessions
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.internals import sessions
 from tests.support.survival import Survival
 
 

@@ -14,9 +14,9 @@ from django.db import connections, transaction
 
 from django_mysqlqueue import Message, StaleDelivery, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
-from django_mysqlqueue.service.messages import ERROR_LENGTH
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, lag
+from tests.support.internals import ERROR_LENGTH
 from tests.support.survival import Survival
 
 

@@ -15,20 +15,12 @@ from django.dispatch import Signal
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Delivery, Message, publish, publish_many, subscriber
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import observers
-from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.handling.observers import Settled
-from django_mysqlqueue.runtime.handling.settled_signal import Teller
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_handled, delivery_settled, delivery_started
 from django_mysqlqueue.testing import deliver_all, delivery
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.internals import GroupRef, Held, Settings, Settled, Subscriber, Teller, observers, sessions, settling
 from tests.support.processes import wait_for
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])

@@ -7,12 +7,9 @@ import time
 
 import pytest
 
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.handling.starts import Starts
-from django_mysqlqueue.service.deliveries import Claimed
 from tests.support.harness import handler
 from tests.support.inbox import BODY
+from tests.support.internals import Claimed, Held, Inbox, Starts
 
 pytestmark = pytest.mark.any_engine
 

@@ -11,14 +11,12 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_mysqlqueue import Message, publish, publish_many, subscriber
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryEvent, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
 from tests.support.async_handlers import run
 from tests.support.harness import USING, in_thread, lag
+from tests.support.internals import Settings, Subscriber, registry
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 

@@ -10,16 +10,21 @@ import time
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.runtime.inline import InlineSubscriber
-from django_mysqlqueue.runtime.polling import group as group_module
-from django_mysqlqueue.runtime.polling import limited as limited_module
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import claiming, groups, payloads, settling
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, problems_found
+from tests.support.internals import (
+    GroupRef,
+    InlineSubscriber,
+    Subscriber,
+    claiming,
+    get_settings,
+    groups,
+    payloads,
+    settling,
+)
+from tests.support.internals import group as group_module
+from tests.support.internals import limited as limited_module
 
 pytestmark = pytest.mark.promise("Independent groups")
 

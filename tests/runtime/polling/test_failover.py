@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import retention
-from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Session, retention
 
 
 def test_an_emptied_log_is_no_failover(db, settings, caplog):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.group import PolledGroup
-from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
-from django_mysqlqueue.runtime.polling.shared import SharedGroup
-from django_mysqlqueue.service import groups, heartbeats
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from tests.support.harness import USING, handler, sequence
+from tests.support.internals import (
+    Action,
+    Claimed,
+    Context,
+    Inbox,
+    OrderedGroup,
+    PolledGroup,
+    Settlement,
+    SharedGroup,
+    get_settings,
+    groups,
+    heartbeats,
+)
 
 
 class Beating:

@@ -9,11 +9,9 @@ from django.db import OperationalError, connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.runtime.polling.context import Limits
-from django_mysqlqueue.service import claiming, retention, settling, watermarks
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.internals import GroupRef, Limits, claiming, retention, settling, watermarks
 
 REF = GroupRef("g", "t")
 

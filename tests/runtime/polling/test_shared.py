@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from django_mysqlqueue import publish, publish_many
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler
+from tests.support.internals import GroupRef
 
 REF = GroupRef("g", "t")
 

@@ -9,9 +9,9 @@ import pytest
 from django.db import OperationalError
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.service import settling
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler
+from tests.support.internals import settling
 
 
 def test_nothing_spins_around_a_scheduled_message(db):

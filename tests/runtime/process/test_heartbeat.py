@@ -9,18 +9,12 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue.conf import HealthSettings
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import SubscriberHeartbeat
-from django_mysqlqueue.runtime.polling import context
-from django_mysqlqueue.runtime.polling.context import Progress
-from django_mysqlqueue.runtime.process.heartbeat import Heart
-from django_mysqlqueue.service import heartbeats, polling
-from django_mysqlqueue.service.heartbeats import RoundTrip
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Going, Sub, handler, in_thread
 from tests.support.heartbeats import heart
+from tests.support.internals import GroupRef, HealthSettings, Heart, Progress, RoundTrip, context, heartbeats, polling
 
 REF = GroupRef("g", "t")
 

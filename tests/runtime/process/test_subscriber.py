@@ -11,16 +11,12 @@ import pytest
 from django.db import OperationalError
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode, pausing
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import heartbeats, releasing
-from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Sub, handler, in_thread, lag
 from tests.support.heartbeats import heart
+from tests.support.internals import GroupRef, Subscriber, get_settings, heartbeats, releasing, sessions
 
 REF = GroupRef("g", "t")
 
@@ -66,7 +62,7 @@ def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
 
 def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
     process = Subscriber({USING: {REF: handler()}}, get_settings())
-    monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
+    monkeypatch.setattr("tests.support.internals.subscriber.STUCK_LIMIT", 1.0)
     assert not any(process._is_stuck() for _ in range(5))
     process.workers[0].progress.at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
@@ -79,7 +75,7 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
     def step_that_hangs():
         hangs.wait(30)
 
-    monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
+    monkeypatch.setattr("tests.support.internals.subscriber.STUCK_LIMIT", 1.0)
     monkeypatch.setattr(process.workers[0].poller, "step", step_that_hangs)
     assert process.run() == 1
     hangs.set()
@@ -122,7 +118,7 @@ def test_leases_are_released_although_what_runs_is_not(db, monkeypatch, trouble)
         with pytest.raises(OperationalError):
             in_thread(lambda: worker.release_all(timeouts))
     else:
-        monkeypatch.setattr("django_mysqlqueue.runtime.process.worker.CUT_OFF_TIME", 0.0)
+        monkeypatch.setattr("tests.support.internals.worker.CUT_OFF_TIME", 0.0)
         in_thread(lambda: worker.release_all(timeouts))
     assert PartitionLease.objects.get().leased_by == ""
     assert DeliveryState.objects.get().delivered_by == sub.name
