@@ -14,13 +14,14 @@ from django.utils import timezone
 
 from django_mysqlqueue import operations, publish
 from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.handlers import fail
 from tests.support.harness import Sub, handler, sequence
-from tests.support.internals import HIDDEN, Backoff
+from tests.support.internals import HIDDEN
 from tests.support.job_pages import errors, job
 from tests.support.scenarios import log
 

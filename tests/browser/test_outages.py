@@ -17,6 +17,7 @@ from playwright.sync_api import Page, expect
 
 from django_mysqlqueue import Message, publish_many, subscriber
 from django_mysqlqueue.admin.pages import base
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.models import QueueMessage
@@ -24,7 +25,6 @@ from tests.browser.conftest import Desk
 from tests.browser.looks import faults
 from tests.conftest import Clock
 from tests.support.harness import Sub, handler, sequence
-from tests.support.internals import Backoff
 
 WAITS = Backoff(initial=36_000, jitter=0)
 Shown = Callable[..., Page]

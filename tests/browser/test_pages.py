@@ -16,6 +16,7 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import (
     DeliveryState,
     JobResult,
@@ -34,7 +35,7 @@ from tests.browser.site import Site
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Backoff, GroupRef, groups, run_id
+from tests.support.internals import GroupRef, groups, run_id
 from tests.support.job_pages import NOW, ended, errors, job
 
 REFRESH_MS = 4000

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many, subscriber
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.operations import pausing
 from tests.support import schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Backoff, Count, GroupRef, groups
+from tests.support.internals import Count, GroupRef, groups
 from tests.support.queue_states import STATES, Stage, an_outbox_that_nobody_moves
 
 pytestmark = pytest.mark.usefixtures("db")

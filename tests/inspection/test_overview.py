@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many, subscriber
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -20,7 +21,7 @@ from tests.support import oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Backoff, Count, DeadLetterFilter, GroupRef, Session, groups, sequencing
+from tests.support.internals import Count, DeadLetterFilter, GroupRef, Session, groups, sequencing
 from tests.support.internals import log as service_log
 from tests.support.scenarios import dead_letters
 

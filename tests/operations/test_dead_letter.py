@@ -8,6 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -25,7 +26,7 @@ from django_mysqlqueue.operations.seeking import Position
 from tests.app.models import Effect
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
-from tests.support.internals import ERROR_LENGTH, Backoff, DeadLetterFilter, GroupRef, settling
+from tests.support.internals import ERROR_LENGTH, DeadLetterFilter, GroupRef, settling
 from tests.support.scenarios import G, log, offsets_of, resumed
 
 ME = "ada"

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
-from tests.support.internals import TAKE_OVER, Backoff, GroupRef, OrderedGroup, heartbeats, leasing
+from tests.support.internals import TAKE_OVER, GroupRef, OrderedGroup, heartbeats, leasing
 from tests.support.scenarios import busy_partitions, rebalance
 
 pytestmark = pytest.mark.promise("One owner")

@@ -9,10 +9,11 @@ import pytest
 from django.db import DatabaseError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
-from tests.support.internals import Backoff, GroupRef, Session, payloads, sessions, watermarks
+from tests.support.internals import GroupRef, Session, payloads, sessions, watermarks
 
 REF = GroupRef("g", "t")
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=30)

@@ -8,7 +8,8 @@ import pytest
 from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
-from tests.support.internals import Backoff, GroupRef, Handler, handlers
+from django_mysqlqueue.backoff import Backoff
+from tests.support.internals import GroupRef, Handler, handlers
 from tests.support.registered import handle, only
 
 pytestmark = pytest.mark.any_engine

@@ -14,6 +14,7 @@ from typing import Any
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status as admin_status
 from django_mysqlqueue.admin.shared import shared
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.status import QueueStatus
@@ -24,7 +25,7 @@ from django_mysqlqueue.operations import pausing, redriving
 from tests.conftest import Clock
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import run as queuehealth
-from tests.support.internals import Backoff, DeadLetterFilter, GroupRef, Session, groups, rollups, samples
+from tests.support.internals import DeadLetterFilter, GroupRef, Session, groups, rollups, samples
 
 MINUTE_MS = 60_000
 INTO = 5_000

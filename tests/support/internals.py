@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from django_mysqlqueue.allowed_users import is_allowed, parse_allowed_users
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import Backoff, HealthSettings, Settings, get_settings, problems
+from django_mysqlqueue.conf import HealthSettings, Settings, get_settings, problems
 from django_mysqlqueue.error_texts import error_class, masked
 from django_mysqlqueue.escaping import HIDDEN, visible, visible_lines
 from django_mysqlqueue.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
@@ -22,7 +22,9 @@ from django_mysqlqueue.limits import (
     LANE_KEY_LENGTH,
     LATENCY_BOUNDS_MS,
     LATENCY_COLUMNS,
+    LATEST_DELIVERY,
     LOWEST_PRIORITY,
+    MAX_METADATA_BYTES,
     PROGRESS_LENGTH,
     RUN_PREFIX,
     Lane,
@@ -158,8 +160,6 @@ from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.messages import (
     EPOCH,
     ERROR_LENGTH,
-    LATEST_DELIVERY,
-    MAX_METADATA_BYTES,
     Message,
     decode,
     decode_metadata,

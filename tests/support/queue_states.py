@@ -13,11 +13,12 @@ from typing import Any
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.operations import pausing, redriving, seeking
 from tests.conftest import Clock
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Backoff, DeadLetterFilter, GroupRef, Subset, groups, retention
+from tests.support.internals import DeadLetterFilter, GroupRef, Subset, groups, retention
 
 SLACK = 20.0
 """Seconds that a test may take; the states are further apart than that."""

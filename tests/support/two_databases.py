@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
@@ -14,7 +15,7 @@ from django_mysqlqueue.models import (
 from tests.conftest import QUEUE_MODELS
 from tests.support import schedule_worlds
 from tests.support.harness import Sub, handler
-from tests.support.internals import Backoff, NewResult, Session, job_rows, schedules, sequencing
+from tests.support.internals import NewResult, Session, job_rows, schedules, sequencing
 
 DEFAULT, QUEUE = "default", "queue"
 ALIASES = (DEFAULT, QUEUE)

@@ -9,7 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_mysqlqueue import conf, publish
-from tests.support.internals import Backoff, HealthSettings, get_settings
+from django_mysqlqueue.backoff import Backoff
+from tests.support.internals import HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.internals import Backoff, TopicSettings, get_settings
+from django_mysqlqueue.backoff import Backoff
+from tests.support.internals import TopicSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 

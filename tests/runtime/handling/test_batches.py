@@ -10,10 +10,11 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, in_thread, lag, payloads
-from tests.support.internals import Action, Backoff, Batch, Session
+from tests.support.internals import Action, Batch, Session
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
