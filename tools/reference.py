@@ -9,9 +9,10 @@ A region is delimited by two comments, which name the object to describe:
     <!-- generated: django_mysqlqueue.publish -->
     <!-- end -->
 
-Its headings are one level below the heading above it. The text outside of regions is written by hand. griffe parses the
-source without importing it, so the result does not depend on the versions of Python and Django. The exit status is also
-1 if a docstring does not match its signature; the pages are written nevertheless.
+Its headings are one level below the heading above it. The region ``layers`` shows the layers of the package, from the
+contract of import-linter in pyproject.toml. The text outside of regions is written by hand. griffe parses the source
+without importing it, so the result does not depend on the versions of Python and Django. The exit status is also 1 if a
+docstring does not match its signature; the pages are written nevertheless.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ REGION = re.compile(r"^<!-- generated: (\S+) -->\n(?:(?!^<!-- generated:).)*?^<!
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINE = 88
 """Maximum length of a line of code, as in docs/ruff.toml."""
+LAYERS = "layers"
+"""Name of the region with the drawing of the layers."""
 Documented = griffe.Function | griffe.Class | griffe.Attribute
 
 
@@ -70,6 +74,7 @@ class Source:
     """The parsed package."""
 
     package: griffe.Module
+    root: Path
 
     @classmethod
     def read(cls, root: Path) -> Source:
@@ -86,7 +91,7 @@ class Source:
         package = loader.load(PACKAGE, try_relative_path=False)
         loader.resolve_aliases()
         assert isinstance(package, griffe.Module)
-        return cls(package)
+        return cls(package, root)
 
     def find(self, path: str) -> griffe.Object | None:
         """Return the object with a dotted path, after imports are resolved; None if it is not in the package."""
@@ -392,6 +397,8 @@ def pages(docs: Path, source: Source) -> dict[Path, tuple[str, str]]:
         if not len(regions) == text.count("<!-- generated:") == text.count("<!-- end -->"):
             raise Fault(f"{page}: a region is not delimited by <!-- generated: name --> and <!-- end --> lines")
         for name in regions:
+            if name == LAYERS:
+                continue
             index.add(name, _described(source, name, page), page)
     return {page: (text, _rewritten(page, text, source, index)) for page, text in texts.items()}
 
@@ -408,6 +415,8 @@ def _described(source: Source, name: str, page: Path) -> Documented:
 def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
     def region(match: re.Match[str]) -> str:
         name = match[1]
+        if name == LAYERS:
+            return f"<!-- generated: {name} -->\n\n{_layers(source.root / 'pyproject.toml')}\n\n<!-- end -->"
         above = FENCED.sub("", REGION.sub("", text[: match.start()]))
         level = max((len(marks) for marks in re.findall(r"^(#+) ", above, re.MULTILINE)[-1:]), default=0) + 1
         body = Writer(source, index, page, name, level).write(_described(source, name, page))
@@ -419,6 +428,18 @@ def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
         if place.page == page and anchors[place.anchor] > 1:
             raise Fault(f"{page}: more than one heading with the anchor #{place.anchor}")
     return written
+
+
+def _layers(project: Path) -> str:
+    """Return a drawing of the layers in the import contract of a pyproject.toml, from the top down."""
+    contracts = tomllib.loads(project.read_text())["tool"]["importlinter"]["contracts"]
+    found = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    if len(found) != 1:
+        raise Fault(f"{project}: {len(found)} import contracts have layers, instead of one")
+    lines = ["   ".join(re.findall(r"\w+", layer)) for layer in found[0]]
+    width = max(map(len, lines)) + 2
+    rows = "\n".join(f"│ {line:{width - 2}} │" for line in lines)
+    return f"```text\n┌{'─' * width}┐\n{rows}\n└{'─' * width}┘\n```"
 
 
 def _formatted(page: Path, text: str) -> str:

@@ -386,6 +386,39 @@ def test_dataclasses_exceptions_and_signals_are_written(checkout):
     )
 
 
+LAYERS = """# Layers
+
+<!-- generated: layers -->
+<!-- end -->
+"""
+CONTRACT = """
+[[tool.importlinter.contracts]]
+type = "{kind}"
+layers = ["doors | pages", "protocol"]
+
+[[tool.importlinter.contracts]]
+type = "acyclic_siblings"
+"""
+
+
+def test_the_layers_are_drawn_as_the_import_contract_has_them(checkout):
+    (checkout / "docs" / "layers.md").write_text(LAYERS)
+    (checkout / "pyproject.toml").write_text(CONTRACT.format(kind="layers"))
+    assert run(checkout) == 0
+    text = (checkout / "docs" / "layers.md").read_text()
+    assert re.findall(r"^│ (.*?) *│$", text, re.MULTILINE) == ["doors   pages", "protocol"]
+    assert run(checkout, "--check") == 0
+    (checkout / "pyproject.toml").write_text(CONTRACT.format(kind="layers").replace("doors | ", ""))
+    assert run(checkout, "--check") == 1
+
+
+def test_layers_without_a_contract_are_a_fault(checkout, capsys):
+    (checkout / "docs" / "layers.md").write_text(LAYERS)
+    (checkout / "pyproject.toml").write_text(CONTRACT.format(kind="forbidden"))
+    assert run(checkout) == 1
+    assert "0 import contracts have layers, instead of one" in capsys.readouterr().err
+
+
 def test_a_stale_page_is_shown_and_left_alone_by_check(checkout, capsys):
     page = checkout / "docs" / "page.md"
     assert run(checkout, "--check") == 1

@@ -1,6 +1,6 @@
 """Changes of the project's code, found by Django's own reloader.
 
-Django's ``run_with_reloader`` is not used because it kills running handlers; docs/design.md compares the two.
+Django's ``run_with_reloader`` is not used because it kills running handlers; docs/design/by-hand.md compares the two.
 """
 
 from __future__ import annotations
