@@ -219,6 +219,26 @@ def test_each_message_of_a_batch_that_exceeds_its_time_has_failed(db, mode):
 
 @pytest.mark.promise("Handlers that hang")
 @both_modes
+@pytest.mark.parametrize("ended", ["expired", "superseded"])
+def test_a_batch_of_which_a_message_was_settled_without_a_call_has_failed(db, mode, ended):
+    """Otherwise no attempt is ever counted, and each process dies of the batch."""
+    publish("t", 0, key="k", coalesce="c", expires_in=600)
+    publish("t", 1, key="k")
+    function = Hanging()
+    one = handler(mode=mode, batch=True, batch_size=3, max_processing_time=5.0, function=function)
+    sub = Sub(one, prefetch=2).step()
+    if ended == "superseded":
+        publish("t", 2, key="k", coalesce="c")
+        sequence()
+    else:
+        for lane in sub.inbox._groups[G].lanes.values():
+            lane.waiting[0].expires = 0.0
+    exceed(sub, function, threads=1, slow=lambda held: True)
+    assert rows()[:2] == [FREE, (1, False, False, False)]
+
+
+@pytest.mark.promise("Handlers that hang")
+@both_modes
 def test_a_handler_that_has_not_been_called_has_not_failed(db, mode):
     """What hangs is the database, before the call."""
     publish("t", 0, key="k")

@@ -213,16 +213,19 @@ def exceeded(items: Sequence[Held]) -> list[Settlement]:
 
     The attempt has failed. Deliveries whose handler has not been called are released.
     """
-    first, deliveries = items[0], [held.delivery for held in items if held.delivery is not None]
-    if len(deliveries) < len(items):
-        return [_unstarted(held) for held in items]
+    # The others have expired or are superseded, or the call has not begun.
+    called = [held for held in items if held.delivery is not None and held.messages]
+    others = [_unstarted(held) for held in items if held not in called]
+    if not called:
+        return others
+    first, deliveries = called[0], [held.delivery for held in called if held.delivery is not None]
     handler = first.handler
     error = ProcessingTimeExceeded(
         f"The call ran longer than MAX_PROCESSING_TIME ({handler.time_limit(first.state):g} s), so its process ended. "
         f"The event handler.hung in the log shows where it was. To allow more time: {handler.more_time}."
     )
-    event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error))
-    return _failed(handler, deliveries, error, "".join(traceback.format_exception_only(error)))
+    event(logging.WARNING, "delivery.failed", **_fields(called), error=error_line(error))
+    return [*_failed(handler, deliveries, error, "".join(traceback.format_exception_only(error))), *others]
 
 
 def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:
