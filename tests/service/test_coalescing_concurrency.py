@@ -12,9 +12,10 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from tests.support.harness import USING, Sub, handler, holding, in_thread, lag, sequence
-from tests.support.internals import Delivery, GroupRef, redelivering, retention, superseding
+from tests.support.internals import Delivery, GroupRef, claiming, groups, redelivering, retention, superseding
 
 pytestmark = [pytest.mark.promise("Coalescing"), pytest.mark.servers_only]
 
@@ -53,6 +54,100 @@ def test_a_delivery_of_another_subscriber_keeps_its_visibility(db, monkeypatch):
     row = DeliveryState.objects.get()
     assert row.delivered_by == one.name
     assert row.invisible_until > row.delivered_at + 50_000
+
+
+def meanwhile(monkeypatch, work):
+    """When the next claim has read what is known about coalesce keys, something happens on another connection."""
+    read = superseding.Coalescing.read
+
+    def read_first(*args, **options):
+        found = read(*args, **options)
+        monkeypatch.undo()
+        in_thread(work)
+        return found
+
+    monkeypatch.setattr(superseding.Coalescing, "read", read_first)
+
+
+def test_a_claim_of_a_retry_hides_no_later_message_in_flight(db, monkeypatch):
+    """Both claims note what they take. Only the lock of the offsets row orders the notes."""
+    one, other, third = (Sub(handler(mode="shared", function=lambda one: one.nack(0)), name=name) for name in "abc")
+    publish("t", 1, key="k", coalesce="c")
+    one.step()
+    one.work()
+    one.flush()
+
+    def take_a_later_one():
+        publish("t", 2, key="k", coalesce="c")
+        sequence()
+        other.step()
+
+    meanwhile(monkeypatch, take_a_later_one)
+    one.step()
+    assert other.take() is None
+    one.work()
+    one.flush()
+    running = 0
+    for number in (3, 4):
+        publish("t", number, key="k", coalesce="c")
+        sequence()
+        third.step()
+        running += third.take() is not None
+    assert running == 1
+
+
+def test_a_retry_that_is_given_up_loses_no_later_message_to_a_filter(db, monkeypatch):
+    """It is given up for the second message, which a claim with the offsets row gives up for the third meanwhile."""
+    both, eu = parse({"region": ["eu", "us"]}), parse({"region": ["eu"]})
+    got = []
+
+    def fails_once(delivery):
+        got.append(delivery.payload)
+        if got == [1]:
+            delivery.nack(0)
+
+    subs = [Sub(handler(mode="shared", function=fails_once, filter=both), name=name, prefetch=1) for name in "ab"]
+    one, other = subs
+    publish("t", 1, key="k", coalesce="c", metadata={"region": "eu"})
+    one.step()
+    one.work()
+    one.flush()
+    publish("t", 2, key="k", coalesce="c", metadata={"region": "eu"})
+    sequence()
+    redeliver, has_read, is_noted = claiming.redeliver, threading.Event(), threading.Event()
+    threads = []
+
+    def publish_more():
+        publish("t", "other", key="k", metadata={"region": "eu"})
+        publish("t", 3, key="k", coalesce="c", metadata={"region": "us"})
+        sequence()
+
+    def then_wait():
+        has_read.set()
+        assert is_noted.wait(30)
+
+    def behind_another(taking):
+        if "k" not in taking.locked:
+            return []
+        monkeypatch.undo()
+        meanwhile(monkeypatch, then_wait)
+        threads.append(threading.Thread(target=in_thread, args=[one.step]))
+        threads[0].start()
+        assert has_read.wait(30)
+        in_thread(publish_more)
+        return redeliver(taking)
+
+    monkeypatch.setattr(claiming, "redeliver", behind_another)
+    other.step()
+    is_noted.set()
+    threads[0].join(30)
+    groups.register_options(USING, REF, "filter", eu.as_json(), actor="migrate")
+    for _ in range(5):
+        time.sleep(0.15)
+        for sub in subs:
+            sub.settle()
+    assert sorted(got, key=str) == [1, 3, "other"]
+    assert lag() == 0
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
