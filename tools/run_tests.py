@@ -199,7 +199,7 @@ def lint_steps() -> list[Step]:
 
 
 def check_steps() -> list[Step]:
-    """What ``make check`` runs in under three minutes: on SQLite, what most changes break first."""
+    """What ``make check`` runs in about five minutes: on SQLite, what most changes break first."""
     pytest = ("-m", "pytest", "-q", "-m")
     quick = (
         *pytest,

@@ -1,8 +1,8 @@
 """Claims: taking messages for one group, from many partitions, in one transaction.
 
-Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, outbox; within a table by
-primary key, in key order. The lock of a group's slots is the last that is waited for: after it, a claim locks rows of
-delivery state with SKIP LOCKED only, and inserts those that nobody else can insert.
+Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, slots, coalesce keys, outbox;
+within a table by primary key, in key order. After the lock of a group's slots, a claim waits for nothing but the
+results and stages of jobs that it passes: it locks rows of delivery state with SKIP LOCKED, and inserts rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ack, nack, snooze, reject, release and extend.
 
-Each is an UPDATE (or DELETE) by primary key and token, never an upsert: a delivery whose token has been replaced is
-stale, and a late outcome of it changes nothing.
+Each is an UPDATE (or DELETE) by primary key, never an upsert; the token is in its WHERE, or was compared under the
+row's lock before. A delivery whose token has been replaced is stale: a late outcome of it changes nothing.
 """
 
 from __future__ import annotations
