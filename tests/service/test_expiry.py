@@ -26,7 +26,6 @@ from tests.support.internals import (
     Want,
     call,
     claiming,
-    expires_at,
     new_messages,
     rollups,
 )
