@@ -111,11 +111,11 @@ def _behind(session: Session, start: tuple[int, int, int]) -> tuple[str, tuple[i
     """Return FROM and WHERE for scheduled messages after a position, and their parameters."""
     at, rank, last = start
     hint = session.dialect.force_index("queue_outbox_due")
-    return (
+    source = (
         f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > 0 "
-        "AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s))",
-        (at, at, rank, rank, last),
+        "AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s))"
     )
+    return source, (at, at, rank, rank, last)
 
 
 def _by_id(session: Session, ids: Iterable[int]) -> list[ScheduledMessage]:

@@ -12,9 +12,6 @@ from django_mysqlqueue.error_texts import error_class, masked
 from django_mysqlqueue.escaping import HIDDEN, visible, visible_lines
 from django_mysqlqueue.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
 from django_mysqlqueue.limits import (
-    COALESCE,
-    EXPIRES_AT,
-    EXPIRES_IN,
     JOB_GROUP,
     JOB_PREFIX,
     KEY_LENGTH,
