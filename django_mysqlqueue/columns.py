@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, LanePriority
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
@@ -48,6 +48,29 @@ class MessageColumns(models.Model):
         verbose_name=_("payload size in bytes"),
     )
     metadata = models.JSONField(_("metadata"), db_default=models.Value({}, models.JSONField()))
+    publisher_key = BytewiseCharField(  # type: ignore[misc]  # It may be NULL.
+        _("publisher's key"),
+        max_length=KEY_LENGTH,
+        null=True,
+        blank=True,
+        help_text=_("the key that the publisher gave, if it was hashed to the partition"),
+    )
+    priority = models.GeneratedField(
+        expression=LanePriority("partition_key"),
+        output_field=models.SmallIntegerField(),
+        db_persist=True,
+        verbose_name=_("priority"),
+    )
+    expires_at = models.BigIntegerField(
+        _("expires at"), null=True, blank=True, help_text=_("when its handling may no longer start; NULL: never")
+    )
+    coalesce_key = BytewiseCharField(  # type: ignore[misc]  # It may be NULL.
+        _("coalesce key"),
+        max_length=KEY_LENGTH,
+        null=True,
+        blank=True,
+        help_text=_("of the messages with the same one, groups handle only the latest; NULL: none"),
+    )
     target_group = BytewiseCharField(_("target group"), max_length=NAME_LENGTH, db_default="", blank=True)
     original_id = BytewiseCharField(_("original id"), max_length=KEY_LENGTH, db_default="", blank=True)
     original_topic = BytewiseCharField(_("original topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True)
@@ -67,6 +90,9 @@ COPIED_COLUMNS = (
     "id",
     "payload",
     "metadata",
+    "publisher_key",
+    "expires_at",
+    "coalesce_key",
     "target_group",
     "original_id",
     "original_topic",
@@ -76,4 +102,4 @@ COPIED_COLUMNS = (
     "failure_count",
     "last_error",
 )
-"""The columns that the sequencer copies from the outbox into the log. (``size`` is computed.)"""
+"""The columns that the sequencer copies from the outbox into the log. (``size`` and ``priority`` are computed.)"""

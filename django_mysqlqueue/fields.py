@@ -68,6 +68,27 @@ class NowMilliseconds(Func):
         return self.as_sql(compiler, connection, template=NOW_MS_MYSQL, **context)
 
 
+class LanePriority(Func):
+    """The priority of a partition, which the name of its lane contains (``limits.lane``); 0 without a lane.
+
+    It fails for no name, because the sequencer must be able to copy whatever the outbox has accepted. So it compares
+    characters: a CAST of other text is an error in strict mode.
+    """
+
+    arity = 1
+    output_field = models.SmallIntegerField()
+    template = (
+        "CASE WHEN SUBSTR(%(expressions)s, 1, 5) IN ('__p:+', '__p:-') AND SUBSTR(%(expressions)s, 9, 1) = ':' "
+        "AND SUBSTR(%(expressions)s, 6, 1) BETWEEN '0' AND '9' AND SUBSTR(%(expressions)s, 7, 1) BETWEEN '0' AND '9' "
+        "AND SUBSTR(%(expressions)s, 8, 1) BETWEEN '0' AND '9' "
+        "THEN CAST(SUBSTR(%(expressions)s, 5, 4) AS SIGNED) ELSE 0 END"
+    )
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for SQLite, which has no type SIGNED."""
+        return self.as_sql(compiler, connection, template=self.template.replace("SIGNED", "INTEGER"), **context)
+
+
 class FreshId(Func):
     """A random id that the database creates for rows that plain SQL inserts without an id."""
 

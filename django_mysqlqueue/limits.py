@@ -55,8 +55,6 @@ it."""
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 """Priorities, as those of Django's tasks: higher ones first. 0 is the priority of messages without one."""
-AT_ONCE = HIGHEST_PRIORITY
-"""A message with a ``deliver_at`` up to this is not scheduled, see ``earliest``."""
 LANE_PREFIXES = (f"{PARTITION_PREFIX}+", f"{PARTITION_PREFIX}-")
 LANE_LENGTH = len(PARTITION_PREFIX) + len("+010:")
 """Length of a lane's prefix."""

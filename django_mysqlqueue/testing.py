@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.humanize import listed
 from django_mysqlqueue.limits import (
-    AT_ONCE,
-    EXPIRES_AT,
-    EXPIRES_IN,
     LATEST_DELIVERY,
     RELAY_MARK,
     priority_of,
@@ -36,7 +32,7 @@ from django_mysqlqueue.models import DebouncedMessage, DeliveryState, OutboxMess
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
-from django_mysqlqueue.service import expiry, schedules, sequencing
+from django_mysqlqueue.service import schedules, sequencing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
@@ -138,19 +134,22 @@ def _is_relayed(row: QueueMessage | OutboxMessage) -> bool:
 def _published(row: QueueMessage | OutboxMessage) -> Published:
     metadata = decode_metadata(row.metadata)
     due = getattr(row, "deliver_at", 0)
-    expires = expiry.expires_at(metadata, row.created_at, row.original_id)
     return Published(
         topic=relayed_from(row.topic),
-        key=publisher_key(row.partition_key, metadata),
+        key=publisher_key(row.partition_key, row.publisher_key),
         id=row.message_id,
         payload=decode(bytes(row.payload), metadata),
         metadata=public_metadata(metadata),
-        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due > AT_ONCE else None,
+        deliver_at=_time(due) if due > 0 else None,
         priority=priority_of(row.partition_key),
         failed_group=row.failed_group,
         last_error=row.last_error,
-        expires_at=None if expires is None else datetime.datetime.fromtimestamp(expires / 1000, datetime.UTC),
+        expires_at=None if row.expires_at is None else _time(row.expires_at),
     )
+
+
+def _time(milliseconds: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
 
 
 @checked()
@@ -231,7 +230,16 @@ def delivery(
         backoff=Backoff(),
     )
     claimed = Claimed(handler.ref, row.partition_key, offset, 1, attempt, suspect=False, size=len(row.payload))
-    body = Body(row.message_id, row.payload, row.metadata, "", now, now)
+    body = Body(
+        row.message_id,
+        row.payload,
+        row.metadata,
+        "",
+        now,
+        now,
+        publisher_key=row.publisher_key,
+        expires_at=row.expires_at,
+    )
     return Delivery(handler, claimed, body, queue_alias(topic=topic))
 
 
@@ -310,17 +318,9 @@ def _bring_nearer(session: Session, milliseconds: int) -> None:
     earlier(OUTBOX, "deliver_at", "deliver_at > 0")
     earlier(STATE, "invisible_until", "invisible_until > 0 AND delivery_token = 0 AND acked = %s", False)  # noqa: FBT003
     earlier(DEBOUNCED, "deliver_by", "deliver_by < %s", LATEST_DELIVERY)
+    for table in (OUTBOX, LOG):
+        earlier(table, "expires_at", "expires_at IS NOT NULL")
     session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
-    for table, key in ((OUTBOX, "outbox_id"), (LOG, "`offset`")):
-        columns = f"{key}, metadata, created_at, original_id"
-        rows = session.rows(f"SELECT {columns} FROM {table} WHERE metadata LIKE %s", (f"%{expiry.MARK}%",))
-        for row, metadata, created_at, original_id in rows:
-            at = expiry.expires_at(metadata, created_at, original_id)
-            if at is not None:
-                found = decode_metadata(metadata)
-                found.pop(EXPIRES_IN, None)
-                text = json.dumps({**found, EXPIRES_AT: max(1, at - milliseconds)})
-                session.execute(f"UPDATE {table} SET metadata = %s WHERE {key} = %s", (text, row))
 
 
 Handlers = Mapping[GroupRef, Handler]

@@ -36,6 +36,8 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
         found.failure_count,
         found.last_error,
         entry.target_group,
+        found.publisher_key,
+        found.expires_at,
     )
     value = message_values(ReceivedMessage(entry.topic, entry.key, entry.offset, stored))
     for name, (text, redacted) in shown.items():

@@ -102,7 +102,7 @@ def _with_positions(session: Session, refs: Sequence[GroupRef]) -> set[GroupRef]
 def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     for start in range(0, len(parameters), UNION_TERMS):
         part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
+        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
 
 
 @dataclass(frozen=True, slots=True)

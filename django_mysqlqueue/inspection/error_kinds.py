@@ -411,7 +411,7 @@ def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRe
 def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     for start in range(0, len(parameters), UNION_TERMS):
         part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
+        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
 
 
 # -- dead letters -------------------------------------------------------------------

@@ -302,7 +302,7 @@ def _places(
         f"WHERE {first} = %s AND {along} LIMIT %s"
     )
     rows = session.rows(
-        session.dialect.union(one, len(values)),
+        session.dialect.union(*[one] * len(values)),
         flat((place, *parameters, value, *limits, number) for place, value in enumerate(values)),
     )
     of_value: dict[int, list[tuple[int, str]]] = {}
@@ -390,7 +390,7 @@ def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str,
         f"{session.dialect.force_index('queue_job_results_status')} WHERE status = %s LIMIT %s) w"
     )
     rows = session.rows(
-        session.dialect.union(one, len(STATUSES)), flat((status, status, bounds.count + 1) for status in STATUSES)
+        session.dialect.union(*[one] * len(STATUSES)), flat((status, status, bounds.count + 1) for status in STATUSES)
     )
     return {status: Count.up_to(bounds.count, int(number)) for status, number in rows}
 

@@ -5,7 +5,7 @@ All reads are by primary key or along an index, for one message at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,10 +20,9 @@ from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.limits import REPLACES, public_coalesce_key
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
-from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, key_of, read
+from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, read
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
@@ -56,16 +55,17 @@ class MessageContent:
     """Number of failed attempts of a dead letter."""
     last_error: str
     """The last traceback, or the reason; empty if it is not a dead letter."""
-
-    @property
-    def expires_at(self) -> int | None:
-        """When it expires, in epoch milliseconds; None if it does not."""
-        return expires_at(self.metadata, self.entry.created_at, self.entry.original_id)
+    publisher_key: str | None = None
+    """The publisher's key, if it was hashed to the partition."""
+    expires_at: int | None = None
+    """When it expires, in epoch milliseconds; None if it does not."""
+    stored_coalesce_key: str = ""
+    """Its coalesce key as it is stored, with the publisher's key where the partition may have several of those."""
 
     @property
     def coalesce_key(self) -> str:
         """Its coalesce key; empty if it has none."""
-        return public_coalesce_key(self.entry.key, key_of(self.metadata, self.entry.original_id))
+        return public_coalesce_key(self.entry.key, self.stored_coalesce_key)
 
     @property
     def replaces(self) -> str:
@@ -202,7 +202,7 @@ def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bo
     deliveries, more = recorded(session, offset, bounds=bounds)
     if found is None and not deliveries:
         return None
-    groups = () if found is None else tuple(states(session, found.entry, found.metadata, bounds=bounds))
+    groups = () if found is None else tuple(states(session, found, bounds=bounds))
     return MessageHistory(found, groups, tuple(deliveries), more)
 
 
@@ -210,19 +210,22 @@ def content(session: Session, offset: int, *, most: int) -> MessageContent | Non
     """Read the message at an offset with the first ``most`` bytes of its payload; None if it is not in the log."""
     row = session.row(
         f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s), m.metadata, m.failed_at, m.failure_count, "
-        f"m.last_error FROM {LOG} m WHERE m.`offset` = %s",
+        f"m.last_error, m.publisher_key, m.expires_at, m.coalesce_key FROM {LOG} m WHERE m.`offset` = %s",
         (most, offset),
     )
     if row is None:
         return None
-    payload, metadata, failed_at, failure_count, last_error = row[-5:]
+    payload, metadata, failed_at, failure_count, last_error, publisher_key, expires_at, coalesce_key = row[-8:]
     return MessageContent(
-        LogMessage(*row[:-5]),
+        LogMessage(*row[:-8]),
         payloads.content(payload),
         messages.decode_metadata(metadata),
         int(failed_at),
         int(failure_count),
         last_error,
+        publisher_key,
+        expires_at,
+        coalesce_key or "",
     )
 
 
@@ -249,17 +252,15 @@ def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[
 # -- its state for each group -------------------------------------------------
 
 
-def states(
-    session: Session, entry: LogMessage, metadata: Mapping[str, Any], *, bounds: Bounds = PAGES
-) -> list[GroupState]:
+def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -> list[GroupState]:
     """Read a message's state for each group on its topic, by name.
 
     Args:
         session: session on the queue's database.
-        entry: the message.
-        metadata: its metadata.
+        found: the message.
         bounds: limits of what is read.
     """
+    entry = found.entry
     of_group = ("consumer_group", "mode", "paused", "after_seek", "start_offset", *OptionColumns._fields)
     rows = session.rows(
         f"SELECT {', '.join(f'g.{name}' for name in of_group)}, o.offset_acked, o.offset_claimed, "
@@ -271,23 +272,21 @@ def states(
         "AND s.partition_key = %s AND s.message_offset = %s",
         (entry.topic, bounds.message_groups, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
     )
-    found = []
+    states = []
     for group, mode, paused, after_seek, start, *row in sorted(rows, key=lambda row: str(row[0])):
         options, position = row[: len(OptionColumns._fields)], row[len(OptionColumns._fields) :]
         columns = OptionColumns(*options)
         policy = read_filter(columns)
         matches = None
         if isinstance(policy, FilterPolicy) and not entry.target_group:
-            matches = policy.matches(metadata)
+            matches = policy.matches(found.metadata)
         ref, unfinished = GroupRef(group, entry.topic), groups.unfinished(after_seek)
-        if matches is False and is_superseding(
-            session, ref, entry.key, entry.offset, key_of(metadata, entry.original_id)
-        ):
+        if matches is False and is_superseding(session, ref, entry.key, entry.offset, found.stored_coalesce_key):
             matches = None
         standing, more = _standing(session, bounds, ref, entry, start, *position)
         more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
-        found.append(GroupState(ref, standing, mode, bool(paused), unfinished, start, **more))
-    return found
+        states.append(GroupState(ref, standing, mode, bool(paused), unfinished, start, **more))
+    return states
 
 
 def _standing(
@@ -391,10 +390,9 @@ def successors(
 
 def latest_with_key(session: Session, content: MessageContent) -> int:
     """Return the offset of the latest message with the coalesce key of a message; 0 if it has no key."""
-    key = key_of(content.metadata, content.entry.original_id)
-    if not key:
+    if not content.stored_coalesce_key:
         return 0
-    row = (THE_LOG, content.entry.topic, content.entry.key, key)
+    row = (THE_LOG, content.entry.topic, content.entry.key, content.stored_coalesce_key)
     return read(session, [row]).get(row, NOTHING).offset
 
 

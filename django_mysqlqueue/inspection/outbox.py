@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import AT_ONCE
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -72,9 +72,9 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         "SELECT w.topic, w.target_group, COUNT(*), "
-        f"MIN(CASE WHEN w.deliver_at <= {AT_ONCE} THEN w.created_at ELSE w.deliver_at END) FROM "
+        "MIN(CASE WHEN w.deliver_at <= 0 THEN w.created_at ELSE w.deliver_at END) FROM "
         f"(SELECT topic, target_group, deliver_at, created_at FROM {OUTBOX}{hint} WHERE deliver_at <= %s "
-        "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic, w.target_group",
+        f"ORDER BY {DUE_ORDER} LIMIT %s) w GROUP BY w.topic, w.target_group",
         (now, most + 1),
     )
     exact = sum(int(number) for _, _, number, _ in rows) <= most
@@ -84,7 +84,7 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
     }
     later = session.row(
         "SELECT COUNT(*), MIN(w.deliver_at) FROM "
-        f"(SELECT deliver_at FROM {OUTBOX}{hint} WHERE deliver_at > %s ORDER BY deliver_at, outbox_id LIMIT %s) w",
+        f"(SELECT deliver_at FROM {OUTBOX}{hint} WHERE deliver_at > %s ORDER BY {DUE_ORDER} LIMIT %s) w",
         (now, most + 1),
     )
     assert later is not None  # noqa: S101  # an aggregate has one row

@@ -16,7 +16,6 @@ from django_mysqlqueue.inspection.message_history import GroupState, MessageCont
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import CoalesceKey, ConsumerGroup, DeliveryState
 from django_mysqlqueue.service import messages, unclaimed
-from django_mysqlqueue.service.coalescing import key_of
 from django_mysqlqueue.service.leasing import MAX_PENDING
 from django_mysqlqueue.service.losses import HELD_BY, is_lost
 from django_mysqlqueue.service.slots import LONGEST_REST_US
@@ -232,7 +231,7 @@ def _limit(
     if state.mode == ConsumerGroup.Mode.SHARED and (found := _coalesced(session, content, state, now)):
         return found
     limits = state.limits
-    key = limits.key_of(messages.publisher_key(content.entry.key, content.metadata), content.metadata)
+    key = limits.key_of(messages.publisher_key(content.entry.key, content.publisher_key), content.metadata)
     if limits.limits_group or key != NO_KEY:
         reached = read_reached(session, state.ref, limits, key, now, live)
         # A slot of a rate that is free before the message is due is not what it waits for.
@@ -243,14 +242,13 @@ def _limit(
 
 def _coalesced(session: Session, content: MessageContent, state: GroupState, now: int) -> WaitReason | None:
     """Return the message with the coalesce key that the group has claimed last, if it is in flight (shared mode)."""
-    key = key_of(content.metadata, content.entry.original_id)
-    if not key:
+    if not content.stored_coalesce_key:
         return None
     row = session.row(
         f"SELECT s.message_offset, {HELD_BY} FROM {KEYS} c {session.dialect.join_to(STATE, 's')} "
         "ON s.consumer_group = c.consumer_group AND s.topic = c.topic AND s.partition_key = c.partition_key "
         "AND s.message_offset = c.message_offset AND s.acked = %s AND s.delivery_token <> 0 AND s.invisible_until > %s "
         "WHERE c.consumer_group = %s AND c.topic = %s AND c.partition_key = %s AND c.coalesce_key = %s",
-        (False, now, *state.ref, content.entry.key, key),
+        (False, now, *state.ref, content.entry.key, content.stored_coalesce_key),
     )
     return None if row is None else WaitReason("coalesced", offset=int(row[0]), by=row[1])

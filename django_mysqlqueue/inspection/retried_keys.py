@@ -255,25 +255,22 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
 def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     for start in range(0, len(parameters), UNION_TERMS):
         part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(select, len(part)), flat(part))
+        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
 
 
 def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
-    """Return the publisher's keys of messages, by offset: those of hashed keys are in the metadata."""
+    """Return the publisher's keys of messages, by offset: those of hashed keys are in a column."""
     hashed = sorted(
         offset
         for offset, key in partitions.items()
         if naming.lane_of(key).partition.startswith(naming.PARTITION_PREFIX)
     )
-    metadata: dict[int, str] = {}
+    stored: dict[int, str | None] = {}
     for chunk in session.chunks(hashed):
         rows = session.rows(
-            f"SELECT m.`offset`, m.metadata FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"SELECT m.`offset`, m.publisher_key FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         )
-        metadata |= {int(offset): text for offset, text in rows}
-    return {
-        offset: messages.publisher_key(key, messages.decode_metadata(metadata.get(offset, "{}")))
-        for offset, key in partitions.items()
-    }
+        stored |= {int(offset): key for offset, key in rows}
+    return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}

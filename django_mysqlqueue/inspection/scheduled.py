@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import AT_ONCE, public_coalesce_key
+from django_mysqlqueue.limits import public_coalesce_key
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -20,6 +21,8 @@ DEBOUNCED = DebouncedMessage._meta.db_table
 
 EARLIEST = -(2**62)
 """Below every ``deliver_at``, including times before 1970, which plain SQL can set."""
+START = (0, 0, 0)
+"""Before all scheduled messages."""
 READ_BYTES = 20_001
 """Maximum number of bytes of a payload that a list reads."""
 
@@ -30,7 +33,7 @@ class ScheduledListing:
 
     rows: tuple[ScheduledMessage, ...]
     """Messages in order of their time."""
-    after: tuple[int, int] | None
+    after: tuple[int, int, int] | None
     """The argument ``after`` for the next page; None if this is the last."""
     whole: bool
     """True if the page is full, or all scheduled messages after its start were read."""
@@ -43,13 +46,15 @@ class ScheduledContent:
     payload: bytes
     """At most its first ``READ_BYTES`` bytes."""
     metadata: dict[str, Any]
+    expires_at: int | None
+    """When it expires, in epoch milliseconds; None: never."""
 
 
 @checked()
 def list_scheduled(
     *,
     topic: str | None = None,
-    after: tuple[int, int] | None = None,
+    after: tuple[int, int, int] | None = None,
     limit: int = 50,
     using: str | None = None,
     bounds: Bounds = PAGES,
@@ -72,52 +77,55 @@ def list_scheduled(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    start = after or (0, 0)
+    start = after or START
     if topic is None:
         rows = next_scheduled(session.using, after=start, limit=limit + 1)
         more = len(rows) > limit
         return ScheduledListing(tuple(rows[:limit]), _place(rows[limit - 1]) if more else None, whole=True)
     source, parameters = _behind(session, start)
     places = sorted(
-        (int(at), int(row_id))
-        for at, row_id in session.rows(
-            f"SELECT w.deliver_at, w.outbox_id FROM (SELECT deliver_at, outbox_id, topic {source} "
-            "ORDER BY deliver_at, outbox_id LIMIT %s) w WHERE w.topic = %s",
+        session.rows(
+            f"SELECT w.deliver_at, -w.priority, w.outbox_id FROM "
+            f"(SELECT deliver_at, priority, outbox_id, topic {source} ORDER BY {DUE_ORDER} LIMIT %s) w "
+            "WHERE w.topic = %s",
             (*parameters, bounds.scheduled, topic),
         )
     )
     if len(places) > limit:
-        return ScheduledListing(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
+        return ScheduledListing(
+            tuple(_by_id(session, [place[-1] for place in places[:limit]])), places[limit - 1], whole=True
+        )
     last = session.row(
-        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {bounds.scheduled - 1}",
+        f"SELECT deliver_at, -priority, outbox_id {source} ORDER BY {DUE_ORDER} LIMIT 1 OFFSET {bounds.scheduled - 1}",
         parameters,
     )
-    end = None if last is None else (int(last[0]), int(last[1]))
-    return ScheduledListing(tuple(_by_id(session, places)), end, whole=end is None)
+    end = None if last is None else (int(last[0]), int(last[1]), int(last[2]))
+    return ScheduledListing(tuple(_by_id(session, [place[-1] for place in places])), end, whole=end is None)
 
 
-def _place(row: ScheduledMessage) -> tuple[int, int]:
-    return row.deliver_at, row.outbox_id
+def _place(row: ScheduledMessage) -> tuple[int, int, int]:
+    return row.deliver_at, -row.priority, row.outbox_id
 
 
-def _behind(session: Session, start: tuple[int, int]) -> tuple[str, tuple[int, ...]]:
+def _behind(session: Session, start: tuple[int, int, int]) -> tuple[str, tuple[int, ...]]:
     """Return FROM and WHERE for scheduled messages after a position, and their parameters."""
-    at, last = start
+    at, rank, last = start
     hint = session.dialect.force_index("queue_outbox_due")
-    return (
-        f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > %s AND (deliver_at > %s OR outbox_id > %s)",
-        (at, AT_ONCE, at, last),
+    source = (
+        f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > 0 "
+        "AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s))"
     )
+    return source, (at, at, rank, rank, last)
 
 
-def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[ScheduledMessage]:
+def _by_id(session: Session, ids: Iterable[int]) -> list[ScheduledMessage]:
     found: list[ScheduledMessage] = []
-    for chunk in session.chunks(sorted(row_id for _, row_id in places)):
+    for chunk in session.chunks(sorted(ids)):
         found += [
             _message(row)
             for row in session.rows(
                 f"SELECT {_columns('s')} FROM {session.dialect.rows(('i',), len(chunk))} "
-                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > {AT_ONCE}",
+                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > 0",
                 chunk,
             )
         ]
@@ -126,7 +134,7 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
 
 def _columns(table: str) -> str:
     """Return the columns of a ``ScheduledMessage``."""
-    names = ("outbox_id", "topic", "partition_key", "id", "size", "deliver_at", "created_at")
+    names = ("outbox_id", "topic", "partition_key", "priority", "id", "size", "deliver_at", "created_at")
     key = f"COALESCE((SELECT d.coalesce_key FROM {DEBOUNCED} d WHERE d.outbox_id = {table}.outbox_id), '')"
     return ", ".join([*(f"{table}.{name}" for name in names), key])
 
@@ -146,7 +154,7 @@ def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMess
         topic: the topic.
         message_id: the id, as ``publish`` returned it.
     """
-    return _by_id(session, [(0, one.outbox_id) for one in scheduling.find(session, [topic], [message_id])])
+    return _by_id(session, [one.outbox_id for one in scheduling.find(session, [topic], [message_id])])
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
@@ -160,8 +168,8 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
-        "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
-        (AT_ONCE if scheduled_only else EARLIEST, bounds.scheduled + 1),
+        f"ORDER BY {DUE_ORDER} LIMIT %s) w GROUP BY w.topic",
+        (0 if scheduled_only else EARLIEST, bounds.scheduled + 1),
     )
     exact = sum(int(number) for _, number in rows) <= bounds.scheduled
     return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)
@@ -171,13 +179,14 @@ def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent
     """Return the content of scheduled messages by row id, without those that no longer exist."""
     found: dict[int, ScheduledContent] = {}
     for chunk in session.chunks(sorted(set(ids))):
-        for row_id, payload, metadata in session.rows(
-            "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata "
+        for row_id, payload, metadata, expires_at in session.rows(
+            "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata, s.expires_at "
             f"FROM {session.dialect.rows(('i',), len(chunk))} "
             f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
             (READ_BYTES, *chunk),
         ):
-            found[int(row_id)] = ScheduledContent(payloads.content(payload), messages.decode_metadata(metadata))
+            content = payloads.content(payload)
+            found[int(row_id)] = ScheduledContent(content, messages.decode_metadata(metadata), expires_at)
     return found
 
 
@@ -203,6 +212,7 @@ class ScheduledMessage:
     topic: str
     key: str
     """The partition key."""
+    priority: int
     message_id: str
     size: int
     """Size of its payload in bytes."""
@@ -215,21 +225,21 @@ class ScheduledMessage:
 
 
 def next_scheduled(
-    using: str, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int = 50
+    using: str, *, topic: str | None = None, after: tuple[int, int, int] | None = None, limit: int = 50
 ) -> list[ScheduledMessage]:
     """Return the next scheduled messages in order of their time.
 
     Args:
         using: alias of the queue's database.
         topic: only messages of this topic.
-        after: (deliver_at, outbox_id) of the last message on the previous page.
+        after: (deliver_at, negative priority, outbox_id) of the last message on the previous page.
         limit: maximum number of messages.
     """
     session = Session(using)
-    source, parameters = _behind(session, after or (0, 0))
+    source, parameters = _behind(session, after or START)
     of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))
     rows = session.rows(
-        f"SELECT {_columns(OUTBOX)} {source}{of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
+        f"SELECT {_columns(OUTBOX)} {source}{of_topic} ORDER BY {DUE_ORDER} LIMIT %s",
         (*parameters, *name, limit),
     )
     return [_message(row) for row in rows]

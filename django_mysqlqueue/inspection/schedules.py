@@ -227,7 +227,7 @@ def _runs(session: Session, topics: Mapping[str, str], most: int) -> dict[str, l
     )
     for start in range(0, len(names), UNION_TERMS):
         part = names[start : start + UNION_TERMS]
-        rows = session.rows(session.dialect.union(select, len(part)), flat((*run_ids(name), most) for name in part))
+        rows = session.rows(session.dialect.union(*[select] * len(part)), flat((*run_ids(name), most) for name in part))
         for row in sorted(rows, reverse=True):
             name = str(row[0]).rsplit(":", 1)[0].split(":", 1)[1]
             found.setdefault(name, []).append(_run(topics[name], *row))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.limits import AT_ONCE
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.sql.session import Session
 
@@ -47,7 +46,7 @@ def read_topics(session: Session, now: int) -> list[TopicOverview]:
         topic: (int(due), since, int(total))
         for topic, due, since, total in session.rows(
             "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), "
-            f"MIN(CASE WHEN deliver_at <= {AT_ONCE} THEN created_at WHEN deliver_at <= %s THEN deliver_at END), "
+            "MIN(CASE WHEN deliver_at <= 0 THEN created_at WHEN deliver_at <= %s THEN deliver_at END), "
             "COUNT(*) "
             f"FROM {OUTBOX} GROUP BY topic",
             (now, now),

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import migrations, models, router
 from django.db.models.functions import Length
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, LanePriority, NowMilliseconds
 
 
 def identify(apps: Any, schema_editor: Any) -> None:
@@ -33,6 +33,41 @@ MESSAGE_COLUMNS = [
         ),
     ),
     ("metadata", models.JSONField("metadata", db_default=models.Value({}, models.JSONField()))),
+    (
+        "publisher_key",
+        BytewiseCharField(  # type: ignore[misc]
+            "publisher's key",
+            max_length=190,
+            null=True,
+            blank=True,
+            help_text="the key that the publisher gave, if it was hashed to the partition",
+        ),
+    ),
+    (
+        "priority",
+        models.GeneratedField(
+            db_persist=True,
+            expression=LanePriority("partition_key"),
+            output_field=models.SmallIntegerField(),
+            verbose_name="priority",
+        ),
+    ),
+    (
+        "expires_at",
+        models.BigIntegerField(
+            "expires at", null=True, blank=True, help_text="when its handling may no longer start; NULL: never"
+        ),
+    ),
+    (
+        "coalesce_key",
+        BytewiseCharField(  # type: ignore[misc]
+            "coalesce key",
+            max_length=190,
+            null=True,
+            blank=True,
+            help_text="of the messages with the same one, groups handle only the latest; NULL: none",
+        ),
+    ),
     ("target_group", BytewiseCharField("target group", max_length=100, db_default="", blank=True)),
     ("original_id", BytewiseCharField("original id", max_length=190, db_default="", blank=True)),
     ("original_topic", BytewiseCharField("original topic", max_length=120, db_default="", blank=True)),
@@ -83,7 +118,9 @@ class Migration(migrations.Migration):
                 "verbose_name": "outbox message",
                 "verbose_name_plural": "outbox messages",
                 "db_table": "queue_outbox",
-                "indexes": [models.Index(fields=["deliver_at", "outbox_id", "message_id"], name="queue_outbox_due")],
+                "indexes": [
+                    models.Index(fields=["deliver_at", "-priority", "outbox_id", "message_id"], name="queue_outbox_due")
+                ],
             },
         ),
         migrations.CreateModel(

@@ -55,7 +55,7 @@ class OutboxMessage(OutboxKey, MessageColumns):
         verbose_name_plural = _("outbox messages")
         # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
         # every message, even those without a delay: bulk publishing would be a tenth slower.
-        indexes = [models.Index(fields=["deliver_at", "outbox_id", "message_id"], name="queue_outbox_due")]
+        indexes = [models.Index(fields=["deliver_at", "-priority", "outbox_id", "message_id"], name="queue_outbox_due")]
 
     def __str__(self) -> str:
         return f"{self.topic} {self.message_id}"

@@ -13,7 +13,6 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import duration, moment
-from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.arguments import alias_for
 from django_mysqlqueue.operations.results import PublishResult, result_of
@@ -109,7 +108,7 @@ def publish(
             PublishResult,
             "publish",
             1,
-            *_summary(topic, row, stored_metadata, message, home, stored),
+            *_summary(topic, row, message, home, stored),
             *receivers,
             dry_run=True,
             warnings=(*_unknown(session, topic), *warnings),
@@ -157,9 +156,7 @@ def _already(row: OutboxRow, offset: int, *, dry_run: bool) -> str:
     ) % {"id": row.message_id, "key": row.partition_key, "place": place}
 
 
-def _summary(
-    topic: str, row: OutboxRow, metadata: Mapping[str, Any], message: Message, home: str, stored: str
-) -> list[str]:
+def _summary(topic: str, row: OutboxRow, message: Message, home: str, stored: str) -> list[str]:
     """Return sentences about the message: its size, its partition, its times and its database."""
     said = [
         _("A message of %(size)s bytes with the id %(id)s will be published to the topic %(topic)s, partition %(key)s.")
@@ -181,12 +178,12 @@ def _summary(
     elif message.deliver_at is not None:
         text = _("It is scheduled: it comes due at %(time)s; at once if this time has passed.")
         said.append(text % {"time": moment(row.deliver_at)})
-    if message.expires_at is not None:
+    if row.expires_at is not None:
         text = _("It expires: a group that has not started it by %(time)s does not handle it.")
-        said.append(text % {"time": moment(metadata[EXPIRES_AT])})
-    if message.expires_in is not None:
+        said.append(text % {"time": moment(row.expires_at)})
+    if row.expires_in_ms is not None:
         text = _("It expires: a group that has not started it within %(time)s does not handle it.")
-        said.append(text % {"time": duration(metadata[EXPIRES_IN] / 1000)})
+        said.append(text % {"time": duration(row.expires_in_ms / 1000)})
     return said
 
 

@@ -30,6 +30,7 @@ OUTBOX = OutboxMessage._meta.db_table
 class _DeadLetter(NamedTuple):
     offset: int
     key: str
+    publisher_key: str | None
     failed_group: str
     original_topic: str
     attempts: int
@@ -154,9 +155,9 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
         _ref, body, kept = _replacement(session, topic, offset, payload)
         new_id = naming.new_message_id()
         session.execute(
-            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
-            "VALUES (%s, %s, %s, %s, %s, %s)",
-            (old.original_topic, old.key, new_id, body, kept, old.failed_group),
+            f"INSERT INTO {OUTBOX} (topic, partition_key, publisher_key, id, payload, metadata, target_group) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            (old.original_topic, old.key, old.publisher_key, new_id, body, kept, old.failed_group),
         )
         _delete(session, [offset])
         _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, actor, related={offset: new_id})
@@ -331,7 +332,8 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLet
         found += [
             _DeadLetter(*row)
             for row in session.rows(
-                "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.failure_count "
+                "SELECT m.`offset`, m.partition_key, m.publisher_key, m.failed_group, m.original_topic, "
+                "m.failure_count "
                 f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o AND m.topic = %s AND m.failed_group <> ''{session.dialect.skip_locked}",
                 (*chunk, topic),
@@ -367,10 +369,10 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
     ids = {one.offset: naming.new_message_id() for one in found}
     for chunk in session.chunks(list(ids.items())):
         session.execute(
-            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, original_id, "
-            "original_topic, original_offset) "
-            "SELECT m.original_topic, m.partition_key, v.id, m.payload, m.metadata, m.failed_group, m.original_id, "
-            "m.original_topic, m.original_offset "
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, publisher_key, target_group, "
+            "original_id, original_topic, original_offset) "
+            "SELECT m.original_topic, m.partition_key, v.id, m.payload, m.metadata, m.publisher_key, m.failed_group, "
+            "m.original_id, m.original_topic, m.original_offset "
             f"FROM {session.dialect.rows(('o', 'id'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import ONLY_ONCE, REPLAYED_FROM, replay_id
+from django_mysqlqueue.limits import REPLAYED_FROM, replay_id
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups, log_places, messages, partitions
@@ -291,9 +291,8 @@ def _copied(wanted: Range, one: _Original, metadata: Mapping[str, Any]) -> str:
         "id": one.message_id,
         "published_at": one.published_at,
     }
-    kept = {name: value for name, value in metadata.items() if name not in ONLY_ONCE}
     try:
-        return json.dumps({**kept, REPLAYED_FROM: origin}, allow_nan=False, separators=(",", ":"))
+        return json.dumps({**metadata, REPLAYED_FROM: origin}, allow_nan=False, separators=(",", ":"))
     except ValueError:  # Plain SQL has stored a number that is infinite to Python: the metadata counts as empty.
         return json.dumps({REPLAYED_FROM: origin}, separators=(",", ":"))
 
@@ -373,12 +372,15 @@ def _count_unsettled(session: Session, ref: GroupRef, chosen: Sequence[_Original
 
 
 def _insert(session: Session, wanted: Range, chosen: Sequence[_Original]) -> int:
-    """Insert the copies into the outbox, in offset order, and return how many. Payloads do not leave the server."""
+    """Insert the copies into the outbox, in offset order, and return how many. Payloads do not leave the server.
+
+    They have no expiry and no coalesce key: otherwise they would have expired, or would supersede later messages.
+    """
     number = 0
     for chunk in session.chunks(chosen, weight=lambda one: len(one.metadata)):
         number += session.execute(
-            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
-            "SELECT m.topic, m.partition_key, v.id, m.payload, v.metadata, %s "
+            f"INSERT INTO {OUTBOX} (topic, partition_key, publisher_key, id, payload, metadata, target_group) "
+            "SELECT m.topic, m.partition_key, m.publisher_key, v.id, m.payload, v.metadata, %s "
             f"FROM {session.dialect.rows(('o', 'id', 'metadata'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o ORDER BY v.o",
             (wanted.ref.group, *flat((one.offset, replay_id(wanted.run, one.offset), one.metadata) for one in chunk)),

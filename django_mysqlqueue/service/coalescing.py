@@ -1,18 +1,16 @@
 """Coalesce keys: of the messages with one key, a group handles the latest that it has not started.
 
-The key is in the metadata that the queue reserves. A table has, for each key of a partition, the latest message of the
-log, which the sequencer stores with it, and for groups the message that a shared group has claimed last, and the one
-for which the group has given up others (``superseding``).
+A table has, for each key of a partition, the latest message of the log, which the sequencer stores with it, and for
+groups the message that a shared group has claimed last, and the one for which the group has given up others
+(``superseding``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from django_mysqlqueue.limits import COALESCE, KEY_LENGTH, REPLACES
 from django_mysqlqueue.models import CoalesceKey, QueueMessage
-from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, above, above_values, flat, run
 
@@ -31,50 +29,18 @@ class Coalesced(NamedTuple):
     key: str
 
 
-def key_of(metadata: str | bytes | Mapping[str, object], original_id: str) -> str:
-    """Return the coalesce key of a message of the log, or an empty string.
-
-    Dead letters and redriven messages have none, although their metadata is that of the original. Nor do values count
-    that plain SQL has stored, and that are not keys.
-
-    Args:
-        metadata: its metadata, as JSON text or decoded.
-        original_id: the id of the original message, if it is a copy.
-    """
-    # The search is quick; decoding the metadata of each message is not.
-    if original_id or not _may_have(metadata):
-        return ""
-    found = decode_metadata(metadata)
-    key = found.get(COALESCE)
-    if not isinstance(key, str) or len(key) > KEY_LENGTH or REPLACES in found:
-        return ""
-    try:
-        key.encode()
-    except UnicodeEncodeError:  # A lone surrogate, which SQLite accepts in JSON.
-        return ""
-    return key
-
-
-def _may_have(metadata: str | bytes | Mapping[str, object]) -> bool:
-    if isinstance(metadata, bytes):
-        return COALESCE.encode() in metadata
-    return COALESCE in metadata
-
-
 # -- the sequencer ----------------------------------------------------------------
 
 
 def follow(session: Session, above: int) -> None:
     """Note the keys of the messages of the log above an offset: the sequencer has appended them, under its mutex."""
     latest: dict[tuple[str, Coalesced], int] = {}
-    for offset, topic, partition, metadata, original_id in session.rows(
-        f"SELECT `offset`, topic, partition_key, metadata, original_id FROM {LOG}"
-        f"{session.dialect.force_index('PRIMARY')} WHERE `offset` > %s "
-        f"AND target_group = %s AND {session.dialect.has_any('metadata', [COALESCE])} ORDER BY `offset`",
-        (above, ""),
+    for offset, topic, *one in session.rows(
+        f"SELECT `offset`, topic, partition_key, coalesce_key FROM {LOG}{session.dialect.force_index('PRIMARY')} "
+        "WHERE `offset` > %s AND target_group = %s AND coalesce_key <> %s ORDER BY `offset`",
+        (above, "", ""),
     ):
-        if key := key_of(metadata, original_id):
-            latest[topic, Coalesced(partition, key)] = offset
+        latest[topic, Coalesced(*one)] = offset
     note(session, [(THE_LOG, topic, *one, offset, 0) for (topic, one), offset in latest.items()])
 
 
@@ -147,12 +113,13 @@ def is_superseding(session: Session, ref: GroupRef, partition: str, offset: int,
 
 
 def has_key(session: Session, offsets: Collection[int]) -> bool:
-    """Return whether a message of the log, or its original, has a coalesce key."""
+    """Return whether a message of the log has a coalesce key, or its original, if that is still in the log."""
     return any(
         session.rows(
             f"SELECT 1 FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
-            f"ON m.`offset` = v.o AND {session.dialect.has_any('m.metadata', [COALESCE])} LIMIT 1",
-            chunk,
+            f"ON m.`offset` = v.o {session.dialect.join_to(LOG, 'o', left=True)} ON o.`offset` = m.original_offset "
+            "AND o.id = m.original_id WHERE m.coalesce_key <> %s OR o.coalesce_key <> %s LIMIT 1",
+            (*chunk, "", ""),
         )
         for chunk in session.chunks(sorted(offsets))
     )

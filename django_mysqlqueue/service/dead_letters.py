@@ -79,10 +79,9 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
     now = session.dialect.now_ms
     for chunk in session.chunks(ordered, weight=lambda one: len(one.error)):
         session.execute(
-            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
-            "original_offset, failed_group, failed_at, failure_count, last_error) "
-            f"SELECT %s, m.partition_key, v.id, m.payload, m.metadata, "
-            f"{PUBLISHED_ID}, "
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, publisher_key, original_id, "
+            "original_topic, original_offset, failed_group, failed_at, failure_count, last_error) "
+            f"SELECT %s, m.partition_key, v.id, m.payload, m.metadata, m.publisher_key, {PUBLISHED_ID}, "
             "CASE WHEN m.original_topic = '' THEN m.topic ELSE m.original_topic END, "
             "CASE WHEN m.original_offset = 0 THEN m.`offset` ELSE m.original_offset END, "
             f"%s, {now}, v.n, v.error "

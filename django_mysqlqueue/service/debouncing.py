@@ -82,13 +82,13 @@ def remember(session: Session, rows: Sequence[OutboxRow]) -> None:
     values: list[str] = []
     parameters: list[object] = []
     for place, row in enumerate(rows):
-        if row.debounce is None:
+        if not row.is_debounced:
             continue
-        key, longest = row.debounce
+        longest = row.max_delay_ms
         outbox_id = session.dialect.inserted_id(OUTBOX, "outbox_id", place, len(rows))
         deliver_by = f"{LATEST_DELIVERY}" if longest is None else f"{session.dialect.now_ms} + {longest}"
         values.append(f"({outbox_id}, %s, %s, %s, %s, {deliver_by})")
-        parameters += [row.topic, row.partition_key, row.message_id, key]
+        parameters += [row.topic, row.partition_key, row.message_id, row.coalesce_key]
     # A row that was left behind, after the outbox was emptied, may have this id: then the message is only delayed.
     keep = session.dialect.on_conflict_keep(DEBOUNCED, ("outbox_id",))
     session.execute(f"INSERT INTO {DEBOUNCED} ({columns}) VALUES {', '.join(values)}{keep}", parameters)
@@ -191,7 +191,7 @@ def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set
         found += [
             _Pending(Key(*key), outbox_id, bool(is_there), bool(is_duplicate))
             for *key, outbox_id, is_there, is_duplicate in session.rows(
-                session.dialect.union(term, len(terms)), flat(terms)
+                session.dialect.union(*[term] * len(terms)), flat(terms)
             )
         ]
     found.sort(key=lambda one: (one.key, -one.outbox_id))

@@ -68,7 +68,7 @@ def in_partitions(
     for place in range(0, len(keys), UNION_TERMS):
         piece = keys[place : place + UNION_TERMS]
         rows = session.whole(
-            session.dialect.union(one, len(piece)) + last_row(1), flat((topic, key, start, limit) for key in piece)
+            session.dialect.union(*[one] * len(piece)) + last_row(1), flat((topic, key, start, limit) for key in piece)
         )
         found += (int(offset) for (offset,) in rows)
     return sorted(found, reverse=not newer)[:limit]

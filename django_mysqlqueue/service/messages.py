@@ -17,13 +17,9 @@ from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import (
-    COALESCE,
-    EXPIRES_AT,
-    EXPIRES_IN,
     LATEST_DELIVERY,
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
-    PUBLISHER_KEY,
     RESERVED_PREFIX,
     check_json_column,
 )
@@ -58,16 +54,8 @@ class Message:
     max_delay: float | datetime.timedelta | None = None
 
 
-class Debounce(NamedTuple):
-    """How long a message waits for a later one with its coalesce key, which replaces it."""
-
-    coalesce_key: str
-    max_delay_ms: int | None
-    """Milliseconds after which it, or the one that replaces it, enters the log at the latest; None: no limit."""
-
-
 class OutboxRow(NamedTuple):
-    """A valid message as the outbox stores it."""
+    """A valid message as the outbox stores it. Times are in milliseconds."""
 
     topic: str
     partition_key: str
@@ -75,10 +63,25 @@ class OutboxRow(NamedTuple):
     payload: bytes
     metadata: str
     delay_ms: int | None
-    """Milliseconds from the database's current time; None: ``deliver_at`` applies."""
+    """From the database's current time until delivery; None: ``deliver_at`` applies."""
     deliver_at: int
-    """Epoch milliseconds; 0: at once."""
-    debounce: Debounce | None = None
+    """Since the epoch; 0: at once."""
+    publisher_key: str | None = None
+    """The key that the publisher gave, if it was hashed to the partition; None: there is none, or the partition is its
+    own."""
+    expires_in_ms: int | None = None
+    """From the database's current time until the message expires; None: ``expires_at`` applies."""
+    expires_at: int | None = None
+    """Since the epoch; None: never."""
+    coalesce_key: str | None = None
+    """As it is stored (``limits.scoped_coalesce_key``)."""
+    max_delay_ms: int | None = None
+    """After which a debounced message, or the one that replaces it, enters the log at the latest; None: no limit."""
+
+    @property
+    def is_debounced(self) -> bool:
+        """Whether the message waits for a later one with its coalesce key, which replaces it."""
+        return self.coalesce_key is not None and bool(self.delay_ms)
 
 
 def encode(topic: str, message: Message) -> OutboxRow:
@@ -93,19 +96,24 @@ def encode(topic: str, message: Message) -> OutboxRow:
     metadata = _metadata(message.metadata)
     payload = _payload(message.payload, metadata)
     priority = naming.check_priority(message.priority)
-    metadata |= _expiry(message)
-    if message.coalesce is not None:
-        naming.check_coalesce_key(message.coalesce)
+    coalesce = None if message.coalesce is None else naming.check_coalesce_key(message.coalesce)
     # Without a key, messages with the same coalesce key must be in one partition.
-    value = message_id if message.coalesce is None else message.coalesce
-    partition_key = _partition(topic, message.key, value, metadata, priority)
-    if message.coalesce is not None:
-        metadata[COALESCE] = naming.scoped_coalesce_key(metadata.get(PUBLISHER_KEY), message.coalesce)
+    value = message_id if coalesce is None else coalesce
+    partition_key, hashed_key = _partition(topic, message.key, value, priority)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
-    debounce = _debounce(message, delay_ms, metadata.get(COALESCE))
-    if delay_ms is None and not deliver_at:
-        deliver_at = naming.earliest(priority)
-    return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at, debounce)
+    return OutboxRow(
+        topic,
+        partition_key,
+        message_id,
+        payload,
+        _stored(metadata),
+        delay_ms,
+        deliver_at,
+        hashed_key,
+        *_expiry(message),
+        None if coalesce is None else naming.scoped_coalesce_key(hashed_key, coalesce),
+        _max_delay(message, delay_ms),
+    )
 
 
 def encode_body(payload: Any, metadata: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -194,19 +202,18 @@ def _stored(metadata: dict[str, Any]) -> str:
     return text.decode()
 
 
-def _partition(topic: str, key: str | None, value: str, metadata: dict[str, Any], priority: int) -> str:
-    """Return the partition of a key; without one, that to which another value is hashed."""
+def _partition(topic: str, key: str | None, value: str, priority: int) -> tuple[str, str | None]:
+    """Return the partition of a key, and the key if it is hashed; without one, that to which a value is hashed."""
     settings = get_settings()
     partitions = settings.partitions_of(topic)
     if key is None:
-        return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority)
+        return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority), None
     naming.check_key(key)
     if key in job_queues.rates and job_queues.is_queue(topic):
         partitions = None  # A task without a slot must not hold up others.
     if partitions is None:
-        return naming.lane(key, priority)
-    metadata[PUBLISHER_KEY] = key
-    return naming.lane(naming.hashed_partition(key, partitions), priority)
+        return naming.lane(key, priority), None
+    return naming.lane(naming.hashed_partition(key, partitions), priority), key
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
@@ -225,32 +232,29 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
     return None, _moment_ms("deliver_at", deliver_at)
 
 
-def _debounce(message: Message, delay_ms: int | None, coalesce_key: str | None) -> Debounce | None:
-    """Return how a message is debounced; None if it is not, because it has no coalesce key or no delay.
+def _max_delay(message: Message, delay_ms: int | None) -> int | None:
+    """Return the maximum delay of a debounced message in milliseconds; None if it has none.
 
     Args:
         message: the message.
         delay_ms: its delay in milliseconds; None if it has none.
-        coalesce_key: its coalesce key as it is stored.
 
     Raises:
         InvalidMessage: the maximum delay breaks a rule. The error names the value and the rule.
     """
     longest = message.max_delay
-    if coalesce_key is None or not delay_ms:
-        if longest is not None:
-            raise InvalidMessage(f"max_delay {longest!r}: needs coalesce, and a delay of at least a millisecond")
-        return None
     if longest is None:
-        return Debounce(coalesce_key, None)
+        return None
+    if message.coalesce is None or not delay_ms:
+        raise InvalidMessage(f"max_delay {longest!r}: needs coalesce, and a delay of at least a millisecond")
     milliseconds = duration_ms("max_delay", longest, longest=LONGEST_SCHEDULE)
     if milliseconds < delay_ms:
         raise InvalidMessage(f"max_delay {longest!r}: must be at least the delay {message.delay!r}")
-    return Debounce(coalesce_key, milliseconds)
+    return milliseconds
 
 
-def _expiry(message: Message) -> dict[str, int]:
-    """Return the metadata that holds the expiry of a message; empty if it has none.
+def _expiry(message: Message) -> tuple[int | None, int | None]:
+    """Return ``expires_in`` and ``expires_at`` in milliseconds, each None if it was not given.
 
     Raises:
         InvalidMessage: a value breaks a rule. The error names the value and the rule.
@@ -263,16 +267,16 @@ def _expiry(message: Message) -> dict[str, int]:
             "deliver_at", message.deliver_at
         ):
             raise InvalidMessage(f"expires_at {at!r}: must be after deliver_at {message.deliver_at!r}")
-        return {EXPIRES_AT: _moment_ms("expires_at", at)}
+        return None, _moment_ms("expires_at", at)
     if within is None:
-        return {}
-    # Relative to created_at, which is a time of the database: the publisher's clock may be wrong.
+        return None, None
+    # Relative to the database's time: the publisher's clock may be wrong.
     milliseconds = duration_ms("expires_in", within, longest=LONGEST_SCHEDULE)
     if not milliseconds:
         raise InvalidMessage(f"expires_in {within!r}: must be at least a millisecond")
     if message.delay is not None and milliseconds <= duration_ms("delay", message.delay, longest=LONGEST_SCHEDULE):
         raise InvalidMessage(f"expires_in {within!r}: must be longer than the delay {message.delay!r}")
-    return {EXPIRES_IN: milliseconds}
+    return milliseconds, None
 
 
 def _moment_ms(what: str, moment: object) -> int:
@@ -362,17 +366,17 @@ def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
 
 
-def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None:
+def publisher_key(partition_key: str, stored: str | None) -> str | None:
     """Return the publisher's key, even if it was hashed to a partition; None if there was none.
 
     Args:
         partition_key: the partition, which may be a lane.
-        metadata: the metadata as stored.
+        stored: the column ``publisher_key``.
     """
+    if stored is not None:
+        return stored
     partition = naming.lane_of(partition_key).partition
-    if partition.startswith(naming.PARTITION_PREFIX):
-        return metadata.get(PUBLISHER_KEY)
-    return partition
+    return None if partition.startswith(naming.PARTITION_PREFIX) else partition
 
 
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:

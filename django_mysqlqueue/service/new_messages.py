@@ -10,12 +10,10 @@ from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events, job_results, watermarks
-from django_mysqlqueue.service.coalescing import key_of
 from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.slots import Rest
-from django_mysqlqueue.service.taking import Taking
+from django_mysqlqueue.service.taking import Candidate, Taking
 from django_mysqlqueue.service.watermarks import Offsets
 from django_mysqlqueue.sql.session import UNION_TERMS, flat
 
@@ -42,10 +40,12 @@ class _Row(NamedTuple):
     target: str
     """The only group that gets it; empty: all."""
     size: int
+    expires_at: int | None
+    coalesce_key: str | None
+    publisher_key: str | None
+    """None if it is not needed."""
     metadata: str
     """As JSON text; empty if it is not needed."""
-    created_at: int
-    original_id: str
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _New:
         keys: dict[tuple[str, int], str] = {}
         unmatched: dict[tuple[str, int], _Row] = {}
         for key, row in _each(found):
-            if not row.metadata or row.target not in ("", mine):
+            if row.target not in ("", mine):
                 continue
             place = key, row.offset
             if not _matches(taking, row):
@@ -148,7 +148,8 @@ class _New:
             elif _has_expired(taking, row):
                 self._passed[place] = Outcome.EXPIRED
                 continue
-            keys[place] = key_of(row.metadata, row.original_id)
+            if row.coalesce_key:
+                keys[place] = row.coalesce_key
         for place in taking.coalescing.read(keys, unmatched=unmatched.keys()):
             del self._passed[place]
             if _has_expired(taking, unmatched[place]):
@@ -158,7 +159,11 @@ class _New:
                 if taking.coalescing.is_superseded(*place):
                     self._passed[place] = Outcome.SUPERSEDED
         self._limit_keys = taking.limit_keys(
-            [(key, row.offset, row.metadata) for key, row in _each(found) if (key, row.offset) not in self._passed]
+            [
+                Candidate(key, row.offset, row.publisher_key, row.metadata)
+                for key, row in _each(found)
+                if (key, row.offset) not in self._passed
+            ]
         )
 
     def take(self, key: str, place: _Place, rows: Sequence[_Row]) -> bool:
@@ -265,15 +270,15 @@ def _look(taking: Taking, places: Mapping[str, _Place]) -> dict[str, list[_Row]]
     """Return the next messages of each partition, by offset."""
     session, topic = taking.session, taking.claimant.ref.topic
     one = (
-        f"SELECT partition_key, `offset`, target_group, size, {taking.metadata_column(places)} m, created_at, "
-        f"original_id FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        f"SELECT partition_key, `offset`, target_group, {taking.columns(places)} FROM {LOG}"
+        f"{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
     )
     found: dict[str, list[_Row]] = {}
     items = sorted(places.items())
     for start in range(0, len(items), UNION_TERMS):
         piece = items[start : start + UNION_TERMS]
-        sql = session.dialect.union(one, len(piece))
+        sql = session.dialect.union(*[one] * len(piece))
         parameters = flat((topic, key, place.cursor, place.look_at) for key, place in piece)
         for key, *row in session.rows(sql, parameters):
             found.setdefault(key, []).append(_Row(*row))
@@ -294,10 +299,7 @@ def _matches(taking: Taking, row: _Row) -> bool:
 
 def _has_expired(taking: Taking, row: _Row) -> bool:
     """Return whether the claim passes a message because it has expired."""
-    if Outcome.EXPIRED not in taking.request.passes:
-        return False
-    at = expires_at(row.metadata, row.created_at, row.original_id)
-    return at is not None and at <= taking.now
+    return row.expires_at is not None and row.expires_at <= taking.now and Outcome.EXPIRED in taking.request.passes
 
 
 def _insert_rows(taking: Taking, taken: Sequence[Claimed]) -> None:

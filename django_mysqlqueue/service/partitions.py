@@ -129,7 +129,7 @@ def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for start in range(0, len(keys), UNION_TERMS):
         piece = keys[start : start + UNION_TERMS]
-        sql = session.dialect.union(select, len(piece))
+        sql = session.dialect.union(*[select] * len(piece))
         found |= {key: int(offset) for key, offset in session.rows(sql, flat((topic, key) for key in piece))}
     return found
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import coalescing
-from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
@@ -27,16 +25,11 @@ class Body(NamedTuple):
     failure_count: int = 0
     last_error: str = ""
     target_group: str = ""
-
-    @property
-    def expires_at(self) -> int | None:
-        """When the message expires, in epoch milliseconds; None if it does not."""
-        return expires_at(self.metadata, self.created_at, self.original_id)
-
-    @property
-    def coalesce_key(self) -> str:
-        """The coalesce key of the message; empty if it has none."""
-        return coalescing.key_of(self.metadata, self.original_id)
+    publisher_key: str | None = None
+    """The publisher's key, if it was hashed to the partition."""
+    expires_at: int | None = None
+    """When the message expires, in epoch milliseconds; None: never."""
+    coalesce_key: str | None = None
 
 
 def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
@@ -50,7 +43,8 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     for chunk in session.chunks(sorted(offsets)):
         for offset, message_id, payload, *more in session.rows(
             "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
-            "m.original_topic, m.failed_group, m.failure_count, m.last_error, m.target_group "
+            "m.original_topic, m.failed_group, m.failure_count, m.last_error, m.target_group, "
+            "m.publisher_key, m.expires_at, m.coalesce_key "
             f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
             f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,

@@ -7,7 +7,7 @@ roll back the caller's transaction.
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -27,6 +27,14 @@ from django_mysqlqueue.sql.connection import in_testcase, is_manual, tells_commi
 from django_mysqlqueue.sql.session import Session, flat
 
 OUTBOX = OutboxMessage._meta.db_table
+ALWAYS = {
+    "topic": "topic",
+    "partition_key": "partition_key",
+    "id": "message_id",
+    "payload": "payload",
+    "metadata": "metadata",
+}
+"""The columns that every INSERT names, and their fields in ``OutboxRow``."""
 CHUNK_ROWS = 500
 CHUNK_BYTES = 1_048_576
 """Limits of one multi-row INSERT, and so of the memory that ``publish_many`` needs."""
@@ -369,12 +377,13 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[Outbox
 def _weight(row: OutboxRow) -> int:
     """Return the maximum number of bytes of a row in a statement before escaping, at four bytes per character."""
     text = len(row.metadata) + len(row.topic) + len(row.partition_key) + len(row.message_id)
+    text += len(row.publisher_key or "") + len(row.coalesce_key or "")
     return len(row.payload) + 4 * text + 100
 
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
     _check_packet(session, chunk)
-    if not any(row.debounce for row in chunk):
+    if not any(row.is_debounced for row in chunk):
         _insert_rows(session, chunk)
         return
     with _all_or_nothing(session):
@@ -383,28 +392,17 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
 
 
 def _insert_rows(session: Session, chunk: list[OutboxRow]) -> None:
-    columns = "topic, partition_key, id, payload, metadata"
-    rows: Iterable[tuple[Any, ...]] = (
-        (row.topic, row.partition_key, row.message_id, row.payload, row.metadata) for row in chunk
-    )
-    values = session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)")
-    if any(row.delay_ms is not None or row.deliver_at for row in chunk):
-        columns += ", deliver_at"
-        rows = (
-            (*row, one.deliver_at if one.delay_ms is None else one.delay_ms)
-            for row, one in zip(rows, chunk, strict=True)
-        )
-        now = session.dialect.now_ms
-        values = ", ".join(
-            "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
-        )
+    columns, values = _columns(session, chunk)
     alone = session.connection.get_autocommit()
     if alone:  # No id may be returned for a row that will not be committed.
         values = values.replace("%s", session.dialect.if_autocommit(session.connection, "%s"), 1)
     try:
         # As Model.save() does: after a deadlock, which rolls back everything, a caller that catches it must not commit.
         with transaction.mark_for_rollback_on_error(session.using):
-            session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
+            session.execute(
+                f"INSERT INTO {OUTBOX} ({', '.join(columns)}) VALUES {values}",
+                flat(zip(*columns.values(), strict=True)),
+            )
     except Error as error:
         if alone and session.dialect.is_uncommitted(error):
             raise ImproperlyConfigured(
@@ -417,11 +415,35 @@ def _insert_rows(session: Session, chunk: list[OutboxRow]) -> None:
         session.dialect.has_committed(session.connection)
 
 
+def _columns(session: Session, chunk: Sequence[OutboxRow]) -> tuple[dict[str, Sequence[Any]], str]:
+    """Return the columns that rows need, with their values, and the VALUES of the INSERT.
+
+    Who does not use an option sends nothing for it.
+    """
+    given = dict(zip(OutboxRow._fields, zip(*chunk, strict=True), strict=True))
+    columns: dict[str, Sequence[Any]] = {column: given[name] for column, name in ALWAYS.items()}
+    for name in ("publisher_key", "coalesce_key"):
+        if given[name].count(None) < len(chunk):
+            columns[name] = given[name]
+    marks: dict[str, list[str]] = {}
+    for name, within in (("deliver_at", "delay_ms"), ("expires_at", "expires_in_ms")):
+        if any(given[name]) or given[within].count(None) < len(chunk):
+            pairs = list(zip(given[name], given[within], strict=True))
+            columns[name] = [at if relative is None else relative for at, relative in pairs]
+            marks[name] = ["%s" if relative is None else f"{session.dialect.now_ms} + %s" for _, relative in pairs]
+    if not marks:
+        return columns, session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(columns))})")
+    every = (marks.get(name, ["%s"] * len(chunk)) for name in columns)
+    return columns, ", ".join(f"({', '.join(row)})" for row in zip(*every, strict=True))
+
+
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
     """Refuse a single row for which the server would close the connection. ``_chunks`` limits several rows."""
     if len(chunk) > 1:
         return
-    size = len(chunk[0].payload) + len(chunk[0].metadata.encode()) + 2000
+    row = chunk[0]
+    keys = (row.publisher_key or "") + (row.coalesce_key or "")
+    size = len(row.payload) + len((row.metadata + keys).encode()) + 2000
     if size * 2 < 1_048_576:
         return
     limit = session.dialect.max_statement_bytes(session.connection)

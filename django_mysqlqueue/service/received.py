@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.service.messages import decode, decode_metadata, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
 
@@ -67,7 +68,7 @@ class ReceivedMessage:
     @property
     def key(self) -> str | None:
         """The publisher's key, even if it was hashed to a partition; None if there was none."""
-        return publisher_key(self._partition_key, self._metadata)
+        return publisher_key(self._partition_key, self._stored.publisher_key)
 
     @property
     def priority(self) -> int:
@@ -97,4 +98,7 @@ class ReceivedMessage:
         retried after it.
         """
         at = self._stored.expires_at
-        return None if at is None else datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+        if at is None:
+            return None
+        # Plain SQL may have stored what is no date in Python.
+        return datetime.datetime.fromtimestamp(min(max(at, 0), LATEST_DELIVERY) / 1000, datetime.UTC)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import coalescing, dead_letters, delivery_events, job_results, losses, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, job_results, losses, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.delivery_events import Event
@@ -18,7 +18,7 @@ from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, is_later
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.superseding import RECHECK_MS
-from django_mysqlqueue.service.taking import Taking
+from django_mysqlqueue.service.taking import Candidate, Taking
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat
 
@@ -42,7 +42,7 @@ def redeliver(taking: Taking) -> list[Claimed]:
         needs_slots = claimant.limits.limits_group
         if not needs_slots:
             contents = _contents(taking, due)
-            keys = (taking.limit_key(key, contents[offset].metadata) for key, offset in due)
+            keys = map(taking.limit_key, _candidates(contents, due))
             needs_slots = any(map(taking.needs_slot, keys))
         if needs_slots:
             # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims
@@ -56,7 +56,7 @@ def redeliver(taking: Taking) -> list[Claimed]:
         taking.closed.update(result.locked)
         result.settled |= set(due) - set(rows) - unsettled
     contents.update(_contents(taking, [row for row in rows if row[1] not in contents]))
-    limit_keys = taking.limit_keys([(key, offset, contents[offset].metadata) for key, offset in rows])
+    limit_keys = taking.limit_keys(_candidates(contents, rows))
     undecided = _read_coalesce_keys(taking, contents, rows)
     judgement = _Judgement(taking, undecided, most=taking.request.max_due if claimant.shared else len(due))
     for key, offset in filter(rows.__contains__, due):  # The oldest first in shared mode.
@@ -307,23 +307,34 @@ class _Content(NamedTuple):
     """What a claim needs of a message. If it was deleted, it is claimed, and the process finds out."""
 
     size: int = 0
+    expires_at: int | None = None
+    coalesce_key: str | None = None
+    publisher_key: str | None = None
+    """None if it is not needed."""
     metadata: str = ""
     """As JSON text; empty if it is not needed."""
-    original_id: str = ""
 
 
 def _contents(taking: Taking, rows: Collection[tuple[str, int]]) -> defaultdict[int, _Content]:
     """Return what is needed of each message, by offset."""
     session = taking.session
-    column = taking.metadata_column([key for key, _ in rows], "m.")
+    columns = taking.columns([key for key, _ in rows], "m.")
     found: defaultdict[int, _Content] = defaultdict(_Content)
     for chunk in session.chunks([offset for _, offset in rows]):
         for offset, *content in session.rows(
-            f"SELECT m.`offset`, m.size, {column}, m.original_id FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"SELECT m.`offset`, {columns} FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         ):
             found[offset] = _Content(*content)
+    return found
+
+
+def _candidates(contents: Mapping[int, _Content], rows: Collection[tuple[str, int]]) -> list[Candidate]:
+    found = []
+    for key, offset in rows:
+        content = contents[offset]
+        found.append(Candidate(key, offset, content.publisher_key, content.metadata))
     return found
 
 
@@ -335,11 +346,7 @@ def _read_coalesce_keys(
     Returns:
         The messages of which nothing can be decided, because another claim has locked their offsets row (shared mode).
     """
-    keys: dict[tuple[str, int], str] = {}
-    for row in rows:
-        content = contents[row[1]]
-        if key := coalescing.key_of(content.metadata, content.original_id):
-            keys[row] = key
+    keys = {row: key for row in rows if (key := contents[row[1]].coalesce_key)}
     undecided: set[tuple[str, int]] = set()
     if keys and taking.claimant.shared:
         mine = set(taking.locked)

@@ -372,20 +372,17 @@ def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]
 
 def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
     """Insert messages, and yield before each statement how many have been inserted, and how many it inserts."""
-    topic, key = READ.index("topic"), READ.index("partition_key")
+    topic = READ.index("topic")
     given = [
-        (
-            *(naming.relayed_from(value) if place == topic else value for place, value in enumerate(row)),
-            naming.earliest(naming.priority_of(row[key])),
-        )
+        tuple(naming.relayed_from(value) if place == topic else value for place, value in enumerate(row))
         for row in rows
     ]
     done = 0
     for chunk in session.chunks(given, weight=_weight):
         yield done, len(chunk)
         done += len(chunk)
-        values = session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * (len(READ) + 1))})")
-        session.execute(f"INSERT INTO {OUTBOX} ({', '.join(READ)}, deliver_at) VALUES {values}", flat(chunk))
+        values = session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(READ))})")
+        session.execute(f"INSERT INTO {OUTBOX} ({', '.join(READ)}) VALUES {values}", flat(chunk))
 
 
 def _weight(row: Sequence[Any]) -> int:

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.columns import COPIED_COLUMNS
-from django_mysqlqueue.limits import COALESCE, RELAY_MARK
+from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service import coalescing, debouncing
@@ -28,6 +28,12 @@ MUTEX_ID = SEQUENCER_ID
 BATCH_ROWS = 2000
 BATCH_BYTES = 8 * 1_048_576
 """Limits of one pass: 200 rows of 1 MB held the mutex for 0.4 to 1.3 s."""
+DUE_ORDER = "deliver_at, priority DESC, outbox_id"
+"""The order of the index of the outbox."""
+AT_ONCE = ("deliver_at = 0 AND priority > 0", "deliver_at = 0 AND priority = 0", "deliver_at = 0 AND priority < 0")
+"""Messages without a delay, as ranges of the index."""
+EARLY = "deliver_at < 0"
+"""Those whose time is before 1970, which plain SQL may have inserted: they count as "at once"."""
 LOCKED_PAGES = 10
 """Maximum number of pages of due rows that a pass reads if other transactions have locked rows of them."""
 
@@ -69,7 +75,8 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
     If another process has the mutex, this returns at once with ``busy``.
 
     Messages without a delay are ordered by ``outbox_id``, so that one that is published after another one's commit
-    follows it in the log. Scheduled messages are ordered by the time at which they come due.
+    follows it in the log, unless a pass cannot take all: then it takes those of higher priorities first. Scheduled
+    messages are ordered by the time at which they come due.
 
     Args:
         using: alias of the queue's database.
@@ -96,7 +103,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
             # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=more, replaced=replaced)
-    for kind, order in ((due.immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
+    for kind, order in ((due.immediate, "outbox_id"), (scheduled, DUE_ORDER)):
         for chunk in session.chunks(kind):
             _append(session, chunk, order, mutex.routes)
     for chunk in session.chunks(ids):
@@ -176,44 +183,81 @@ def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
     """Return the messages to move now.
 
     The index is always read from its start: with a lower bound, the order would break when an old transaction commits
-    late. Each kind has its share, so that neither starves the other.
+    late. Each kind has its share, so that none starves another: of the messages without a delay, those with a priority
+    above 0, without one, and with one below 0; and scheduled ones.
     """
-    hint = session.dialect.force_index("queue_outbox_due")
-    has_key = session.dialect.has_any("metadata", [COALESCE])
-    # A time below 0 is before 1970, which plain SQL may have inserted: it counts as "at once".
-    immediate = session.rows(
-        f"SELECT outbox_id, size, {has_key} FROM {OUTBOX}{hint} WHERE deliver_at <= 0 "
-        "ORDER BY deliver_at, outbox_id LIMIT %s",
-        (max_rows,),
-    )
-    scheduled = _scheduled(session, (0, 0), max_rows)
-    share = 2 if immediate and scheduled else 1
+    kinds = _at_once(session, max_rows)
+    scheduled = _scheduled(session, START, max_rows)
+    share = sum(map(bool, (*kinds, scheduled))) or 1
     rows, size = max_rows // share or 1, max_bytes // share
-    ids_now, cut_now = _within(immediate, rows, size)
+    taken = [_within(kind, rows, size) for kind in kinds]
     ids_due, cut_due, keyed = _take_scheduled(session, scheduled, max_rows, rows, size)
     return _Due(
-        ids_now,
+        [outbox_id for ids, _ in taken for outbox_id in ids],
         ids_due,
-        more=cut_now or cut_due or len(immediate) == max_rows,
+        more=cut_due or any(cut for _, cut in taken) or any(len(kind) == max_rows for kind in kinds),
         is_locked=bool(scheduled) and not ids_due,
         keyed=keyed,
-        has_keys=bool(keyed) or any(row[-1] for row in immediate),
+        has_keys=bool(keyed) or any(row[-1] for kind in kinds for row in kind),
     )
 
 
-def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int]]:
-    """Return outbox_id, size and deliver_at of the next rows that have come due, after a (deliver_at, outbox_id)."""
-    at, last = after
-    return session.rows(
-        f"SELECT outbox_id, size, deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
-        f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
-        "AND (deliver_at > %s OR outbox_id > %s) ORDER BY deliver_at, outbox_id LIMIT %s",
-        (at, at, last, limit),
+def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool]]]:
+    """Return outbox_id, size and whether it may have a coalesce key of the first rows of each kind without a delay."""
+    hint = session.dialect.force_index("queue_outbox_due")
+    kinds = (EARLY, *AT_ONCE)
+    sql = session.dialect.union(
+        *(
+            f"SELECT outbox_id, size, coalesce_key IS NOT NULL, {kind} AS kind FROM {OUTBOX}{hint} WHERE {condition} "
+            f"ORDER BY {DUE_ORDER} LIMIT %s"
+            for kind, condition in enumerate(kinds)
+        )
     )
+    found: list[list[tuple[int, int, bool]]] = [[] for _ in kinds]
+    for *row, kind in session.rows(sql, (limit,) * len(kinds)):
+        found[kind].append((row[0], row[1], row[2]))
+    return found
+
+
+class _Place(NamedTuple):
+    """A place in the order of scheduled messages."""
+
+    deliver_at: int
+    rank: int
+    """The negative priority."""
+    outbox_id: int
+
+
+START = _Place(0, 0, 0)
+"""Before all scheduled messages."""
+
+
+class _Waiting(NamedTuple):
+    """A scheduled message that has come due."""
+
+    outbox_id: int
+    size: int
+    place: _Place
+
+
+def _scheduled(session: Session, after: _Place, limit: int) -> list[_Waiting]:
+    """Return the next rows that have come due."""
+    at, rank, last = after
+    return [
+        _Waiting(outbox_id, size, _Place(deliver_at, -priority, outbox_id))
+        for outbox_id, size, deliver_at, priority in session.rows(
+            "SELECT outbox_id, size, deliver_at, priority "
+            f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+            f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
+            f"AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s)) ORDER BY {DUE_ORDER} "
+            "LIMIT %s",
+            (at, at, rank, rank, last, limit),
+        )
+    ]
 
 
 def _take_scheduled(
-    session: Session, page: list[tuple[int, int, int]], limit: int, max_rows: int, max_bytes: int
+    session: Session, page: list[_Waiting], limit: int, max_rows: int, max_bytes: int
 ) -> tuple[list[int], bool, list[int]]:
     """Lock rows that have come due; return their ids, whether there may be more, and the ids that may have a key.
 
@@ -225,7 +269,7 @@ def _take_scheduled(
     keyed: list[int] = []
     for _ in range(LOCKED_PAGES):
         wanted, cut = _within(page, max_rows - len(ids), max_bytes)
-        sizes = {outbox_id: size for outbox_id, size, _ in page}
+        sizes = {one.outbox_id: one.size for one in page}
         locked = lock_scheduled(session, wanted, due=True)
         ids += locked
         keyed += [outbox_id for outbox_id, row in locked.items() if row.has_key]
@@ -236,8 +280,7 @@ def _take_scheduled(
             return ids, True, keyed
         if not cut and len(page) < limit:
             return ids, False, keyed
-        outbox_id, _size, deliver_at = page[len(wanted) - 1]
-        page = _scheduled(session, (deliver_at, outbox_id), limit)
+        page = _scheduled(session, page[len(wanted) - 1].place, limit)
     return ids, bool(ids), keyed
 
 
@@ -265,7 +308,6 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     Returns:
         Those that are locked by their ids, in the given order.
     """
-    has_key = session.dialect.has_any("s.metadata", [COALESCE])
     time = f"s.deliver_at > 0 AND s.deliver_at <= {session.dialect.now_ms}"
     if not due:
         time = f"s.deliver_at > {session.dialect.now_ms}"
@@ -274,7 +316,8 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     for chunk in session.chunks(sorted(ids)):
         # By primary key: with any other index, further rows and gaps would be locked too.
         for outbox_id, *row in session.rows(
-            f"SELECT s.outbox_id, {has_key}, s.topic, s.id FROM {session.dialect.rows(('i',), len(chunk))} "
+            "SELECT s.outbox_id, s.coalesce_key IS NOT NULL, s.topic, s.id "
+            f"FROM {session.dialect.rows(('i',), len(chunk))} "
             f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
             chunk,
         ):
@@ -282,7 +325,7 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     return {outbox_id: got[outbox_id] for outbox_id in ids if outbox_id in got}
 
 
-def _within(rows: Sequence[tuple[int, ...]], max_rows: int, max_bytes: int) -> tuple[list[int], bool]:
+def _within(rows: Sequence[tuple[Any, ...]], max_rows: int, max_bytes: int) -> tuple[list[int], bool]:
     """Return the first ids within both limits (at least one), and whether any were left out."""
     ids: list[int] = []
     total = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX, PUBLISHER_KEY, lane_of
+from django_mysqlqueue.limits import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.service import losses, messages
 from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Claimed
@@ -14,8 +15,15 @@ from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.service.superseding import Coalescing
 from django_mysqlqueue.sql.session import Session
 
-MARKS = (COALESCE, EXPIRES_AT, EXPIRES_IN)
-"""Names in the metadata of messages that a claim may pass."""
+
+class Candidate(NamedTuple):
+    """What the key of a message for the limits depends on, as far as the group's limits need it."""
+
+    key: str
+    """Its partition."""
+    offset: int
+    publisher_key: str | None
+    metadata: str
 
 
 class Budget:
@@ -113,14 +121,13 @@ class Taking:
         self.budget.spend(one.size)
         return one
 
-    def metadata_column(self, keys: Collection[str], alias: str = "") -> str:
-        """Return the expression for the metadata of messages in some partitions, or '' for those that need none."""
-        column, limits = f"{alias}metadata", self.claimant.limits
+    def columns(self, keys: Collection[str], alias: str = "") -> str:
+        """Return the columns that a claim needs of messages in some partitions, in the order of ``Looked``."""
         has_keys = any(map(self.has_several_keys, keys))
-        if self.claimant.filter is not None or (has_keys and limits.limit_by is not None):
-            return column
-        marks = (*MARKS, PUBLISHER_KEY) if has_keys else MARKS
-        return f"CASE WHEN {self.session.dialect.has_any(column, marks)} THEN {column} ELSE '' END"
+        by_metadata = has_keys and self.claimant.limits.limit_by is not None
+        metadata = f"{alias}metadata" if by_metadata or self.claimant.filter is not None else "''"
+        key = f"{alias}publisher_key" if has_keys and not by_metadata else "NULL"
+        return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m"
 
     def needs_slot(self, limit_key: str) -> bool:
         """Return whether a message of a group with limits needs a slot.
@@ -137,25 +144,17 @@ class Taking:
             return False
         return limits.limit_by is not None or lane_of(key).partition.startswith(PARTITION_PREFIX)
 
-    def limit_key(self, key: str, text: str) -> str:
-        """Return the key of the limits of a message.
+    def limit_key(self, one: Candidate) -> str:
+        """Return the key of the limits of a message."""
+        limits = self.claimant.limits
+        metadata = messages.decode_metadata(one.metadata) if one.metadata and limits.limit_by is not None else {}
+        return limits.key_of(messages.publisher_key(one.key, one.publisher_key), metadata)
 
-        Args:
-            key: its partition.
-            text: its metadata, if they are needed.
-        """
-        metadata = messages.decode_metadata(text) if text else {}
-        return self.claimant.limits.key_of(messages.publisher_key(key, metadata), metadata)
-
-    def limit_keys(self, candidates: Collection[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
-        """Return the key of the limits for each message, after reading their accounts if any of them needs a slot.
-
-        Args:
-            candidates: partition key, offset and metadata of each, the latter if it is needed.
-        """
+    def limit_keys(self, candidates: Collection[Candidate]) -> dict[tuple[str, int], str]:
+        """Return the key of the limits for each message, after reading their accounts if any of them needs a slot."""
         if self.slots is None or not self.claimant.limits.limits_keys or not candidates:
             return {}
-        found = {(key, offset): self.limit_key(key, text) for key, offset, text in candidates}
+        found = {(one.key, one.offset): self.limit_key(one) for one in candidates}
         if any(map(self.needs_slot, found.values())):
             self.slots.read(found.values())
         return found

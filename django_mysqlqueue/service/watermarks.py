@@ -224,7 +224,7 @@ def _heads(
     ordered = sorted(places.items())
     for start in range(0, len(ordered), UNION_TERMS):
         chunk = ordered[start : start + UNION_TERMS]
-        sql = session.dialect.union(one, len(chunk))
+        sql = session.dialect.union(*[one] * len(chunk))
         # ``whole``: a row that is missing from the answer would count as settled.
         for key, offset, acked, token in session.whole(
             sql + last_row(4), flat((*ref, key, *place) for key, place in chunk)
@@ -254,7 +254,7 @@ def _all_rows(
             f"ON {BY_KEY} AND s.message_offset > v.w LIMIT %s"
         )
         rows = session.whole(
-            session.dialect.union(joined, 1) + last_row(4),
+            session.dialect.union(joined) + last_row(4),
             (*flat((key, watermark) for key, (watermark, _) in chunk), *ref, most),
         )
         if len(rows) == most:

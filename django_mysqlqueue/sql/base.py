@@ -78,8 +78,8 @@ class Dialect(ABC):
         """Return the expression for a column with a literal text at its end."""
 
     @abstractmethod
-    def union(self, select: str, count: int) -> str:
-        """Return one statement of ``count`` times a SELECT that has an ORDER BY and a LIMIT of its own."""
+    def union(self, *selects: str) -> str:
+        """Return one statement of SELECTs, each with an ORDER BY and a LIMIT of its own."""
 
     @abstractmethod
     def update_joined(
@@ -109,10 +109,6 @@ class Dialect(ABC):
     @abstractmethod
     def pattern(self, text: str) -> str:
         """Return the parameter for ``matches`` from a pattern: ``*`` matches any text, ``?`` one character."""
-
-    @abstractmethod
-    def has_any(self, column: str, names: Sequence[str]) -> str:
-        """Return the condition that a JSON object in a column has one of some names, which contain no quotes."""
 
     @abstractmethod
     def shard(self, column: str) -> str:

@@ -237,9 +237,9 @@ class MySQL(Dialect):
         """Return CONCAT()."""
         return f"CONCAT({column}, '{text}')"
 
-    def union(self, select: str, count: int) -> str:
+    def union(self, *selects: str) -> str:
         """Return a UNION ALL of SELECTs in parentheses."""
-        return f"({select})" + f" UNION ALL ({select})" * (count - 1)
+        return " UNION ALL ".join(f"({select})" for select in selects)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
@@ -269,11 +269,6 @@ class MySQL(Dialect):
     def pattern(self, text: str) -> str:
         """Return a pattern for LIKE."""
         return text.translate({ord("!"): "!!", ord("%"): "!%", ord("_"): "!_", ord("*"): "%", ord("?"): "_"})
-
-    def has_any(self, column: str, names: Sequence[str]) -> str:
-        """Return JSON_CONTAINS_PATH(), which is faster than a search in the text."""
-        paths = ", ".join(f"'$.\"{name}\"'" for name in names)
-        return f"JSON_CONTAINS_PATH({column}, 'one', {paths})"
 
     def shard(self, column: str) -> str:
         """Return MOD(CRC32())."""

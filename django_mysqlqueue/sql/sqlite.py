@@ -72,9 +72,9 @@ class SQLite(Dialect):
         """Return ``||``."""
         return f"{column} || '{text}'"
 
-    def union(self, select: str, count: int) -> str:
+    def union(self, *selects: str) -> str:
         """Return a UNION ALL of subqueries."""
-        return " UNION ALL ".join([f"SELECT * FROM ({select})"] * count)
+        return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
@@ -106,11 +106,6 @@ class SQLite(Dialect):
     def pattern(self, text: str) -> str:
         """Return a pattern for GLOB."""
         return text.replace("[", "[[]")
-
-    def has_any(self, column: str, names: Sequence[str]) -> str:
-        """Return conditions on json_type()."""
-        one = "json_type({column}, '$.\"{name}\"') IS NOT NULL"
-        return f"({' OR '.join(one.format(column=column, name=name) for name in names)})"
 
     def shard(self, column: str) -> str:
         """Return a condition on a function that ``_add_functions`` registers."""

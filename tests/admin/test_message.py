@@ -8,7 +8,6 @@ from html import unescape
 import pytest
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.inspection import log_entries as logbook
 from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage, SubscriberHeartbeat
@@ -269,7 +268,7 @@ def test_what_is_before_it_is_counted_no_further_than_the_cap(db):
 
     def before(offset):
         (state,) = message_history.states(
-            session, logbook.entries(session, [offset])[0], {}, bounds=Bounds(partition_count=3)
+            session, message_history.content(session, offset, most=1), bounds=Bounds(partition_count=3)
         )
         return state.before
 

@@ -69,7 +69,7 @@ def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatc
     assert (ids(context), context["whole"], context["next_after"]) == (ours, True, None)
 
 
-@pytest.mark.parametrize("after", ["x", "1", "1-", "-1", "1-²"])
+@pytest.mark.parametrize("after", ["x", "1", "1_", "1_2", "1_2_", "-1_0_1", "1_0_²", "1_1000_1"])
 def test_a_place_in_the_list_that_is_none(client, after):
     assert f"after='{after}'" in page(client, "scheduled", 400, after=after)
 

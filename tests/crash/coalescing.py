@@ -12,7 +12,6 @@ from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import LEASE_MS, WHO, G, World, flush, registered, sequenced, subscribed
 from tests.support.harness import USING
 from tests.support.internals import (
-    COALESCE,
     Action,
     Outcome,
     Settlement,
@@ -34,7 +33,7 @@ KEYS = {"a1": "x", "a2": "y", "a3": "y", "a4": "x", "b1": "z", "b2": "z"}
 
 def with_keys(model: type[QueueMessage | OutboxMessage], keys: Mapping[str, str] = KEYS) -> None:
     for name, key in keys.items():
-        model.objects.filter(message_id=name).update(metadata={COALESCE: key})
+        model.objects.filter(message_id=name).update(coalesce_key=key)
 
 
 def coalesced(mode: str = "ordered") -> World:

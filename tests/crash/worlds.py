@@ -15,7 +15,7 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, Sequencer
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
-from tests.support.filtering import EU, EXPIRED, US
+from tests.support.filtering import EU, LONG_AGO, US
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
     NO_WAIT,
@@ -213,7 +213,7 @@ def expired(mode: str = "ordered", more: tuple[str, ...] = ()) -> World:
     """Some messages of a group without a filter have expired: a1, a2 and b2, and those of ``more``."""
     world = filtered(mode, more)
     QueueMessage.objects.update(metadata={})
-    QueueMessage.objects.filter(message_id__in=("a1", "a2", "b2", *more)).update(metadata=EXPIRED)
+    QueueMessage.objects.filter(message_id__in=("a1", "a2", "b2", *more)).update(expires_at=LONG_AGO)
     ConsumerGroup.objects.filter(consumer_group="g").update(filter={})
     world.filter, world.options = None, None
     return world
@@ -222,7 +222,7 @@ def expired(mode: str = "ordered", more: tuple[str, ...] = ()) -> World:
 def expiring(mode: str = "ordered", *args: Any, **options: Any) -> World:
     """As ``finished``, and a3 and b2 had expired when they were to be started."""
     world = subscribed(mode, *args, **options)
-    OutboxMessage.objects.filter(message_id__in=("a3", "b2")).update(metadata=EXPIRED)
+    OutboxMessage.objects.filter(message_id__in=("a3", "b2")).update(expires_at=LONG_AGO)
     assert world.sub is not None
     world.sub.step()
     world.sub.work()

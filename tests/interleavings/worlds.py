@@ -31,10 +31,9 @@ from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
 from tests.support import job_worlds, schedule_worlds
-from tests.support.filtering import EU, EXPIRED, REGIONS, US
+from tests.support.filtering import EU, LONG_AGO, REGIONS, US
 from tests.support.harness import USING, sequence
 from tests.support.internals import (
-    COALESCE,
     Action,
     Claimant,
     Claimed,
@@ -192,7 +191,7 @@ def expired(mode: str = "ordered") -> Start:
     start = busy(mode)
     publish_many(TOPIC, messages("a7", "a8", "b7", "b8"))
     sequence()
-    QueueMessage.objects.filter(message_id__in=("a4", "a6", "a7", "b2", "b7")).update(metadata=EXPIRED)
+    QueueMessage.objects.filter(message_id__in=("a4", "a6", "a7", "b2", "b7")).update(expires_at=LONG_AGO)
     return start
 
 
@@ -209,7 +208,7 @@ def coalesced(mode: str = "ordered") -> Start:
     start = busy(mode)
     with_keys(QueueMessage, {"a1": "x", "a3": "w", "b1": "z"})
     claimed = {name: QueueMessage.objects.get(message_id=name) for name in ("a1", "a3")}
-    keys = [(G.group, TOPIC, row.partition_key, row.metadata[COALESCE], row.offset, 0) for row in claimed.values()]
+    keys = [(G.group, TOPIC, row.partition_key, row.coalesce_key, row.offset, 0) for row in claimed.values()]
     run(USING, lambda session: coalescing.note(session, keys))
     publish_many(TOPIC, messages("a7", "a8", "b7"))
     OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=10**15)
@@ -253,9 +252,7 @@ def superseding_shared() -> Start:
 def superseding_expired(mode: str = "ordered") -> Start:
     """As ``superseding``, but what supersedes other messages has expired."""
     start = superseding(mode)
-    for one in QueueMessage.objects.filter(message_id__in=("a8", "b7")):
-        one.metadata = {**one.metadata, **EXPIRED}
-        one.save(update_fields=["metadata"])
+    QueueMessage.objects.filter(message_id__in=("a8", "b7")).update(expires_at=LONG_AGO)
     return start
 
 

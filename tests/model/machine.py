@@ -30,7 +30,6 @@ from tests.support import invariants, oracle
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.internals import (
-    AT_ONCE,
     Batch,
     Claimed,
     GroupRef,
@@ -724,7 +723,7 @@ class Machine(OtherDatabase, SqlClients):
                 count, oldest = oracle.unsettled(Session(USING), ref)
             due = OutboxMessage.objects.filter(topic=ref.topic, deliver_at__lte=overview.now)
             waiting = [
-                max(created_at if deliver_at <= AT_ONCE else deliver_at, shown.registered_at, shown.sought_at)
+                max(created_at if deliver_at <= 0 else deliver_at, shown.registered_at, shown.sought_at)
                 for created_at, deliver_at in due.values_list("created_at", "deliver_at")
             ]
             first = min([*waiting, *([] if oldest is None else [oldest])], default=None)

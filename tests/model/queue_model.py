@@ -21,7 +21,7 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from tests.support import invariants
 from tests.support.filtering import coalesced, matches
-from tests.support.internals import EXPIRES_AT, NO_WAIT, Claimed, GroupRef
+from tests.support.internals import NO_WAIT, Claimed, GroupRef
 from tests.support.invariants import Message
 from tests.support.tables import Logged, State, Tables
 
@@ -254,7 +254,7 @@ class Model:
     def _has_expired(self, offset: int) -> bool:
         """Whether the time of its expiry has come. A copy, such as a dead letter, does not expire."""
         row = self.logged[offset]
-        expires = None if row.original_id or row.target_group else json.loads(row.metadata).get(EXPIRES_AT)
+        expires = None if row.original_id or row.target_group else row.expires_at
         return expires is not None and self.now >= expires
 
     def _is_superseded(self, life: Life, offset: int) -> bool:

@@ -17,7 +17,7 @@ from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from tests.support.handlers import Recorder, both_modes, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
-from tests.support.internals import COALESCE, EXPIRES_IN, DeadLetterFilter
+from tests.support.internals import DeadLetterFilter
 from tests.support.scenarios import G, log, offsets_of
 
 ME = "ada"
@@ -90,8 +90,10 @@ def test_a_copy_has_the_partition_of_its_original_and_says_where_it_comes_from(d
             "id": name,
             "published_at": original.published_at,
         }
-        kept = {key: value for key, value in original.metadata.items() if key not in (EXPIRES_IN, COALESCE)}
-        assert copy.metadata == kept
+        assert (copy.metadata, copy.publisher_key) == (original.metadata, original.publisher_key)
+        assert (copy.expires_at, copy.coalesce_key) == (None, None)
+    assert originals["x"].expires_at
+    assert originals["y"].coalesce_key
     by_payload = {repr(one.payload): one for one in got.deliveries}
     assert set(by_payload) == {"1", repr(b"\x00\xff"), repr({"n": 2})}
     assert by_payload["1"].key == first.key == second.key == "k"

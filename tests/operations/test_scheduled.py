@@ -23,7 +23,7 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
     publish("t", "at once")
     listed = scheduled.next_scheduled(USING, limit=4)
     assert [one.topic for one in listed] == ["u", "t", "t", "t"]
-    rest = scheduled.next_scheduled(USING, after=(listed[-1].deliver_at, listed[-1].outbox_id))
+    rest = scheduled.next_scheduled(USING, after=(listed[-1].deliver_at, 0, listed[-1].outbox_id))
     assert len(rest) == 2
     of_t = scheduled.next_scheduled(USING, topic="t")
     assert len(of_t) == 5

@@ -13,20 +13,13 @@ from django.test import override_settings
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, signals, subscriber
 from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
 from django_mysqlqueue.testing import deliver_all, delivery, published
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
-    EXPIRES_AT,
-    EXPIRES_IN,
-    LATEST_DELIVERY,
-    Claimant,
-    ClaimRequest,
     GroupRef,
-    Want,
+    Session,
     call,
-    claiming,
-    expires_at,
     new_messages,
     rollups,
 )
@@ -106,7 +99,7 @@ def test_expires_in_counts_from_the_databases_time_of_the_publish(db):
     publish("t", 1, key="k", expires_in=datetime.timedelta(minutes=1))
     sequence()
     row = QueueMessage.objects.get()
-    assert expires_at(json.dumps(row.metadata), row.created_at, "") == row.created_at + 60_000
+    assert row.expires_at == row.created_at + 60_000
 
 
 @MODES
@@ -145,7 +138,7 @@ def test_a_retry_does_not_wait_for_longer_than_until_the_expiry(db, mode, outcom
     sub.work()
     sub.flush()
     row = DeliveryState.objects.get()
-    expires = expires_at(json.dumps(QueueMessage.objects.get().metadata), QueueMessage.objects.get().created_at, "")
+    expires = QueueMessage.objects.get().expires_at
     assert expires - 1000 < row.invisible_until <= expires + 1000
 
 
@@ -388,7 +381,7 @@ def test_a_backlog_of_expired_messages_is_passed_in_claims(db, mode):
 
 
 @MODES
-def test_claims_get_the_metadata_only_of_messages_that_may_be_passed(db, mode, monkeypatch):
+def test_claims_get_no_metadata_to_pass_messages(db, mode, monkeypatch):
     found = []
     look = new_messages._look
 
@@ -399,28 +392,11 @@ def test_claims_get_the_metadata_only_of_messages_that_may_be_passed(db, mode, m
 
     monkeypatch.setattr(new_messages, "_look", looks)
     sub = Sub(handler(mode=mode))
-    publish("t", 1, key="k", metadata={"expires_at": 1, "a": "mysqlqueue.expires_in"})
+    publish("t", 1, key="k", metadata={"expires_at": 1})
     publish("t", 2, key="k", expires_in=600)
     publish("t", 3, key="k", expires_at=FUTURE)
     sub.settle()
-    assert [bool(row.metadata) for row in found] == [False, True, True]
-
-
-@MODES
-def test_redriven_messages_are_not_passed(db, mode):
-    """The claim must agree with the start."""
-    one = handler(mode="shared")
-    sub = Sub(one)
-    publish("t", 1, key="k", expires_at=PAST)
-    sequence()
-    sub.step()
-    QueueMessage.objects.update(target_group="g", original_id="1")
-    DeliveryState.objects.all().delete()
-    ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
-    claimant = Claimant(one.ref, "me", 5, 60_000)
-    wants = [Want("k", look_at=4)]
-    claim = claiming.claim(USING, ClaimRequest(claimant, wants, claiming.new_token(), passes=["expired"]))
-    assert (claim.passed["expired"], len(claim.deliveries)) == (0, 1)
+    assert [(row.metadata, row.expires_at is None) for row in found] == [("", True), ("", False), ("", False)]
 
 
 def test_a_filter_and_expiry_work_together(db):
@@ -479,32 +455,37 @@ def test_wrong_values_are_refused(db, given, says):
 
 
 @MODES
-@pytest.mark.parametrize(
-    "value", ["-1", "0", '"soon"', "1.5", "true", "null", "[]", "1e300", "99999999999999999999", '{"a": 1}']
-)
-@pytest.mark.parametrize("name", [EXPIRES_AT, EXPIRES_IN])
-def test_values_of_plain_sql_that_are_no_times_are_ignored(db, mode, name, value):
+@pytest.mark.parametrize("on_expiry", ["skip", "dead_letter"])
+def test_times_of_plain_sql_that_are_in_no_calendar(db, mode, on_expiry):
     got = []
-    sub = Sub(getting(got, mode=mode))
-    (group,) = sub.poller.groups
-    group._finds_expired = True
+    sub = Sub(handler(function=lambda one: got.append((one.payload, one.expires_at)), mode=mode, on_expiry=on_expiry))
+    for value in (-(2**63), -1, 0, 2**63 - 1):
+        insert(value, value)
+    sub.settle()
+    assert got == [(2**63 - 1, datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC))]
+    assert lag() == 0
+    sequence()
+    errors = [one.last_error for one in QueueMessage.objects.filter(topic="t_dlq")]
+    assert len(errors) == (0 if on_expiry == "skip" else 3)
+    assert all(error.startswith("The message expired at 19") for error in errors)
+
+
+def insert(payload, expires_at):
+    """Publishes as plain SQL does."""
     with connections[USING].cursor() as cursor:
         cursor.execute(
-            "INSERT INTO queue_outbox (topic, partition_key, payload, metadata) VALUES ('t', 'k', %s, %s)",
-            [b"1", f'{{"{name}": {value}}}'],
+            "INSERT INTO queue_outbox (topic, partition_key, payload, expires_at) VALUES ('t', 'k', %s, %s)",
+            [str(payload).encode(), expires_at],
         )
-    sub.settle()
-    assert got == [1]
 
 
 @MODES
-@pytest.mark.parametrize("name", [EXPIRES_AT, "a"])
-def test_metadata_that_python_cannot_decode_stops_no_subscriber(db, mode, name, engine):
+def test_metadata_that_python_cannot_decode_stops_no_subscriber(db, mode, engine):
     if engine == "mysql":
         pytest.skip("MySQL refuses such a number")
     got = []
     sub = Sub(getting(got, mode=mode), getting([], group="f", mode=mode, filter=parse({"region": ["eu"]})))
-    text = json.dumps({name: 7}).replace("7", "1" * 5000)
+    text = json.dumps({"a": 7}).replace("7", "1" * 5000)
     publish("t", 1, key="k")
     sequence()
     with connections[USING].cursor() as cursor:
@@ -514,23 +495,15 @@ def test_metadata_that_python_cannot_decode_stops_no_subscriber(db, mode, name, 
     assert lag() == lag("f") == 0
 
 
-def test_an_expiry_after_the_year_9999_does_not_count(db):
-    assert expires_at({EXPIRES_IN: LATEST_DELIVERY}, 1_800_000_000_000, "") is None
-
-
 @MODES
 def test_plain_sql_may_publish_with_an_expiry(db, mode):
     got = []
     sub = Sub(getting(got, mode=mode))
-    with connections[USING].cursor() as cursor:
-        for name, value in ((EXPIRES_AT, 5), (EXPIRES_IN, 1), (EXPIRES_IN, 3_600_000)):
-            cursor.execute(
-                "INSERT INTO queue_outbox (topic, partition_key, payload, metadata) VALUES ('t', 'k', %s, %s)",
-                [str(value).encode(), f'{{"{name}": {value}}}'],
-            )
-    time.sleep(0.01)
+    insert("1", 5)
+    insert("2", Session(USING).now() + 3_600_000)
+    insert("3", None)
     sub.settle()
-    assert got == [3_600_000]
+    assert got == [2, 3]
 
 
 def test_the_setting_may_dead_letter_expired_messages(settings, no_handlers):

@@ -28,7 +28,6 @@ from tests.support.internals import (
     Flushed,
     Session,
     claiming,
-    decode_metadata,
     new_messages,
     publisher_key,
     register_groups,
@@ -227,7 +226,7 @@ def test_hashed_and_keyless_messages_have_the_limits_of_their_keys(db, settings,
     publish("t", 9, key="a", priority=5)
     started = take_all(sub)
     started += take_all(sub) + take_all(sub)
-    keys = sorted(publisher_key(held.claimed.key, decode_metadata(held.body.metadata)) or "" for held in started)
+    keys = sorted(publisher_key(held.claimed.key, held.body.publisher_key) or "" for held in started)
     assert keys == ["", "", "", "a", "b"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import time
 
 import pytest
@@ -12,11 +14,16 @@ from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.topics import read_topics
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import AT_ONCE, KEY_LENGTH, Count, Session, Subset, lane, retention, sequencing
+from tests.support.internals import KEY_LENGTH, Count, Session, Subset, lane, retention, sequencing
 
 pytestmark = pytest.mark.promise("Priority")
 
+LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
+
+def payload_of(row):
+    return json.loads(bytes(row.payload))
 
 
 def listener(got, **options):
@@ -31,10 +38,8 @@ def test_a_message_is_in_the_lane_of_its_key_and_priority(db):
     publish("t", 1, key="a", priority=10, metadata={"m": 1})
     publish("t", 2, key="a")
     content = {"content_type": "application/json"}
-    assert [(row.partition_key, row.deliver_at, row.metadata) for row in OutboxMessage.objects.order_by("pk")] == [
-        ("__p:+010:a", 91, {"m": 1, **content}),
-        ("a", 0, content),
-    ]
+    rows = OutboxMessage.objects.order_by("pk").values_list("partition_key", "priority", "deliver_at", "metadata")
+    assert list(rows) == [("__p:+010:a", 10, 0, {"m": 1, **content}), ("a", 0, 0, content)]
     sub = Sub(handler(function=lambda one: got.append((one.payload, one.key, one.priority, dict(one.metadata)))))
     sub.settle()
     assert got == [(1, "a", 10, {"m": 1, **content}), (2, "a", 0, content)]
@@ -47,8 +52,8 @@ def test_keys_are_hashed_as_without_a_priority(db, settings):
         publish("t", priority, key="a", priority=priority)
         publish("t", priority, id="x", priority=priority)
     low, high = (
-        list(OutboxMessage.objects.filter(deliver_at=at).order_by("pk").values_list("partition_key", flat=True))
-        for at in (0, 94)
+        list(OutboxMessage.objects.filter(priority=priority).order_by("pk").values_list("partition_key", flat=True))
+        for priority in (0, 7)
     )
     assert high == [f"__p:+007:{one}" for one in low]
     assert all(one.startswith("__p:") for one in low)
@@ -79,11 +84,10 @@ def test_a_priority_may_be_combined_with_a_delay(db):
     sub = Sub(listener(got))
     sub.settle()
     assert got == ["now"]
-    assert OutboxMessage.objects.get().deliver_at > AT_ONCE
+    assert OutboxMessage.objects.get().deliver_at > 0
 
 
 def test_a_message_with_a_priority_is_not_scheduled(db):
-    """Though the column of the outbox with the time has its priority."""
     publish("t", "now", priority=100)
     publish("t", "now", priority=1)
     publish("t", "later", key="a", priority=10, delay=1000)
@@ -99,9 +103,7 @@ def test_a_message_with_a_priority_is_not_scheduled(db):
     assert scheduled.topics(session) == [("t", Count(1, True))]
     (topic,) = read_topics(session, session.now())
     assert (topic.waiting, topic.scheduled) == (2, 1)
-    assert (
-        topic.waiting_since == OutboxMessage.objects.filter(deliver_at__lte=AT_ONCE).earliest("created_at").created_at
-    )
+    assert topic.waiting_since == OutboxMessage.objects.filter(deliver_at=0).earliest("created_at").created_at
 
 
 def test_duplicates_are_those_of_a_key_and_priority(db):
@@ -115,14 +117,60 @@ def test_duplicates_are_those_of_a_key_and_priority(db):
 def test_the_sequencer_takes_high_priorities_first(db):
     publish_many("t", [Message(n, key="a") for n in range(20)])
     publish("t", "high", key="a", priority=1)
-    publish("t", "low", key="a", priority=-1)
     publish("t", "highest", key="b", priority=100)
     assert sequencing.sequence(USING, max_rows=2).moved == 2
     assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"a", "__p:+100:b"}, "half of a pass"
     assert sequencing.sequence(USING, max_rows=2).moved == 2
     assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"a", "__p:+001:a", "__p:+100:b"}
+
+
+def test_the_sequencer_starves_no_priority(db):
+    """Each kind has a share of a pass while publishers are faster than the sequencer."""
+    for priority in (0, 1, 100, -1, -100):
+        publish_many("t", [Message([priority, n], key="a", priority=priority) for n in range(9)])
+    publish_many("t", [Message(["later", n], key="later", deliver_at=LONG_AGO) for n in range(9)])
+    passes = []
+    while sequencing.sequence(USING, max_rows=8).moved:
+        rows = QueueMessage.objects.order_by("offset")[sum(map(len, passes)) :]
+        passes.append([json.loads(row.payload) for row in rows])
+    assert passes[0] == [[0, 0], [0, 1], [100, 0], [100, 1], [-1, 0], [-1, 1], ["later", 0], ["later", 1]]
+    for priority in (0, 1, 100, -1, -100, "later"):
+        assert [n for found in passes for of, n in found if of == priority] == list(range(9))
+
+
+def test_scheduled_messages_of_one_time_are_in_order_of_their_priority(db):
+    for priority in (0, 100, -100, 5):
+        publish("t", priority, priority=priority, deliver_at=LONG_AGO)
+    publish("t", "first", priority=-100, deliver_at=LONG_AGO - datetime.timedelta(seconds=1))
+    listed = [payload_of(one) for one in OutboxMessage.objects.order_by("deliver_at", "-priority")]
     sequence()
-    assert QueueMessage.objects.order_by("offset").last().partition_key == "__p:-001:a"
+    assert [payload_of(one) for one in QueueMessage.objects.order_by("offset")] == listed
+    assert listed == ["first", 100, 5, 0, -100]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_lists_of_scheduled_messages_are_in_that_order(db, limit):
+    at = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
+    for number, priority in enumerate((0, 100, -100, 0, 100)):
+        publish("t", number, id=str(number), priority=priority, deliver_at=at)
+    for topic in (None, "t"):
+        found, after = [], None
+        while True:
+            page = scheduled.list_scheduled(topic=topic, after=after, limit=limit)
+            found += [one.message_id for one in page.rows]
+            if page.after is None:
+                break
+            after = page.after
+        assert found == ["1", "4", "0", "3", "2"]
+
+
+def test_a_priority_is_that_of_the_lane_whatever_plain_sql_stores(db):
+    names = ["a", "__p:3", "__p:+010:a", "__p:-100:", "__p:+999:a", "__p:+1x0:a", "__p:+:", "__p:+0100a"]
+    names.append("__p:+\u0660\u0661\u0660:a")  # Other digits.
+    OutboxMessage.objects.bulk_create(OutboxMessage(topic="t", partition_key=one, payload=b"1") for one in names)
+    sequence()
+    found = dict(QueueMessage.objects.values_list("partition_key", "priority"))
+    assert [found[one] for one in names] == [0, 0, 10, -100, 999, 0, 0, 0, 0]
 
 
 @MODES

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_mysqlqueue.filter_policies import FilterPolicy, parse
-from tests.support.internals import COALESCE, EXPIRES_AT, GroupRef
+from tests.support.internals import GroupRef
 from tests.support.tables import Group, Logged, Tables, Waiting
 
 EU, US = parse({"region": ["eu"]}), parse({"region": ["us"]})
@@ -26,13 +26,11 @@ def filter_of(group: Group) -> FilterPolicy | None:
 
 LONG_AGO = 1
 """When messages of tests have expired, in epoch milliseconds."""
-EXPIRED = {EXPIRES_AT: LONG_AGO}
-"""Their metadata."""
 
 
 def has_expired(message: Logged | Waiting) -> bool:
     """Whether a message expired long ago. Copies of it, such as dead letters, do not expire."""
-    return not message.original_id and _metadata(message.metadata).get(EXPIRES_AT) == LONG_AGO
+    return not message.original_id and message.expires_at == LONG_AGO
 
 
 @lru_cache(maxsize=50_000)
@@ -114,10 +112,9 @@ def _follows(one: Waiting, other: Logged | Waiting) -> bool:
 
 def coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
     """The coalesce key with its topic and partition. Copies, such as dead letters, have none."""
-    if message.original_id:
+    if message.original_id or not message.coalesce_key:
         return None
-    key = _metadata(message.metadata).get(COALESCE)
-    return None if key is None else (message.topic, message.key, key)
+    return message.topic, message.key, message.coalesce_key
 
 
 def matches(message: Logged | Waiting, policy: FilterPolicy | None) -> bool:

@@ -12,10 +12,6 @@ from django_mysqlqueue.error_texts import error_class, masked
 from django_mysqlqueue.escaping import HIDDEN, visible, visible_lines
 from django_mysqlqueue.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
 from django_mysqlqueue.limits import (
-    AT_ONCE,
-    COALESCE,
-    EXPIRES_AT,
-    EXPIRES_IN,
     JOB_GROUP,
     JOB_PREFIX,
     KEY_LENGTH,
@@ -150,7 +146,6 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Holding, JobEnd, Returned, Settlement, Slot
-from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.groups import OptionColumns, Registered
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.job_rows import NewResult

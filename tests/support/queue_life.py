@@ -86,7 +86,6 @@ from tests.support import job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
 from tests.support.internals import (
-    COALESCE,
     Action,
     Claimant,
     DeadLetterFilter,
@@ -434,6 +433,8 @@ def _recur() -> None:
 
 def _debounce() -> None:
     """Debounced messages: replaced, bounded by the longest wait, cancelled, rescheduled, and left behind."""
+    with as_role("publisher"), override_settings(MYSQLQUEUE={"TOPICS": {"unread": {"PARTITIONS": 3}}}):
+        publish("unread", 0, key="k0", coalesce="c")
     with as_role("scheduler"):
         publish("debounced", 0, key="k", coalesce="c", delay=60)
         publish_many(
@@ -601,7 +602,8 @@ def _operate(ref: GroupRef) -> None:
     redriving.redrive(USING, dead, actor="test", limit=3)
     with as_role("reader"):
         scheduled = timetable.next_scheduled(USING, topic="t")
-        timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
+        first = scheduled[0]
+        timetable.next_scheduled(USING, after=(first.deliver_at, -first.priority, first.outbox_id))
         ids = [one.outbox_id for one in scheduled]
         assert timetable.topics_of(session, ids) == {"t"}
         assert "t" in dict(timetable.topics(session))
@@ -753,7 +755,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     assert log_search.search(session, "none has it", topic="t", key="k1").searched
     content = message_history.content(session, entry.offset, most=100)
     assert content is not None
-    states = message_history.states(session, entry, content.metadata)
+    states = message_history.states(session, content)
     assert states
     live = {"s": SubscriberStatus(ref, "s", 0, 0, {}, live=True)}
     waits = dataclasses.replace(states[0], standing="unclaimed", mode="ordered", paused=False, unfinished="")
@@ -761,7 +763,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     due = dataclasses.replace(waits, standing="waits")
     assert reasons.why(session, content, due, live, session.now()) is not None
     due = dataclasses.replace(due, mode="shared")
-    keyed = dataclasses.replace(content, metadata={**content.metadata, COALESCE: "c"})
+    keyed = dataclasses.replace(content, stored_coalesce_key="c")
     held = DeliveryState.objects.create(
         consumer_group=due.ref.group,
         topic=due.ref.topic,

@@ -35,6 +35,8 @@ class Logged(NamedTuple):
     failure_count: int = 0
     last_error: str = ""
     metadata: str = "{}"
+    expires_at: int | None = None
+    coalesce_key: str | None = None
     created_at: int = 0
     published_at: int = 0
 
@@ -61,6 +63,8 @@ class Waiting(NamedTuple):
     failure_count: int = 0
     last_error: str = ""
     metadata: str = "{}"
+    expires_at: int | None = None
+    coalesce_key: str | None = None
     created_at: int = 0
     deliver_at: int = 0
     is_debounced: bool = False
@@ -335,7 +339,7 @@ def _effects(rows: list[tuple[Any, ...]]) -> list[Effect]:
 
 _MESSAGE = (
     "topic, partition_key, id, payload, target_group, original_id, original_topic, original_offset, failed_group, "
-    "failed_at, failure_count, last_error, metadata, created_at"
+    "failed_at, failure_count, last_error, metadata, expires_at, coalesce_key, created_at"
 )
 _DEBOUNCED = "EXISTS (SELECT 1 FROM queue_debounced d WHERE d.outbox_id = queue_outbox.outbox_id)"
 _GROUP = "consumer_group, topic"

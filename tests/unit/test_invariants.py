@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from django_mysqlqueue.models import DeliveryEvent
 from tests.support import invariants
-from tests.support.internals import COALESCE, GroupRef
+from tests.support.internals import GroupRef
 from tests.support.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
 
 pytestmark = pytest.mark.any_engine
@@ -383,18 +382,17 @@ def test_a_bystanders_row_changes(table, place, row):
 
 def test_a_debounced_message_is_replaced():
     """By a later one with its key that waits, or has entered the log since; by nothing else."""
-    metadata = json.dumps({COALESCE: "c"})
     early, late = (
-        SOUND.outbox[0]._replace(outbox_id=number, id=f"d{number}", metadata=metadata, is_debounced=True)
+        SOUND.outbox[0]._replace(outbox_id=number, id=f"d{number}", coalesce_key="c", is_debounced=True)
         for number in (2, 3)
     )
     before = replace(SOUND, outbox=[early, late])
-    entered = {**SOUND.log, 7: message(7)._replace(id="d3", metadata=metadata)}
+    entered = {**SOUND.log, 7: message(7)._replace(id="d3", coalesce_key="c")}
     for now in (replace(SOUND, outbox=[late]), replace(SOUND, outbox=[], log=entered, sequencer=7)):
         assert invariants.between(before, now) == []
     lost = ["('t', 'a', 'd2') was lost between outbox and log"]
     assert invariants.between(replace(SOUND, outbox=[early]), replace(SOUND, outbox=[])) == lost
-    other = late._replace(metadata="{}")
+    other = late._replace(coalesce_key=None)
     assert invariants.between(replace(before, outbox=[early, other]), replace(SOUND, outbox=[other])) == lost
     plain = early._replace(is_debounced=False)
     assert invariants.between(replace(before, outbox=[plain, late]), replace(SOUND, outbox=[late])) == lost

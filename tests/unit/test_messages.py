@@ -95,7 +95,7 @@ def test_what_the_queue_adds_to_metadata_counts_too(settings):
 def test_a_key_is_its_own_partition():
     row = stored(1, key="A é 😀 ")
     assert row.partition_key == "A é 😀 "
-    assert "mysqlqueue.key" not in metadata_of(row)
+    assert row.publisher_key is None
 
 
 def test_the_empty_key_is_a_key():
@@ -116,11 +116,11 @@ def test_a_topic_with_partitions_hashes_its_keys(settings):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 7}}}
     row = stored(1, key="123456789")
     assert row.partition_key == f"__p:{0xCBF43926 % 7}"
-    assert metadata_of(row)["mysqlqueue.key"] == "123456789"
+    assert row.publisher_key == "123456789"
     assert stored(2, key="123456789").partition_key == row.partition_key
     keyless = stored(1, id="123456789")
     assert keyless.partition_key == row.partition_key
-    assert "mysqlqueue.key" not in metadata_of(keyless)
+    assert keyless.publisher_key is None
     assert encode("another", Message(1, key="123456789")).partition_key == "123456789"
 
 

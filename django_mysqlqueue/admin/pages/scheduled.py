@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.sql.session import Session
+
+PLACE = re.compile(r"([0-9]{1,19})_(-?[0-9]{1,3})_([0-9]{1,19})")
+"""A position in the list: the time, the negative priority, and the primary key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class ScheduledPage(Page):
             "debounced": any(row.coalesce_key for row in found.rows),
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
-            "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
+            "next_after": None if found.after is None else "_".join(map(str, found.after)),
             "order": None,
             "is_first": not self.text("after"),
             "may_see_payloads": bool(seen) or self.may_see_payloads,
@@ -89,21 +92,22 @@ class ScheduledPage(Page):
         assert topic is not None  # noqa: S101  # the caller has checked
         return ScheduledListing(tuple(scheduled.with_id(session, topic, message_id)), None, whole=True)
 
-    def _after(self) -> tuple[int, int] | None:
+    def _after(self) -> tuple[int, int, int] | None:
         text = self.text("after")
         if text is None:
             return None
-        at, _dash, row_id = text.partition("-")
-        if not (at.isascii() and at.isdecimal() and row_id.isascii() and row_id.isdecimal()):
+        place = PLACE.fullmatch(text)
+        if place is None:
             raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
-        return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
+        at, rank, row_id = (min(int(number), 2**62) for number in place.groups())
+        return at, rank, row_id
 
     @staticmethod
     def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None, *, is_job: bool) -> ScheduledRow:
         left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
         payload, metadata, expires = None, "", ""
         if content is not None:
-            expires = moment(expires_at(content.metadata, message.created_at, ""))
+            expires = moment(content.expires_at)
             payload = contents.payload(content.payload, message.size, topic=message.topic)
             metadata = contents.metadata(content.metadata, topic=message.topic)
         return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata, expires, is_job)

@@ -158,7 +158,9 @@ def _superseded(items: Sequence[Held], using: str) -> dict[int, Settlement]:
 
 
 def _utc(milliseconds: int | None) -> str:
-    return datetime.datetime.fromtimestamp((milliseconds or 0) / 1000, datetime.UTC).isoformat(timespec="milliseconds")
+    return datetime.datetime.fromtimestamp(max(milliseconds or 0, 0) / 1000, datetime.UTC).isoformat(
+        timespec="milliseconds"
+    )
 
 
 def _attempt(

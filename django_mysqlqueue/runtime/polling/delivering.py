@@ -42,7 +42,7 @@ class DeliveringGroup(ConfiguredGroup):
             body = found[delivery.offset]
             at = body.expires_at
             left = INFINITE if at is None else (at - delivery.delivered_at) / 1000
-            return Held(delivery, body, self.handler, claim.began + left, body.coalesce_key, states.get(delivery))
+            return Held(delivery, body, self.handler, claim.began + left, body.coalesce_key or "", states.get(delivery))
 
         try:
             found = payloads.read(self.using, [delivery.offset for delivery in deliveries])
