@@ -17,23 +17,18 @@ from typing import Any
 
 from django_mysqlqueue.conf import LONGEST_DELAY, Settings
 from django_mysqlqueue.limits import (
-    COALESCE,
-    EXPIRES_AT,
-    EXPIRES_IN,
     KEY_LENGTH,
-    LANE_LENGTH,
     LATENCY_BOUNDS_MS,
     LATENCY_COLUMNS,
-    LATEST_DELIVERY,
     NAME_LENGTH,
     PARTITION_PREFIX,
-    PUBLISHER_KEY,
     REPLACES,
     TOPIC_COLUMN_LENGTH,
 )
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.watermarks import LOOK_AHEAD
+from django_mysqlqueue.sql.mysql import DIALECT
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.version import __version__
 
@@ -122,16 +117,11 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "rounds": ROUNDS,
         "spare": SPARE,
         "priority_share": settings.priority_share,
-        "latest_delivery": LATEST_DELIVERY,
         "longest_delay": round(LONGEST_DELAY),
         "latest": 2**62,
-        "lane_sign": len(PARTITION_PREFIX) + 1,
     }
     names = {
         "replaces": REPLACES,
-        "coalesce": COALESCE,
-        "expires_at": EXPIRES_AT,
-        "expires_in": EXPIRES_IN,
         "lanes": PARTITION_PREFIX,
         "version": __version__,
         "looks_ahead": str(LOOKS_AHEAD),
@@ -176,11 +166,7 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         ),
         "partitions.ASC": _PARTITIONS.replace("{order}", "ASC"),
         "partitions.DESC": _PARTITIONS.replace("{order}", "DESC"),
-        "reserved": ", ".join(
-            f"'$.\"{name}\"'" for name in (PUBLISHER_KEY, REPLACES, EXPIRES_AT, EXPIRES_IN, COALESCE)
-        ),
         "publisher_key": _PUBLISHER_KEY,
-        "priority": _PRIORITY,
     }
 
 
@@ -225,21 +211,12 @@ _PARTITIONS = """
 """The next partitions of a topic: their keys, whether they have messages above the position, whether another consumer
 owns them, and whether a row is missing that a claim needs."""
 
-_LANE = (
-    f"(LEFT(s.partition_key, {len(PARTITION_PREFIX) + 1}) IN ('{PARTITION_PREFIX}+', '{PARTITION_PREFIX}-') "
-    f"AND SUBSTRING(s.partition_key, {LANE_LENGTH}, 1) = ':')"
-)
-_PARTITION = f"IF({_LANE}, SUBSTRING(s.partition_key, {LANE_LENGTH + 1}), s.partition_key)"
+_PARTITION = DIALECT.lane_partition("m.partition_key")
 _PUBLISHER_KEY = (
-    f"IF(LEFT({_PARTITION}, {len(PARTITION_PREFIX)}) = '{PARTITION_PREFIX}', "
-    f"JSON_UNQUOTE(JSON_EXTRACT(m.metadata, '$.\"{PUBLISHER_KEY}\"')), {_PARTITION})"
+    f"COALESCE(m.publisher_key, "
+    f"IF(LEFT({_PARTITION}, {len(PARTITION_PREFIX)}) = '{PARTITION_PREFIX}', NULL, {_PARTITION}))"
 )
 """The publisher's key (``messages.publisher_key``)."""
-_PRIORITY = (
-    f"IF({_LANE}, "
-    f"GREATEST(-100, LEAST(100, CAST(SUBSTRING(s.partition_key, {len(PARTITION_PREFIX) + 1}, 4) AS SIGNED))), 0)"
-)
-"""The priority of a message (``limits.priority_of``)."""
 
 
 def _literal(text: str) -> str:

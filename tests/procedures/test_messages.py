@@ -10,7 +10,7 @@ from django.db.models import F
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage, Rollup
 from tests.support.harness import USING, sequence
-from tests.support.internals import definitions, installing
+from tests.support.internals import GroupRef, definitions, installing
 from tests.support.sql_clients import holding, nothing_is_left, numbers, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
@@ -132,15 +132,39 @@ def test_expired_messages_are_passed(client, mode):
     register(mode)
     publish("t", {"n": 0}, key="a", expires_in=0.001)
     publish("t", {"n": 1}, key="a", expires_in=3600)
-    for value in ('"soon"', "-1", "1.5", "null", "99999999999999999999"):
-        client.run(
-            "INSERT INTO queue_outbox (topic, payload, metadata) VALUES ('t', '{\"n\": 2}', %s)",
-            f'{{"mysqlqueue.expires_at": {value}}}',
-        )
     time.sleep(0.01)
     sequence()
-    assert sorted(numbers(client.claim())) == [1, 2, 2, 2, 2, 2]
+    assert numbers(client.claim()) == [1]
     assert sum(Rollup.objects.filter(grain=60).values_list("expired", flat=True)) == 1
+
+
+EXPIRED = {"int64": -(2**63), "before 1970": -1, "1970": 0, "past": 1_000_000_000_000}
+VALID = {"never": None, "int64": 2**63 - 1, "future": 9_000_000_000_000}
+
+
+def publish_expiring(client, times):
+    for n, at in enumerate(times):
+        client.run("INSERT INTO queue_outbox (topic, payload, expires_at) VALUES ('t', %s, %s)", f'{{"n": {n}}}', at)
+    sequence()
+
+
+@MODES
+def test_the_time_of_expiry_may_be_any_that_plain_sql_stores(client, mode):
+    register(mode)
+    publish_expiring(client, [*EXPIRED.values(), *VALID.values()])
+    assert numbers(client.claim()) == [4, 5, 6]
+    assert sum(Rollup.objects.filter(grain=60).values_list("expired", flat=True)) == len(EXPIRED)
+
+
+@MODES
+def test_any_time_of_expiry_is_named_in_a_dead_letter(client, mode, settings):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "GROUPS": {"g": {"SQL_TOPICS": ["t"], "ON_EXPIRY": "dead_letter"}}}
+    installing.install(USING)
+    register(mode)
+    publish_expiring(client, EXPIRED.values())
+    assert client.claim() == []
+    times = [error.split(" at ")[1][:19] for error in OutboxMessage.objects.values_list("last_error", flat=True)]
+    assert times == ["1970-01-01 00:00:00"] * 3 + ["2001-09-09 01:46:40"]
 
 
 @MODES
@@ -152,11 +176,12 @@ def test_expired_messages_are_dead_lettered_if_the_group_wants_that(client, mode
     sequence()
     (row,) = client.claim()
     client.snooze(row["handle"])
-    QueueMessage.objects.update(created_at=1)
+    QueueMessage.objects.update(expires_at=1)
     assert client.claim() == []
     dead = OutboxMessage.objects.get()
     assert dead.failure_count == 0
     assert dead.last_error.endswith("UTC, before attempt 1 had started.")
+    assert dead.expires_at is None
     assert nothing_is_left()
 
 
@@ -168,8 +193,43 @@ def test_hashed_keys_are_shown_as_published(client, mode, settings):
     publish("t", {"n": 1}, key="bob", priority=7)
     publish("t", {"n": 2})
     sequence()
-    found = {(row["key"], row["priority"]) for row in client.claim()}
-    assert found == {("ada", 0), ("bob", 7), (None, 0)}
+    rows = client.claim()
+    assert {(row["key"], row["priority"]) for row in rows} == {("ada", 0), ("bob", 7), (None, 0)}
+    assert {client.reject(row["handle"]) for row in rows} == {"dead_lettered"}
+    sequence()
+    register(mode, GroupRef("g", "t_dlq"))
+    dead = client.run("CALL queue_claim('g', 't_dlq', 100)")
+    assert {(row["key"], row["priority"]) for row in dead} == {("ada", 0), ("bob", 7), (None, 0)}
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("partition", "stored", "key", "priority"),
+    [
+        ("a", None, "a", 0),
+        ("__p:3", None, None, 0),
+        ("__p:3", "", "", 0),
+        ("__p:3", "ada", "ada", 0),
+        ("__p:-005:a", None, "a", -5),
+        ("__p:+010:", None, "", 10),
+        ("__p:+010:__p:3", None, None, 10),
+        ("__p:+010:__p:3", "__p:x", "__p:x", 10),
+        ("__p:+0x0:a", None, "a", 0),
+        ("__p:+10:a", None, None, 0),
+    ],
+)
+def test_the_key_is_that_of_the_column_or_of_the_partition(client, mode, partition, stored, key, priority):
+    register(mode)
+    client.run(
+        "INSERT INTO queue_outbox (topic, partition_key, publisher_key, payload) VALUES ('t', %s, %s, '')",
+        partition,
+        stored,
+    )
+    sequence()
+    (row,) = client.claim()
+    assert (row["key"], row["priority"]) == (key, priority)
+    message = QueueMessage.objects.get()
+    assert (message.partition_key, message.priority) == (partition, priority)
 
 
 @MODES

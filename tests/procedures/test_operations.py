@@ -6,7 +6,14 @@ import MySQLdb
 import pytest
 
 from django_mysqlqueue import operations, publish
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, OutboxMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
 from tests.support.harness import sequence
 from tests.support.sql_clients import REF, numbers, publish_numbers, refused, register
 
@@ -46,6 +53,28 @@ def test_messages_with_coalesce_keys_are_refused(client, mode):
     assert refused(client, *REF, 1) == "A message has a coalesce key, which only subscribers in Python apply"
     assert not DeliveryState.objects.exists()
     assert ConsumerOffset.objects.get().offset_claimed == 0
+
+
+@MODES
+def test_messages_with_coalesce_keys_that_were_claimed_before_are_refused(client, mode):
+    register(mode)
+    publish_numbers(1)
+    (row,) = client.claim()
+    assert client.snooze(row["handle"]) == "snoozed"
+    QueueMessage.objects.update(coalesce_key="c")
+    before = list(DeliveryState.objects.values())
+    assert refused(client, *REF, 1) == "A message has a coalesce key, which only subscribers in Python apply"
+    assert list(DeliveryState.objects.values()) == before
+
+
+@MODES
+def test_an_empty_coalesce_key_is_none(client, mode):
+    register(mode)
+    client.run("INSERT INTO queue_outbox (topic, payload, coalesce_key) VALUES ('t', '{\"n\": 0}', '')")
+    sequence()
+    (row,) = client.claim()
+    assert client.reject(row["handle"]) == "dead_lettered"
+    assert OutboxMessage.objects.get().coalesce_key is None
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ BEGIN
   SELECT CONCAT(m.`offset`, ':', s.delivery_token) AS handle,
          m.id,
          {{publisher_key}} AS `key`,
-         {{priority}} AS priority,
+         m.priority,
          m.payload,
-         CAST(JSON_REMOVE(m.metadata, {{reserved}}) AS CHAR CHARACTER SET utf8mb4) AS metadata,
+         CAST(JSON_REMOVE(m.metadata, '$."{{replaces}}"') AS CHAR CHARACTER SET utf8mb4) AS metadata,
          CAST(s.retry_count + (s.delivery_token > 0) AS SIGNED) AS attempt,
          m.`offset`,
          m.created_at,
@@ -74,5 +74,5 @@ BEGIN
   STRAIGHT_JOIN queue_messages m FORCE INDEX (PRIMARY) ON m.`offset` = s.message_offset
   WHERE v_taken > 0 AND s.consumer_group = p_group AND s.topic = p_topic AND s.acked = 0 AND s.invisible_until = v_until
     AND s.delivery_token IN (v_token, -v_token)
-  ORDER BY priority DESC, s.partition_key, s.message_offset;
+  ORDER BY m.priority DESC, s.partition_key, s.message_offset;
 END

@@ -10,7 +10,8 @@ BEGIN
      AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
     CALL queue__dead_letter(
       p_group, p_topic, p_key, p_offset, p_attempts, 0, p_me,
-      CONCAT('The message expired at ', TIMESTAMPADD(MICROSECOND, p_expires_at * 1000, '1970-01-01 00:00:00'),
+      CONCAT('The message expired at ',
+             TIMESTAMPADD(MICROSECOND, GREATEST(p_expires_at, 0) * 1000, '1970-01-01 00:00:00'),
              ' UTC, before attempt ', p_attempts + 1, ' had started.'), p_options);
     SET @queue__dead_lettered = @queue__dead_lettered + 1;
   ELSE

@@ -73,9 +73,9 @@ BEGIN
   END IF;
   SET v_low = v_low + FLOOR(RAND() * (v_high - v_low + 1));  -- In a WHERE, RAND() has another value for each row.
   SELECT m.partition_key INTO v_begin FROM (
-    SELECT topic, partition_key FROM queue_messages
+    SELECT topic, partition_key, priority FROM queue_messages
     WHERE `offset` >= v_low ORDER BY `offset` LIMIT {{look_ahead}}
-  ) m WHERE m.topic = p_topic AND LEFT(m.partition_key, {{lane_sign}}) NOT IN ('{{lanes}}+', '{{lanes}}-') LIMIT 1;
+  ) m WHERE m.topic = p_topic AND m.priority = 0 LIMIT 1;
   WHILE v_step < 3 DO
     CASE IF(v_low_first, 2 - v_step, v_step)
       WHEN 0 THEN

@@ -12,11 +12,10 @@ CREATE PROCEDURE queue__take_again(
 )
   {{attributes}}
 BEGIN
-  DECLARE v_due, v_token, v_at, v_created_at, v_expires_at BIGINT;
-  DECLARE v_by, v_original_id {{key}};
+  DECLARE v_due, v_token, v_at, v_expires_at BIGINT;
+  DECLARE v_by, v_coalesce_key {{key}};
   DECLARE v_retries, v_max_attempts, v_there INT;
   DECLARE v_error LONGTEXT {{bytewise}};
-  DECLARE v_metadata MEDIUMTEXT {{bytewise}};
   DECLARE v_found BOOL DEFAULT TRUE;
   DECLARE v_wait DOUBLE DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_found = FALSE;
@@ -33,8 +32,7 @@ BEGIN
   ELSEIF v_due > p_now AND v_at <= p_now + {{clock_step_ms}} AND (p_mode = 'shared' OR v_token = 0) THEN
     SET p_result = IF(v_token = 0 AND v_by <> '', 'lost', 'later');
   ELSE
-    SELECT metadata, created_at, original_id INTO v_metadata, v_created_at, v_original_id
-    FROM queue_messages WHERE `offset` = p_offset;
+    SELECT expires_at, coalesce_key INTO v_expires_at, v_coalesce_key FROM queue_messages WHERE `offset` = p_offset;
     SET v_max_attempts = NULLIF(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.max_attempts')), 'null');
     IF v_by <> '' AND v_token < 0 AND v_retries > 0 THEN
       CALL queue__backoff(v_retries, p_options, v_wait);
@@ -61,7 +59,9 @@ BEGIN
     ELSEIF v_by <> '' AND NOT p_may_suspect THEN
       SET p_result = 'left';
     ELSE
-      CALL queue__expiry(v_metadata, v_created_at, v_original_id, v_expires_at);
+      IF v_coalesce_key <> '' THEN
+        CALL queue__refuse('A message has a coalesce key, which only subscribers in Python apply');
+      END IF;
       IF v_token <> 0 THEN
         CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries, 'lost', v_at, v_by, '', '', p_options);
       END IF;

@@ -5,18 +5,16 @@ CREATE PROCEDURE queue__take_new(
 )
   {{attributes}}
 BEGIN
-  DECLARE v_claimed, v_position, v_offset, v_created_at, v_expires_at BIGINT;
+  DECLARE v_claimed, v_position, v_offset, v_expires_at BIGINT;
   DECLARE v_target {{group}};
-  DECLARE v_original_id {{key}};
-  DECLARE v_metadata MEDIUMTEXT {{bytewise}};
+  DECLARE v_coalesce_key {{key}};
   DECLARE v_found, v_expired LONGTEXT {{bytewise}} DEFAULT '';
   DECLARE v_place, v_rows INT DEFAULT 0;
   DECLARE v_rounds INT DEFAULT 1;
   DECLARE v_end BOOL DEFAULT FALSE;
   DECLARE v_look_at INT DEFAULT p_want + {{look_ahead}};
   DECLARE found CURSOR FOR
-    SELECT `offset`, target_group, IF(metadata LIKE '%"mysqlqueue.%', metadata, ''), created_at, original_id
-    FROM queue_messages FORCE INDEX (queue_messages_partition)
+    SELECT `offset`, target_group, expires_at, coalesce_key FROM queue_messages FORCE INDEX (queue_messages_partition)
     WHERE topic = p_topic AND partition_key = p_key AND `offset` > v_position ORDER BY `offset` LIMIT v_look_at;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
   SET p_taken = 0;
@@ -30,7 +28,7 @@ BEGIN
     SET v_rows = 0, v_end = FALSE;
     OPEN found;
     walk: LOOP
-      FETCH found INTO v_offset, v_target, v_metadata, v_created_at, v_original_id;
+      FETCH found INTO v_offset, v_target, v_expires_at, v_coalesce_key;
       IF v_end THEN
         LEAVE walk;
       END IF;
@@ -39,9 +37,8 @@ BEGIN
         IF p_taken = p_want THEN
           LEAVE walk;
         END IF;
-        SET v_expires_at = NULL;
-        IF v_metadata <> '' THEN
-          CALL queue__expiry(v_metadata, v_created_at, v_original_id, v_expires_at);
+        IF v_coalesce_key <> '' THEN
+          CALL queue__refuse('A message has a coalesce key, which only subscribers in Python apply');
         END IF;
         SET v_found = CONCAT(v_found, IF(v_found = '', '', ','), v_offset);
         IF v_expires_at <= p_now THEN
