@@ -58,7 +58,10 @@ EVERYTHING = tuple(
 )
 """The models of the queue's tables."""
 READ = (*_tables(dict.fromkeys(EVERYTHING, "S")), Grant("SELECT", MIGRATIONS))
-PUBLISHED = ("topic", "partition_key", "id", "payload", "metadata", "deliver_at")
+PUBLISHED = (
+    *("topic", "partition_key", "id", "payload", "metadata"),
+    *("publisher_key", "deliver_at", "expires_at", "coalesce_key"),
+)
 """The columns of the outbox that ``publish`` writes: none of those that dead letters and redriven messages have."""
 
 ROLES: dict[str, Role] = {

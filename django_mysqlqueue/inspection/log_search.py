@@ -73,7 +73,7 @@ def search(
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> ContentSearch:
-    """Search a text in the payloads and the metadata of messages, newest first, as they are stored.
+    """Search a text in the payloads, the metadata and the coalesce keys of messages, newest first, as they are stored.
 
     The search ends after ``bounds.contents`` messages, ``bounds.content_bytes`` or ``bounds.content_seconds``.
 
@@ -127,7 +127,8 @@ def _chunks(entries: Sequence[LogMessage]) -> Iterator[list[LogMessage]]:
 def _matching(session: Session, offsets: Sequence[int], text: str) -> set[int]:
     rows = session.rows(
         f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(offsets))} {session.dialect.join_to(LOG, 'm')} "
-        "ON m.`offset` = v.o AND (INSTR(m.payload, %s) > 0 OR INSTR(m.metadata, %s) > 0)",
-        (*sorted(offsets), text, text),
+        "ON m.`offset` = v.o AND (INSTR(m.payload, %s) > 0 OR INSTR(m.metadata, %s) > 0 "
+        "OR INSTR(m.coalesce_key, %s) > 0)",
+        (*sorted(offsets), text, text, text),
     )
     return {int(offset) for (offset,) in rows}

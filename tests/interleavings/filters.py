@@ -138,12 +138,15 @@ def debounced_by_mistake(operations: Sequence[Operation], start: Start, after: T
 
 
 def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
-    """Of the messages with one coalesce key that are in flight in shared mode, only one has started or may start."""
+    """Of the messages with one coalesce key that are in flight in shared mode, only one has started or may start.
+
+    And none of them is later than the one that is noted: claims look only at that to see whether one is in flight.
+    """
     if start.mode != "shared" or not start.failed:
         return
     noted = {
-        (row.topic, row.partition_key, row.coalesce_key): row.message_offset
-        for row in CoalesceKey.objects.filter(consumer_group="")
+        (row.consumer_group, row.topic, row.partition_key, row.coalesce_key): row.message_offset
+        for row in CoalesceKey.objects.all()
     }
     started = {one.offset: one.token for one in start.held.values()}
     runs: dict[tuple[str, str, str], list[str]] = {}
@@ -151,8 +154,10 @@ def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
         key = coalesced(after.log[offset]) if offset in after.log else None
         if key is None or ref != G or row.acked or not row.delivery_token:
             continue
-        if started.get(offset) == row.delivery_token or noted.get(key, 0) <= offset:
+        if started.get(offset) == row.delivery_token or noted.get(("", *key), 0) <= offset:
             runs.setdefault(key, []).append(names.at(offset))
+        if noted.get((G.group, *key), 0) < offset:
+            yield f"{names.at(offset)} is in flight, and an earlier message is noted as claimed last for its key"
     for ones in runs.values():
         if len(ones) > 1:
             yield f"{' and '.join(ones)} have one coalesce key and are in flight at the same time"

@@ -415,6 +415,13 @@ MUTATIONS = (
         locking("redelivering._lock_due", SKIP, ""),
     ),
     Mutation(
+        "a redelivery that does not lock the offsets row of a message with a coalesce key",
+        "Which message of a coalesce key was claimed last is noted under the lock of the partition's offsets row.",
+        "coalesced_later: redeliver, shared x sequence, claim, shared",
+        locking("redelivering._read_coalesce_keys", SKIP, ""),
+        by=BROKEN,
+    ),
+    Mutation(
         "a claim that gives up a message and does not note for which one",
         "A message for which others were given up passes every later filter.",
         "superseding: claim that supersedes, with a filter x register another filter",
