@@ -69,13 +69,11 @@ class Selection:
         """Return the select list."""
         wanted = [BY_NAME[name].sql for name in self.plain]
         if self._is_packed:
-            numbers = [(column.sql, column.nullable) for column in self._numbers]
-            lengths = [(database.byte_length(column.sql), column.nullable) for column in self._texts]
-            sizes = numbers + lengths
-            empty = " AND ".join(f"{size} IS NULL" if nullable else f"{size} = 0" for size, nullable in sizes)
-            parts = sizes + [(column.sql, column.nullable) for column in self._texts]
-            # NULL becomes an empty number, or a text whose length is one.
-            joined = database.joined([f"COALESCE({part}, '')" if nullable else part for part, nullable in parts])
+            sizes = [(column, column.sql) for column in self._numbers]
+            sizes += [(column, database.byte_length(column.sql)) for column in self._texts]
+            empty = " AND ".join(f"{size} IS NULL" if column.nullable else f"{size} = 0" for column, size in sizes)
+            parts = [*sizes, *((column, column.sql) for column in self._texts)]
+            joined = database.joined([column.filled(part) for column, part in parts])
             wanted.append(f"CASE WHEN {empty} THEN '' ELSE {joined} END")
         return ", ".join(wanted)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from django_mysqlqueue.pipeline.databases import Database
-from django_mysqlqueue.pipeline.log_schema import COLUMNS, LOG, Column
+from django_mysqlqueue.pipeline.log_schema import COLUMNS, LOG
 from django_mysqlqueue.pipeline.reading import Span
 
 LONG = ("payload", "metadata", "last_error")
@@ -40,20 +40,16 @@ class Sum:
 
 def of_log(database: Database, span: Span) -> Sum:
     """Return the checksum of a span, computed by the server."""
-    parts = [_given(column, column.sql) for column in NUMBERS]
-    parts += [_given(column, database.byte_length(column.sql)) for column in SHORT]
+    parts = [column.filled(column.sql) for column in NUMBERS]
+    parts += [column.filled(database.byte_length(column.sql)) for column in SHORT]
     parts += [f"CRC32(`{name}`)" for name in LONG]
-    parts += [_given(column, column.sql) for column in SHORT]
+    parts += [column.filled(column.sql) for column in SHORT]
     rows, total = database.row(
         f"SELECT COUNT(*), COALESCE(SUM(CRC32({database.joined(parts)})), 0) "
         f"FROM {LOG}{database.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s",
         (span.above, span.up_to),
     )
     return Sum(int(rows), int(total))
-
-
-def _given(column: Column, expression: str) -> str:
-    return f"COALESCE({expression}, '')" if column.nullable else expression
 
 
 def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:

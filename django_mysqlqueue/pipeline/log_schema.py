@@ -35,6 +35,10 @@ class Column:
         """The SQL expression to read it by."""
         return f"`{self.name}`" if self.absent is None else f"NULLIF(`{self.name}`, {self.absent})"
 
+    def filled(self, expression: str) -> str:
+        """Return an SQL expression of the column, with an empty text for NULL."""
+        return f"COALESCE({expression}, '')" if self.nullable else expression
+
     @property
     def spark_type(self) -> str:
         """The name of the column's type in Spark."""
