@@ -22,7 +22,7 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.frames import publisher_key
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import lane, messages, retention
+from tests.support.internals import lane, lane_of, messages, retention
 from tests.support.spark_log import HOSTILE, LANES, collected, expected
 
 UTC = datetime.UTC
@@ -484,6 +484,15 @@ def test_keys_are_those_of_a_delivery(spark):
     assert frame.count() == len(rows)
 
 
+@pytest.mark.promise("Priority")
+def test_the_priority_in_the_log_is_that_of_the_lane(db):
+    QueueMessage.objects.bulk_create(QueueMessageFactory.build(partition_key=name) for name in dict.fromkeys(NAMES))
+    for row in QueueMessage.objects.all():
+        # The column has a number that is out of range as plain SQL has written it.
+        assert max(-100, min(row.priority, 100)) == lane_of(row.partition_key).priority, row.partition_key
+
+
+@pytest.mark.promise("Priority")
 def test_priorities_and_keys_of_the_log(spark, settings):
     settings.MYSQLQUEUE = {"TOPICS": {"hashed": {"PARTITIONS": 3}}}
     wanted = [
