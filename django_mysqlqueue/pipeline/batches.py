@@ -42,7 +42,7 @@ def schema(columns: tuple[Column, ...], *, exact: bool = False) -> pa.Schema:
 class Selection:
     """The selected columns of the log, and the conversion of rows to batches.
 
-    The cost of a row in Python is that of its values, and eight of the 17 columns are nearly always empty. The server
+    The cost of a row in Python is that of its values, and eleven of the 21 columns are nearly always empty. The server
     packs these into one text, which is empty if all of them are. Reading takes a third less time.
 
     A row is a tuple: the offset, the selected columns, and finally the packed ones.
@@ -58,6 +58,7 @@ class Selection:
         """The index of the payload in a row; None if it is not selected."""
         self._numbers = tuple(column for column in packed if column.kind != "text")
         self._texts = tuple(column for column in packed if column.kind == "text")
+        self._nothings = [_nothing(column) for column in self._numbers + self._texts]
         self._is_packed = bool(packed)
         fields = [pa.field(name, _raw_type(BY_NAME[name])) for name in self.plain]
         if self._is_packed:
@@ -66,13 +67,14 @@ class Selection:
 
     def sql(self, database: Database) -> str:
         """Return the select list."""
-        wanted = [f"`{name}`" for name in self.plain]
+        wanted = [BY_NAME[name].sql for name in self.plain]
         if self._is_packed:
-            numbers = [f"`{column.name}`" for column in self._numbers]
-            texts = [f"`{column.name}`" for column in self._texts]
-            lengths = [database.byte_length(text) for text in texts]
-            empty = " AND ".join(f"{number} = 0" for number in numbers + lengths)
-            wanted.append(f"CASE WHEN {empty} THEN '' ELSE {database.joined(numbers + lengths + texts)} END")
+            sizes = [(column, column.sql) for column in self._numbers]
+            sizes += [(column, database.byte_length(column.sql)) for column in self._texts]
+            empty = " AND ".join(f"{size} IS NULL" if column.nullable else f"{size} = 0" for column, size in sizes)
+            parts = [*sizes, *((column, column.sql) for column in self._texts)]
+            joined = database.joined([column.filled(part) for column, part in parts])
+            wanted.append(f"CASE WHEN {empty} THEN '' ELSE {joined} END")
         return ", ".join(wanted)
 
     def batch(self, rows: Sequence[tuple[Any, ...]], *, exact: bool = False) -> pa.RecordBatch:
@@ -90,10 +92,7 @@ class Selection:
         if packed is not None:
             found |= self._unpacked(packed, rows)
         times = _exact_times if exact else _spark_times
-        arrays = [
-            times(found[column.name], column) if column.kind == "time" else found[column.name]
-            for column in self.columns
-        ]
+        arrays = [times(found[column.name]) if column.kind == "time" else found[column.name] for column in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema(self.columns, exact=exact))
 
     def _unpacked(self, packed: pa.Array, rows: Sequence[tuple[Any, ...]]) -> dict[str, pa.Array]:
@@ -105,32 +104,36 @@ class Selection:
                 "max_allowed_packet; raise it"
             )
         if not pc.sum(pc.binary_length(packed)).as_py():
-            return {column.name: pa.repeat(_nothing(column), len(packed)) for column in columns}
+            return {
+                column.name: pa.repeat(pa.scalar(_nothing(column), _raw_type(column)), len(packed))
+                for column in columns
+            }
         values = zip(*map(self._unpack, [row[0] for row in rows], packed.to_pylist()), strict=True)
         return {column.name: pa.array(list(of), _raw_type(column)) for column, of in zip(columns, values, strict=True)}
 
     def _unpack(self, offset: int, packed: bytes) -> list[Any]:
         if not packed:
-            return [0] * len(self._numbers) + [b""] * len(self._texts)
+            return self._nothings
         # The numbers, the length of each text, then the texts, all separated by commas.
         count = len(self._numbers) + len(self._texts)
         parts = packed.split(b",", count)
         try:
-            values: list[Any] = [int(number) for number in parts[: len(self._numbers)]]
-            lengths = [int(number) for number in parts[len(self._numbers) : count]]
+            sizes = [int(number) if number else None for number in parts[:count]]
         except ValueError as error:
             raise PipelineError(
                 f"offset {offset}: a numeric column contains a value that is not a number: {error}"
             ) from error
+        values: list[Any] = sizes[: len(self._numbers)]
+        lengths = sizes[len(self._numbers) :]
         rest, begin = b"".join(parts[count:]), 0
-        if self._texts and sum(lengths) + len(lengths) - 1 != len(rest):
+        if self._texts and sum(filter(None, lengths)) + len(lengths) - 1 != len(rest):
             raise PipelineError(
                 f"offset {offset}: the server counts {lengths} bytes in "
                 f"{', '.join(column.name for column in self._texts)} but sends {len(rest)}: the database must use UTF-8"
             )
         for length in lengths:
-            values.append(rest[begin : begin + length])
-            begin += length + 1
+            values.append(None if length is None else rest[begin : begin + length])
+            begin += (length or 0) + 1
         return values
 
 
@@ -138,22 +141,15 @@ def _raw_type(column: Column) -> pa.DataType:
     return _TYPES.get(column.kind, pa.int64())
 
 
-def _nothing(column: Column) -> pa.Scalar:
-    return pa.scalar("" if column.kind == "text" else 0, _raw_type(column))
+def _nothing(column: Column) -> str | int | None:
+    return None if column.nullable else "" if column.kind == "text" else 0
 
 
-def _without(numbers: pa.Array, absent: int | None) -> pa.Array:
-    if absent is None:
-        return numbers
-    return pc.if_else(pc.equal(numbers, absent), pa.scalar(None, pa.int64()), numbers)
+def _exact_times(numbers: pa.Array) -> pa.Array:
+    return numbers.view(EXACT_TIME)
 
 
-def _exact_times(numbers: pa.Array, column: Column) -> pa.Array:
-    return _without(numbers, column.absent).view(EXACT_TIME)
-
-
-def _spark_times(numbers: pa.Array, column: Column) -> pa.Array:
-    numbers = _without(numbers, column.absent)
+def _spark_times(numbers: pa.Array) -> pa.Array:
     limits = pc.min_max(numbers).as_py()
     if limits["min"] is not None and (limits["min"] < FIRST_TIME or limits["max"] > LAST_TIME):
         holds = pc.and_(pc.greater_equal(numbers, FIRST_TIME), pc.less_equal(numbers, LAST_TIME))

@@ -1,8 +1,9 @@
 """A checksum over all columns of a range, computed by the server for the log and with Arrow for the files.
 
 Each row is written as a text: its numbers, the lengths of its short texts, the CRC-32 of its long texts, and the short
-texts themselves, so that the fields cannot be confused. The checksum is the sum of the CRC-32 of these texts. It does
-not depend on the order of rows, and the checksums of two ranges add up to that of both.
+texts themselves, so that the fields cannot be confused. NULL is an empty number or length. The checksum is the sum of
+the CRC-32 of these texts. It does not depend on the order of rows, and the checksums of two ranges add up to that of
+both.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Sum:
 
 def of_log(database: Database, span: Span) -> Sum:
     """Return the checksum of a span, computed by the server."""
-    parts = [f"`{column.name}`" for column in NUMBERS]
-    parts += [database.byte_length(f"`{column.name}`") for column in SHORT]
+    parts = [column.filled(column.sql) for column in NUMBERS]
+    parts += [column.filled(database.byte_length(column.sql)) for column in SHORT]
     parts += [f"CRC32(`{name}`)" for name in LONG]
-    parts += [f"`{column.name}`" for column in SHORT]
+    parts += [column.filled(column.sql) for column in SHORT]
     rows, total = database.row(
         f"SELECT COUNT(*), COALESCE(SUM(CRC32({database.joined(parts)})), 0) "
         f"FROM {LOG}{database.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s",
@@ -53,11 +54,11 @@ def of_log(database: Database, span: Span) -> Sum:
 
 def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:
     """Return the checksum of rows in the archive's exact form, with all columns."""
-    parts = [_digits(batch.column(column.name), column.absent) for column in NUMBERS]
+    parts = [_digits(_flat(batch.column(column.name))) for column in NUMBERS]
     texts = [_flat(batch.column(column.name)) for column in SHORT]
-    parts += [_constant(pc.binary_length(text)) for text in texts]
+    parts += [_digits(pc.binary_length(text)) for text in texts]
     parts += [_crcs(_flat(batch.column(name))) for name in LONG]
-    parts += [_constant(text) for text in texts]
+    parts += [_constant(pc.fill_null(text, "")) for text in texts]
     if batch.num_rows == 0:
         return Sum()
     rows = pc.binary_join_element_wise(*_merged(part.cast(pa.string()) for part in parts), ",")
@@ -70,11 +71,10 @@ def _flat(column: Any) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _digits(column: Any, absent: int | None) -> Any:
-    numbers = _flat(column)
+def _digits(numbers: pa.Array) -> Any:
     if pa.types.is_timestamp(numbers.type):
         numbers = numbers.view(pa.int64())
-    return _constant(numbers if absent is None else pc.fill_null(numbers, absent))
+    return _constant(pc.fill_null(numbers.cast(pa.string()), "") if numbers.null_count else numbers)
 
 
 def _constant(values: pa.Array) -> Any:

@@ -21,8 +21,7 @@ It covers a clock that was set to a wrong time zone.
 """
 
 LANE_PREFIX = rf"(?s)\A{limits.PARTITION_PREFIX}[+-].{{3}}:"
-LANE_NUMBER = rf"\A{limits.PARTITION_PREFIX}([+-][0-9]{{3}}):"
-"""Regular expressions in Java's syntax: the rule of ``limits.lane_of``."""
+"""A regular expression in Java's syntax: the rule of ``limits.lane_of``."""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,31 +46,18 @@ def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
     return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
 
 
-def priority(partition_key: str = "partition_key") -> Column:
-    """Return a column with the priority of a message: an INT from -100 to 100, 0 for messages without one.
-
-    Args:
-        partition_key: The name of the column with the partition, as it is stored.
-    """
-    from pyspark.sql import functions
-
-    number = functions.regexp_extract(partition_key, LANE_NUMBER, 1).try_cast("int")
-    lowest, highest = functions.lit(limits.LOWEST_PRIORITY), functions.lit(limits.HIGHEST_PRIORITY)
-    return functions.greatest(lowest, functions.least(functions.coalesce(number, functions.lit(0)), highest))
-
-
-def publisher_key(partition_key: str = "partition_key", metadata: str = "metadata") -> Column:
+def publisher_key(partition_key: str = "partition_key", publisher_key: str = "publisher_key") -> Column:
     """Return a column with the key that a message was published with, as ``delivery.key``: NULL if there was none.
 
     Args:
         partition_key: The name of the column with the partition, as it is stored.
-        metadata: The name of the column with the metadata, which has the key if it was hashed.
+        publisher_key: The name of the column with the key, which is NULL if the partition contains it.
     """
     from pyspark.sql import functions
 
     partition = functions.regexp_replace(partition_key, LANE_PREFIX, "")
-    hashed = functions.get_json_object(metadata, f"$['{limits.PUBLISHER_KEY}']")
-    return functions.when(partition.startswith(limits.PARTITION_PREFIX), hashed).otherwise(partition)
+    unhashed = functions.when(~partition.startswith(limits.PARTITION_PREFIX), partition)
+    return functions.coalesce(publisher_key, unhashed)
 
 
 def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:

@@ -26,8 +26,18 @@ class Column:
 
     name: str
     kind: Kind
+    nullable: bool = False
     absent: int | None = None
-    """The number that stands for a missing time. It is read as NULL."""
+    """The number that the table has for a missing time. It is read as NULL."""
+
+    @property
+    def sql(self) -> str:
+        """The SQL expression to read it by."""
+        return f"`{self.name}`" if self.absent is None else f"NULLIF(`{self.name}`, {self.absent})"
+
+    def filled(self, expression: str) -> str:
+        """Return an SQL expression of the column, with an empty text for NULL."""
+        return f"COALESCE({expression}, '')" if self.nullable else expression
 
     @property
     def spark_type(self) -> str:
@@ -43,20 +53,24 @@ COLUMNS = (
     Column("payload", "bytes"),
     Column("size", "number"),
     Column("metadata", "text"),
+    Column("publisher_key", "text", nullable=True),
+    Column("priority", "number"),
+    Column("expires_at", "time", nullable=True),
+    Column("coalesce_key", "text", nullable=True),
     Column("target_group", "text"),
     Column("original_id", "text"),
     Column("original_topic", "text"),
     Column("original_offset", "number"),
     Column("failed_group", "text"),
-    Column("failed_at", "time", absent=0),
+    Column("failed_at", "time", nullable=True, absent=0),
     Column("failure_count", "number"),
     Column("last_error", "text"),
     Column("created_at", "time"),
     Column("published_at", "time"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
-RARE = COLUMNS[7:15]
-"""Columns that are empty or 0 except in dead letters and in messages for one group."""
+RARE = COLUMNS[8:19]
+"""Columns that are NULL, empty or 0 in most messages. The publisher's key is in all messages of some topics."""
 NAMES = tuple(BY_NAME)
 
 FIRST_TIME = -62_135_596_800_000

@@ -250,7 +250,8 @@ def _is_for(replay: Replay) -> Column:
 def copies(originals: DataFrame, replay: Replay) -> DataFrame:
     """Return the rows for the sink: the originals with message ids of this run and ``replayed_from`` in their metadata.
 
-    Copies keep the partition of their original, even one made by hashing, so the order in each partition is kept.
+    Copies keep the partition of their original, even one made by hashing, so the order in each partition is kept, and
+    with it the priority. They do not expire, and supersede no message.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -279,6 +280,7 @@ def copies(originals: DataFrame, replay: Replay) -> DataFrame:
         F.concat(F.lit(f"replay-{replay.name}-"), F.col("offset")).alias("id"),
         "payload",
         "partition_key",
+        "publisher_key",
         noted.alias("metadata"),
         F.lit(replay.group).alias("target_group"),
         "offset",

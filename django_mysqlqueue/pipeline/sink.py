@@ -36,6 +36,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {
     "id": ("string",),
     "payload": ("binary", "string"),
     "partition_key": ("string",),
+    "publisher_key": ("string",),
     "metadata": ("string",),
     "target_group": ("string",),
     "deliver_at": ("timestamp", "bigint"),
@@ -53,6 +54,7 @@ class Row(NamedTuple):
 
     topic: str
     partition_key: str
+    publisher_key: str | None
     message_id: str
     payload: bytes
     metadata: str
@@ -62,8 +64,8 @@ class Row(NamedTuple):
     @property
     def weight(self) -> int:
         """The maximum number of bytes in a statement: escaping may double a byte, and a character has up to four."""
-        text = len(self.topic) + len(self.partition_key) + len(self.message_id) + len(self.metadata)
-        return 2 * len(self.payload) + 4 * text + 4 * len(self.target_group) + 60
+        text = len(self.topic) + len(self.partition_key) + len(self.publisher_key or "") + len(self.message_id)
+        return 2 * len(self.payload) + 4 * (text + len(self.metadata) + len(self.target_group)) + 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,11 @@ class Sink:
     partitions: int | None
     max_payload_bytes: int
     keep_partitions: bool = False
-    """Keep partitions that were made by hashing, for messages that come from a log."""
+    """Keep partitions as they are in a log, with those that were made by hashing and those of priorities."""
 
     INSERT: ClassVar[str] = (
-        f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, deliver_at) VALUES "
+        f"INSERT INTO {OUTBOX} "
+        "(topic, partition_key, publisher_key, id, payload, metadata, target_group, deliver_at) VALUES "
     )
 
     @classmethod
@@ -102,16 +105,23 @@ class Sink:
         for name in REQUIRED:
             if name not in names:
                 raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(REQUIRED)}")
+        partitions = number(options, "partitions", most=100_000)
         keep_partitions = flag(options, "keepPartitions", default=False)
         if keep_partitions and "priority" in names:
             raise PipelineError(
                 "column 'priority' with the option keepPartitions: the partition keys that are kept contain the "
                 "priority; drop the column, or write publishers' keys without the option"
             )
+        if keep_partitions and partitions is not None:
+            raise PipelineError("option 'partitions' with the option keepPartitions: pass one of them")
+        if "publisher_key" in names and not keep_partitions:
+            raise PipelineError(
+                "column 'publisher_key' without the option keepPartitions: write publishers' keys as 'partition_key'"
+            )
         return cls(
             place,
             names,
-            number(options, "partitions", most=100_000),
+            partitions,
             number(options, "maxPayloadBytes", most=LARGEST) or limits.MAX_PAYLOAD_BYTES,
             keep_partitions,
         )
@@ -145,6 +155,7 @@ class Sink:
                 columns["id"],
                 columns["payload"],
                 columns.get("partition_key", absent),
+                columns.get("publisher_key", absent),
                 columns.get("metadata", absent),
                 columns.get("target_group", absent),
                 columns.get("deliver_at", absent),
@@ -159,10 +170,9 @@ class _Checked:
         self.partitions = sink.partitions
         self.keep_partitions = sink.keep_partitions
         self.max_metadata_bytes = limits.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
-        self.check_key = _check_any_key if sink.keep_partitions else limits.check_key
         self.max_payload_bytes = sink.max_payload_bytes
         self.names: dict[tuple[str, Any], str] = {}
-        self.metadata: dict[str, tuple[dict[str, Any], str]] = {}
+        self.metadata: dict[str, str] = {}
 
     def __call__(self, topic: Any, message_id: Any, *rest: Any) -> Row:
         try:
@@ -176,6 +186,7 @@ class _Checked:
         message_id: Any,
         payload: Any,
         key: Any,
+        publisher_key: Any,
         metadata: Any,
         group: Any,
         deliver_at: Any,
@@ -191,17 +202,22 @@ class _Checked:
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
             raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
-        wanted = 0 if priority is None else limits.check_priority(priority)
-        partition, text = self._partition(key, limits.check_text("id", message_id), metadata, wanted)
+        limits.check_text("id", message_id)
+        if self.keep_partitions:
+            partition = limits.check_text("key", key or "")
+            hashed = None if publisher_key is None else limits.check_text("publisher_key", publisher_key)
+        else:
+            partition, hashed = self._partition(key, message_id)
+            partition = limits.lane(partition, 0 if priority is None else limits.check_priority(priority))
         return Row(
             self._name("topic", topic),
             partition,
+            hashed,
             message_id,
             body,
-            text,
+            self._metadata(metadata or "{}"),
             self._name("target_group", group) if group else "",
-            # By the partition: one that is kept has a priority, too.
-            _when(deliver_at) or limits.earliest(limits.priority_of(partition)),
+            _when(deliver_at),
         )
 
     def _name(self, kind: str, name: Any) -> str:
@@ -209,35 +225,29 @@ class _Checked:
             self.names[kind, name] = limits.check_name(kind, name)
         return self.names[kind, name]
 
-    def _partition(self, key: Any, message_id: str, metadata: Any, priority: int) -> tuple[str, str]:
-        text = metadata or "{}"
+    def _partition(self, key: Any, message_id: str) -> tuple[str, str | None]:
+        """Return the partition for priority 0, and the key that was hashed to it (None: none was)."""
+        if key is not None:
+            limits.check_key(key)
+        if self.partitions is None:
+            return key or "", None
+        return limits.hashed_partition(message_id if key is None else key, self.partitions), key
+
+    def _metadata(self, text: str) -> str:
         if text not in self.metadata:
             if len(self.metadata) > 1000:
                 self.metadata.clear()
-            self.metadata[text] = self._metadata(text)
-        value, text = self.metadata[text]
-        if key is None:
-            partition = "" if self.partitions is None else limits.hashed_partition(message_id, self.partitions)
-            return limits.lane(partition, priority), text
-        if self.partitions is None:
-            return limits.lane(self.check_key(key), priority), text
-        given = {**value, limits.PUBLISHER_KEY: limits.check_key(key)}
-        partition = limits.hashed_partition(key, self.partitions)
-        return limits.lane(partition, priority), json.dumps(given, ensure_ascii=False)
+            self.metadata[text] = self._checked_metadata(text)
+        return self.metadata[text]
 
-    def _metadata(self, text: str) -> tuple[dict[str, Any], str]:
+    def _checked_metadata(self, text: str) -> str:
         value, text = _metadata(text, self.max_metadata_bytes)
         own = [] if self.keep_partitions else [name for name in value if name.startswith(limits.RESERVED_PREFIX)]
         if own:
             raise InvalidMessage(
                 f"metadata {own[0]!r}: keys that begin with {limits.RESERVED_PREFIX!r} are reserved for the queue"
             )
-        kept = {name: one for name, one in value.items() if name not in limits.ONLY_ONCE}
-        return (value, text) if len(kept) == len(value) else (kept, json.dumps(kept, ensure_ascii=False))
-
-
-def _check_any_key(key: object) -> str:
-    return limits.check_text("key", key)
+        return text
 
 
 def _no_constant(name: str) -> float:
@@ -309,7 +319,7 @@ def _insert(database: Database, rows: Sequence[Row], limit: int) -> None:
             f"the row with topic {rows[0].topic!r} and id {rows[0].message_id!r}: payload of {len(rows[0].payload)} "
             "bytes: must be smaller than half of the server's max_allowed_packet"
         )
-    values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
+    values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
     database.execute(Sink.INSERT + values, [value for row in rows for value in row])
 
 

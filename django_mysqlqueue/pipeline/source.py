@@ -173,7 +173,8 @@ class PushingLogReader(LogReader):
             return False
         (name,) = attribute
         if isinstance(one, IsNotNull):
-            return log_schema.BY_NAME[name].kind != "time"  # other columns are never NULL
+            # A time that no timestamp can represent is NULL, too.
+            return log_schema.BY_NAME[name].kind != "time" and not log_schema.BY_NAME[name].nullable
         if name == "offset":
             return self._takes_offset(one, value)
         if name not in PUSHED_TEXTS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
 from tests.support.internals import Session, archiving
 from tests.support.roles import PASSWORD, account, user_of
-from tests.support.spark_log import HOSTILE, expected
+from tests.support.spark_log import HOSTILE, LANES, expected
 
 # -- growing ------------------------------------------------------------------
 
@@ -34,6 +35,7 @@ def test_the_archive_equals_the_log(job):
         QueueMessageFactory(
             topic="dead", partition_key=str(number), last_error=text, failed_group="g", failed_at=5, failure_count=2
         )
+        QueueMessageFactory(partition_key=LANES[number % 3], publisher_key=text, coalesce_key=text, expires_at=number)
     QueueMessageFactory(topic="é" * 120, partition_key="k" * 190, published_at=1_600_000_000_000)
     grown = run.grow(job, task_offsets=7)
     assert grown.rows == QueueMessage.objects.count()
@@ -142,18 +144,31 @@ def test_every_column_is_in_the_checksum(place, column):
     QueueMessageFactory(
         topic="a", partition_key="b", message_id="c", payload=b"d", metadata={"e": 1}, target_group="f",
         original_id="g", original_topic="h", original_offset=1, failed_group="i", failed_at=2, failure_count=3,
-        last_error="j", created_at=4, published_at=5,
+        last_error="j", created_at=4, published_at=5, publisher_key="k", expires_at=6, coalesce_key="l",
     )  # fmt: skip
     offset = QueueMessage.objects.get().offset
     with place.connect() as database:
         before = checksums.of_log(database, Span(0, offset))
-        changed = {"payload": b"dd"} if column in ("payload", "size") else {}
+        changed: dict[str, Any] = {"payload": b"dd"} if column in ("payload", "size") else {}
+        if column == "priority":
+            changed = {"partition_key": "__p:+001:b"}
         name = {"id": "message_id"}.get(column, column)
         if not changed:
             value = getattr(QueueMessage.objects.get(), name)
             changed = {name: value + ("x" if isinstance(value, str) else 1) if name != "metadata" else {"e": 2}}
         QueueMessage.objects.update(**changed)
         assert checksums.of_log(database, Span(0, offset)) != before
+
+
+def test_nothing_differs_from_null_in_the_checksum(place):
+    offset = QueueMessageFactory().offset
+    texts = ({name: text} for name in ("publisher_key", "coalesce_key") for text in ("", ",", "0"))
+    found = []
+    for values in ({}, {"expires_at": 0}, *texts):
+        QueueMessage.objects.update(**dict.fromkeys(("publisher_key", "coalesce_key", "expires_at")) | values)
+        with place.connect() as database:
+            found.append(checksums.of_log(database, Span(0, offset)))
+    assert len(set(found)) == len(found) == 8
 
 
 def test_the_servers_checksum_is_that_of_arrow(place):
@@ -174,9 +189,12 @@ def test_the_servers_checksum_is_that_of_arrow(place):
             failed_at=number,
             failure_count=number,
         )
-    known = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
+        for values in ({"publisher_key": text}, {"coalesce_key": text}, {"expires_at": number - 5}, {}):
+            QueueMessageFactory(topic="n", partition_key=LANES[number % 3], **values)
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    everything = Span(known[0] - 1, known[-1])
     with place.connect() as database:
-        for span in Span(known[0] - 1, list(known)[-1]).split(len(known)):
+        for span in (everything, *everything.split(len(known))):
             rows = [row for some in rows_of(database, Query(NAMES), EVERYTHING, span) for row in some]
             found = checksums.of_batch(EVERYTHING.batch(rows, exact=True)) if rows else checksums.Sum()
             assert found == checksums.of_log(database, span)

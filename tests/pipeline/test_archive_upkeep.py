@@ -133,7 +133,7 @@ def test_every_new_folder_is_on_disk(tmp_path, monkeypatch):
 
 def test_a_merged_file_is_read_by_row_groups(tmp_path, monkeypatch):
     """However many rows of a megabyte it has."""
-    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", 5, 6, b"")
+    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", None, 5, 6, b"")
     table = pa.Table.from_batches([files.EVERYTHING.batch([row] * 50, exact=True)])
     seen: list[int] = []
     of_batch = checksums.of_batch

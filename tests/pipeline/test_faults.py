@@ -337,10 +337,13 @@ def test_after_ten_kills_the_archive_equals_the_log(job, busy):
     assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows
 
 
-@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("count", [2, 3, 10])
 def test_any_of_the_rare_columns_alone(place, count):
     names = [column.name for column in RARE]
     values = {
+        "priority": -7,
+        "expires_at": 0,
+        "coalesce_key": "",
         "target_group": "g,",
         "original_id": ",é\x00",
         "original_topic": "0,0",
@@ -350,9 +353,12 @@ def test_any_of_the_rare_columns_alone(place, count):
         "failure_count": 3,
         "last_error": "a\nb,",
     }
+    nothing: dict[str, Any] = {name: 0 if type(value) is int else "" for name, value in values.items()}
+    nothing |= dict.fromkeys(("expires_at", "coalesce_key", "failed_at"))
     QueueMessageFactory()
-    row = QueueMessageFactory(**values)
-    plain = [row.offset - 1] + [0 if type(values[name]) is int else "" for name in names]
+    stored = {name: value for name, value in values.items() if name != "priority"}  # The partition has that.
+    row = QueueMessageFactory(**stored, partition_key="__p:-007:k")
+    assert sorted(values) == sorted(names)
     for chosen in itertools.combinations(names, count):
         selection = Selection(("offset", *chosen))
         with place.connect() as database:
@@ -360,21 +366,24 @@ def test_any_of_the_rare_columns_alone(place, count):
             (rows,) = reading.rows_of(database, query, selection, Span(row.offset - 2, row.offset))
             found = selection.batch(rows, exact=True).to_pylist()
         assert [one["offset"] for one in found] == [row.offset - 1, row.offset]
-        for name, nothing in zip(names, plain[1:], strict=True):
-            if name == "failed_at" and name in chosen:
-                assert [one[name] and int(one[name].timestamp() * 1000) for one in found] == [None, 2**40]
-            elif name in chosen:
-                assert [one[name] for one in found] == [nothing, values[name]]
+        for name in chosen:
+            read = [one[name] for one in found]
+            if name in ("expires_at", "failed_at"):
+                read = [one and int(one.timestamp() * 1000) for one in read]
+            assert read == [nothing[name], values[name]], (name, chosen)
 
 
 def test_packed_values_that_do_not_fit_are_an_error():
     """As of a SQLite database in UTF-16, or one that holds a text where a number belongs."""
-    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", 5, 6)
+    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", None, 5, 6)
     selection = Selection(NAMES)
-    good = b"1,2,3,1,0,0,0,2,a,,,,bc"
-    assert selection.batch([(*row, good)]).to_pylist()[0]["last_error"] == "bc"
-    with pytest.raises(PipelineError, match=r"offset 7: the server counts \[2, 0, 0, 0, 4\] bytes in target_group"):
-        selection.batch([(*row, b"1,2,3,2,0,0,0,4,a,,,,bc")])
+    good = b"0,,1,2,3,,1,0,0,0,2,,a,,,,bc"
+    read = selection.batch([(*row, good)]).to_pylist()[0]
+    assert (read["expires_at"], read["coalesce_key"], read["last_error"]) == (None, None, "bc")
+    with pytest.raises(
+        PipelineError, match=r"offset 7: the server counts \[None, 2, 0, 0, 0, 4\] bytes in coalesce_key, target_group"
+    ):
+        selection.batch([(*row, b"0,,1,2,3,,2,0,0,0,4,,a,,,,bc")])
     with pytest.raises(
         PipelineError, match=r"offset 7: a numeric column contains a value that is not a number: .*b'abc'"
     ):
@@ -383,8 +392,8 @@ def test_packed_values_that_do_not_fit_are_an_error():
 
 def test_packed_texts_that_the_server_cannot_send_are_an_error():
     """CONCAT_WS gives NULL beyond max_allowed_packet; read as empty, a dead letter would lose its error."""
-    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", 5, 6)
+    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", None, 5, 6)
     selection = Selection(NAMES)
     assert selection.batch([(*row, b"")]).column("last_error").to_pylist() == [""]
-    with pytest.raises(PipelineError, match=r"offset 7: target_group, .*max_allowed_packet"):
+    with pytest.raises(PipelineError, match=r"offset 7: coalesce_key, target_group, .*max_allowed_packet"):
         selection.batch([(*row, b""), (*row, None)])

@@ -23,7 +23,6 @@ from django_mysqlqueue.pipeline.replay import CAME_FROM, Replay
 from tests.support.factories import QueueMessageFactory
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
-from tests.support.internals import earliest, priority_of
 
 
 @pytest.fixture
@@ -206,12 +205,35 @@ def test_a_sparse_topic_keeps_up_with_its_rate(job, monkeypatch):
 
 def test_hashed_partitions_stay(job, settings):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 3}}}
-    before = archived(job)
+    before = {row.offset: row for row in archived(job)}
     replay.play(job, Replay("t", to="again"))
+    got: list[tuple[Any, Any]] = []
+    Sub(handler(topic="again", function=lambda one: got.append((one.key, one.payload["n"])))).settle()
+    assert sorted(got, key=lambda one: one[1]) == [(f"k{n % 3}", n) for n in range(12)]
+    for row in QueueMessage.objects.filter(topic="again"):
+        original = before[row.metadata[CAME_FROM]["offset"]]
+        assert (row.partition_key, row.publisher_key) == (original.partition_key, original.publisher_key)
+        assert row.partition_key.startswith("__p:")
+        assert row.publisher_key
+
+
+@pytest.mark.promise("Expiry")
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("target", [{"to": "again"}, {"group": "g"}])
+def test_copies_do_not_expire_and_supersede_nothing(job, settings, partitions, target):
+    of_topic = {"PARTITIONS": partitions} if partitions else {}
+    settings.MYSQLQUEUE = {"TOPICS": {"t": of_topic, "again": of_topic}}
+    got = []
+    sub = Sub(handler(topic=target.get("to", "t"), group="g", function=lambda one: got.append(one.payload)))
+    publish_many("t", [Message(n, key="k", expires_in=0.001, coalesce="c") for n in range(4)])
     sequence()
-    after = QueueMessage.objects.order_by("offset")
-    assert sorted(row.partition_key for row in after) == sorted(row.partition_key for row in before)
-    assert all(row.partition_key.startswith("__p:") for row in after)
+    run.grow(job)
+    QueueMessage.objects.all().delete()
+    assert replay.play(job, Replay("t", **target)) == 4
+    assert set(OutboxMessage.objects.values_list("expires_at", "coalesce_key")) == {(None, None)}
+    sequence()
+    sub.settle()
+    assert got == [0, 1, 2, 3]
 
 
 @pytest.mark.promise("Priority")
@@ -234,7 +256,7 @@ def test_priorities_stay(job, settings, partitions, target):
     assert replay.play(job, Replay("t", **target)) == 24
     for row in OutboxMessage.objects.all():
         assert row.partition_key == before[row.metadata[CAME_FROM]["offset"]]
-        assert row.deliver_at == earliest(priority_of(row.partition_key))
+        assert row.deliver_at == 0
     sequence()
     sub.settle()
     assert [priority for priority, _, _ in got] == [10] * 8 + [0] * 8 + [-10] * 8

@@ -12,10 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.pipeline.frames import priority, publisher_key
+from django_mysqlqueue.pipeline.frames import publisher_key
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
-from tests.support.internals import earliest, priority_of
 
 MINIMAL = "topic STRING, id STRING, payload STRING"
 
@@ -109,14 +108,15 @@ def test_hashed_partitions_are_those_of_publish(spark, settings):
     spark_rows = QueueMessage.objects.filter(message_id__startswith="id-").values_list("payload", "partition_key")
     ours = QueueMessage.objects.filter(message_id__startswith="p-").values_list("payload", "partition_key")
     assert sorted((bytes(body), key) for body, key in spark_rows) == sorted((bytes(body), key) for body, key in ours)
-    assert {row.metadata["mysqlqueue.key"] for row in QueueMessage.objects.all()} == {"k0", "k1", "k2"}
+    assert {row.publisher_key for row in QueueMessage.objects.all()} == {"k0", "k1", "k2"}
+    assert all("mysqlqueue.key" not in row.metadata for row in QueueMessage.objects.all())
 
 
 # -- priorities ---------------------------------------------------------------
 
 PRIORITIES = (0, 1, 10, 100, -1, -100)
 LATER = datetime.datetime(2031, 2, 3, tzinfo=datetime.UTC)
-COLUMNS = ("message_id", "partition_key", "metadata", "deliver_at", "payload")
+COLUMNS = [field.name for field in OutboxMessage._meta.fields if field.name not in ("outbox_id", "created_at")]
 
 
 def with_priorities() -> list[tuple[Any, ...]]:
@@ -163,7 +163,7 @@ def test_rows_without_a_priority_or_key(spark):
     )
     write(frame)
     found = OutboxMessage.objects.order_by("message_id").values_list("partition_key", "metadata", "deliver_at")
-    assert list(found) == [("a", {}, 0), ("a", {}, 0), ("__p:+005:", {}, earliest(5)), ("", {}, 0)]
+    assert list(found) == [("a", {}, 0), ("a", {}, 0), ("__p:+005:", {}, 0), ("", {}, 0)]
 
 
 @pytest.mark.any_engine
@@ -196,25 +196,42 @@ def test_a_priority_of_another_type_is_refused(spark):
 
 
 @pytest.mark.any_engine
-def test_a_priority_beside_partitions_that_have_one_is_refused(spark):
-    with pytest.raises(PySparkException, match="column 'priority' with the option keepPartitions"):
-        write(spark.createDataFrame([], f"{MINIMAL}, priority INT"), keepPartitions=True)
+@pytest.mark.parametrize(
+    ("column", "options", "says"),
+    [
+        ("priority INT", {"keepPartitions": True}, "column 'priority' with the option keepPartitions"),
+        ("publisher_key STRING", {}, "column 'publisher_key' without the option keepPartitions"),
+        ("publisher_key STRING", {"partitions": 3}, "column 'publisher_key' without the option keepPartitions"),
+        ("metadata STRING", {"keepPartitions": True, "partitions": 3}, "'partitions' with the option keepPartitions"),
+    ],
+)
+def test_what_contradicts_the_way_to_partitions_is_refused(spark, column, options, says):
+    with pytest.raises(PySparkException, match=says):
+        write(spark.createDataFrame([], f"{MINIMAL}, {column}"), **options)
 
 
 @pytest.mark.promise("Priority")
 @pytest.mark.parametrize("partitions", [None, 5])
 @pytest.mark.parametrize("way", ["partitions", "keys"])
 def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions, way):
-    """By partitions, or by publishers' keys: both ways that the how-to guide shows."""
+    """By partitions, or by publishers' keys: both ways that the how-to guide shows.
+
+    A copy does not expire and supersedes no message.
+    """
     of_topic = {"PARTITIONS": partitions} if partitions else {}
     settings.MYSQLQUEUE = {"TOPICS": {"t": of_topic, "copy": of_topic}}
     publish_many(
-        "t", [Message([p, key], key=key, priority=p, metadata={"m": 1}) for p in PRIORITIES for key in ("a", "b")]
+        "t",
+        [
+            Message([p, key], key=key, priority=p, metadata={"m": 1}, expires_at=LATER, coalesce=f"{p}")
+            for p in PRIORITIES
+            for key in ("a", "b")
+        ],
     )
     sequence()
     log = spark.read.format("mysqlqueue").load().where("topic = 't'")
     if way == "partitions":
-        rows = log.select(F.lit("copy").alias("topic"), "id", "payload", "partition_key", "metadata")
+        rows = log.select(F.lit("copy").alias("topic"), "id", "payload", "partition_key", "publisher_key", "metadata")
         write(rows, keepPartitions=True)
     else:
         rows = log.select(
@@ -222,19 +239,23 @@ def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions
             "id",
             "payload",
             publisher_key().alias("partition_key"),
-            priority().alias("priority"),
+            "priority",
+            "metadata",
         )
         write(rows, **({"partitions": partitions} if partitions else {}))
     stored = {row.message_id: row for row in QueueMessage.objects.filter(topic="t")}
     copies = list(OutboxMessage.objects.filter(topic="copy"))
     assert len(copies) == len(stored) == 12
+    kept = ("partition_key", "publisher_key", "priority", "metadata")
     for copy in copies:
-        assert copy.partition_key == stored[copy.message_id].partition_key
-        assert copy.deliver_at == earliest(priority_of(copy.partition_key))
+        original = stored[copy.message_id]
+        assert [getattr(copy, name) for name in kept] == [getattr(original, name) for name in kept]
+        assert (original.publisher_key is None) == (partitions is None)
+        assert (original.expires_at, original.coalesce_key is None) == (LATER.timestamp() * 1000, False)
+        assert (copy.deliver_at, copy.expires_at, copy.coalesce_key) == (0, None, None)
     got: list[Any] = []
     Sub(handler(topic="copy", function=lambda one: got.append(([one.priority, one.key], one.payload)))).settle()
     assert len(got) == 12
-    # Without its metadata, a copy has no content type; it is JSON nevertheless.
     assert all(found == payload for found, payload in got)
 
 
@@ -244,8 +265,8 @@ def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions
 def test_statements_are_small(place):
     from django_mysqlqueue.pipeline.sink import STATEMENT_BYTES, STATEMENT_ROWS, Row, _chunks
 
-    big = Row("t", "k", "i", b"x" * 300_000, "{}", "", 0)
-    small = Row("t", "k", "i", b"x", "{}", "", 0)
+    big = Row("t", "k", None, "i", b"x" * 300_000, "{}", "", 0)
+    small = Row("t", "k", None, "i", b"x", "{}", "", 0)
     made = list(_chunks(iter([big] * 4 + [small] * 5000), STATEMENT_BYTES))
     assert max(len(chunk) for chunk in made) == STATEMENT_ROWS
     assert all(sum(row.weight for row in chunk) <= STATEMENT_BYTES for chunk in made)

@@ -10,6 +10,7 @@ from django.db import connection
 from django_mysqlqueue.pipeline import log_schema
 
 UTC = datetime.UTC
+LANES = ["k", "__p:-007:k", "__p:+100:__p:3"]
 HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]
 
 
@@ -24,8 +25,8 @@ def expected() -> list[tuple[Any, ...]]:
         for column in log_schema.COLUMNS:
             if column.kind == "time":
                 number = values[column.name]
-                moment = datetime.datetime.fromtimestamp(number / 1000, UTC)
-                values[column.name] = None if number == column.absent else moment
+                is_missing = number is None or number == column.absent
+                values[column.name] = None if is_missing else datetime.datetime.fromtimestamp(number / 1000, UTC)
         found.append(tuple(values.values()))
     return found
 

@@ -38,7 +38,8 @@ READ_ROWS = 65_536
 """Number of rows that are read at a time to compute a checksum."""
 CHECK_OFFSETS = 10_000
 """Number of offsets whose checksum the server computes in one statement."""
-REPEATING = [name for name in NAMES if name not in ("offset", "id", "payload", "created_at", "published_at")]
+UNIQUE = ("offset", "id", "payload", "expires_at", "created_at", "published_at")
+REPEATING = [name for name in NAMES if name not in UNIQUE]
 """Columns that Parquet stores as dictionaries."""
 DAY_MS = 86_400_000
 LONGEST_NAME = 180
