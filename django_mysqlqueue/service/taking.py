@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX, PUBLISHER_KEY, lane_of
-from django_mysqlqueue.service import losses, messages
+from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.slots import Reservation, Rest
@@ -84,7 +84,7 @@ class Taking:
             self.claimant.ref,
             key,
             offset,
-            losses.token_of(self.request.token, suspect=suspect),
+            self.request.token,
             retries + 1,
             suspect,
             size,
