@@ -302,6 +302,14 @@ class Migration(migrations.Migration):
                 ("invisible_until", models.BigIntegerField("invisible until", db_default=0)),
                 ("retry_count", models.PositiveIntegerField("retry count", db_default=0)),
                 ("delivery_token", models.BigIntegerField("delivery token", db_default=0)),
+                (
+                    "suspect",
+                    models.BooleanField(
+                        "suspect",
+                        db_default=False,
+                        help_text="claimed as a suspected poison message; never without a token",
+                    ),
+                ),
                 ("delivered_by", BytewiseCharField("delivered by", max_length=190, db_default="", blank=True)),
                 ("delivered_at", models.BigIntegerField("delivered at", db_default=0)),
                 ("last_error", BytewiseTextField("last error", db_default=models.Value(""), blank=True)),

@@ -117,6 +117,9 @@ class DeliveryState(models.Model):
     invisible_until = models.BigIntegerField(_("invisible until"), db_default=0)
     retry_count = models.PositiveIntegerField(_("retry count"), db_default=0)
     delivery_token = models.BigIntegerField(_("delivery token"), db_default=0)
+    suspect = models.BooleanField(
+        _("suspect"), db_default=False, help_text=_("claimed as a suspected poison message; never without a token")
+    )
     delivered_by = BytewiseCharField(_("delivered by"), max_length=KEY_LENGTH, db_default="", blank=True)
     delivered_at = models.BigIntegerField(_("delivered at"), db_default=0)
     last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)

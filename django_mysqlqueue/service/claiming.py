@@ -104,14 +104,14 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
     def release(session: Session) -> None:
         groups.wait_for_claims(session, ref)
         rows = session.rows(
-            f"SELECT partition_key, message_offset, retry_count, delivery_token FROM {STATE}"
+            f"SELECT partition_key, message_offset, retry_count, suspect FROM {STATE}"
             f"{session.dialect.force_index('queue_delivery_state_due')} "
-            "WHERE consumer_group = %s AND topic = %s AND acked = %s AND delivery_token IN (%s, %s)",
-            (*ref, False, token, -token),
+            "WHERE consumer_group = %s AND topic = %s AND acked = %s AND delivery_token = %s",
+            (*ref, False, token),
         )
         unstarted = [
-            Settlement(Claimed(ref, key, offset, mine, retries + 1, suspect=mine < 0, size=0), Action.RELEASE)
-            for key, offset, retries, mine in rows
+            Settlement(Claimed(ref, key, offset, token, retries + 1, suspect, size=0), Action.RELEASE)
+            for key, offset, retries, suspect in rows
         ]
         settling.apply(session, ref, unstarted, {}, max_attempts=None)
 

@@ -121,7 +121,7 @@ class ClaimRequest:
     wants: Sequence[Want]
     """The messages to take, by partition. In ordered mode, the claimant must own the partitions."""
     token: int
-    """The token of the new deliveries (``losses.token_of``), from ``new_token``. It must never have been used."""
+    """The token of the new deliveries, from ``new_token``. It must never have been used."""
     settlements: Sequence[Settlement] = ()
     """Settlements of earlier deliveries of the group. They are written first, as by ``settling.flush``."""
     also: Collection[str] = ()

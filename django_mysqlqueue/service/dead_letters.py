@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service import delivery_events, losses
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.messages import cut_error
@@ -72,7 +72,7 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
                 ("k", "o", "n"),
                 len(chunk),
                 BY_ROW,
-                {"acked": "1", "delivery_token": "0", "delivered_by": "''", "retry_count": "v.n"},
+                {"acked": "1", **losses.NOT_HELD, "delivered_by": "''", "retry_count": "v.n"},
             ),
             (*flat(one[:3] for one in chunk), *ref),
         )

@@ -36,7 +36,7 @@ class Claimed(NamedTuple):
     key: str
     offset: int
     token: int
-    """A random number that the row has, too: below 0 if the delivery was claimed as a suspected poison message."""
+    """A random number above 0 that the row has, too."""
     attempt: int
     """The number of this attempt, from 1, set at the claim."""
     suspect: bool

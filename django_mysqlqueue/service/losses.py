@@ -1,7 +1,8 @@
 """The wait of a message whose subscriber was lost.
 
 A row of delivery state without a token waits for another attempt. One with a token is held, or was lost with its
-subscriber. The token of a suspected poison message is below 0.
+subscriber. ``suspect`` says whether it was claimed as a suspected poison message, so that its start may be recorded: it
+is written with the token, by a claim that finds the row with a subscriber, and goes with it.
 
 A loss is nobody's decision. So in ordered mode, a lost message that waits holds its partition until it has ended. Every
 outcome of a handler that makes a message wait takes the subscriber's name out of the row.
@@ -23,33 +24,24 @@ HELD_BY = "CASE WHEN s.delivery_token = 0 THEN '' ELSE s.delivered_by END"
 """The subscriber that holds a row of delivery state (``s``) or was lost with it, in SQL. A row that waits may still
 name its last subscriber, because it is a suspected poison message."""
 
+NOT_HELD = {"delivery_token": "0", "suspect": "0"}
+"""The assignments that take the token out of a row of delivery state."""
+
 NO_WAIT = Backoff(initial=0)
 """The backoff of a claimant that takes lost messages at once."""
 
 
-def token_of(token: int, *, suspect: bool) -> int:
-    """Return the token of a delivery.
-
-    Its sign tells the claim that finds the delivery lost whether its start may have been recorded.
-
-    Args:
-        token: the token of the claim, above 0.
-        suspect: whether the message is a suspected poison message.
-    """
-    return -token if suspect else token
-
-
-def wait_ms(token: int, retries: int, backoff: Backoff) -> int:
+def wait_ms(retries: int, backoff: Backoff, *, suspect: bool) -> int:
     """Return how long a message waits whose delivery a claim has found lost, in milliseconds.
 
     The first loss costs nothing. From then on the wait is that after a failed attempt.
 
     Args:
-        token: the token of the lost delivery.
         retries: number of attempts that have been counted.
         backoff: the handler's backoff.
+        suspect: whether the lost delivery was that of a suspected poison message.
     """
-    return round(backoff.delay(retries) * 1000) if token < 0 and retries else 0
+    return round(backoff.delay(retries) * 1000) if suspect and retries else 0
 
 
 def is_lost(token: int, delivered_by: str) -> bool:
@@ -73,7 +65,7 @@ def make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, i
                 ("k", "o", "until", "at"),
                 len(chunk),
                 BY_ROW,
-                {"delivery_token": "0", "delivered_at": "v.at", "invisible_until": "v.until"},
+                {**NOT_HELD, "delivered_at": "v.at", "invisible_until": "v.until"},
             ),
             (*flat((*wait, now) for wait in chunk), *ref),
         )

@@ -72,6 +72,7 @@ class _Row(NamedTuple):
 
     due_at: int
     token: int
+    suspect: bool
     delivered_by: str
     delivered_at: int
     retries: int
@@ -132,7 +133,7 @@ class _Judgement:
             text = f"The subscriber {row.delivered_by!r} was lost while it handled attempt {row.retries}."
             self.failed.append(FailedDelivery.of(last, f"{row.error}\n{text}" if row.error else text))
             result.dead.append((last, text))
-        elif wait := losses.wait_ms(row.token, row.retries, claimant.backoff):
+        elif wait := losses.wait_ms(row.retries, claimant.backoff, suspect=row.suspect):
             self.waits.append((key, offset, now + wait))
             self.lost.append(Event.of(last, Outcome.LOST))
             self._wait(key, offset, now + wait, is_lost=True)
@@ -253,7 +254,7 @@ def _lock_due(session: Session, ref: GroupRef, due: Sequence[tuple[str, int]]) -
     rows: dict[tuple[str, int], _Row] = {}
     for chunk in session.chunks(sorted(due)):
         for key, offset, *rest in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivery_token, s.delivered_by, "
+            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivery_token, s.suspect, s.delivered_by, "
             f"s.delivered_at, s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
             f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
@@ -282,7 +283,7 @@ def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
     for chunk in session.chunks(passed):
         session.execute(
             session.dialect.update_joined(
-                STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1", "delivery_token": "0", "delivered_by": "''"}
+                STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1", **losses.NOT_HELD, "delivered_by": "''"}
             ),
             (*flat(chunk), *ref),
         )
@@ -359,22 +360,22 @@ def _read_coalesce_keys(
 
 def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
     session, claimant = taking.session, taking.claimant
+    names = ["k", "o", "t", "who", "at", "until"]
+    changes = {
+        "delivery_token": "v.t",
+        "delivered_by": "v.who",
+        "delivered_at": "v.at",
+        "invisible_until": "v.until",
+    }
+    if any(one.suspect for one in taken):  # Otherwise none of the rows was held, and ``suspect`` is False in all.
+        names.append("suspect")
+        changes["suspect"] = "v.suspect"
+    common = (taking.request.token, claimant.subscriber, taking.now, taking.until)
     for chunk in session.chunks(taken):
         session.execute(
-            session.dialect.update_joined(
-                STATE,
-                ("k", "o", "t", "who", "at", "until"),
-                len(chunk),
-                BY_ROW,
-                {
-                    "delivery_token": "v.t",
-                    "delivered_by": "v.who",
-                    "delivered_at": "v.at",
-                    "invisible_until": "v.until",
-                },
-            ),
+            session.dialect.update_joined(STATE, names, len(chunk), BY_ROW, changes),
             (
-                *flat((one.key, one.offset, one.token, claimant.subscriber, taking.now, taking.until) for one in chunk),
+                *flat((one.key, one.offset, *common, one.suspect)[: len(names)] for one in chunk),
                 *claimant.ref,
             ),
         )

@@ -93,10 +93,10 @@ def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tup
 
 
 def _release_unstarted(session: Session, ref: GroupRef, left: Sequence[tuple[int, int]]) -> int:
-    rows: list[tuple[str, int, int, int, str]] = []
+    rows: list[tuple[str, int, int, int, bool, str]] = []
     for chunk in session.chunks(sorted(left)):
         rows += session.rows(
-            "SELECT s.partition_key, s.message_offset, s.retry_count, s.delivery_token, s.delivered_by "
+            "SELECT s.partition_key, s.message_offset, s.retry_count, s.delivery_token, s.suspect, s.delivered_by "
             f"FROM {session.dialect.rows(('o', 't'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
             f"{session.dialect.join_to(STATE, 's')} ON s.consumer_group = %s AND s.topic = %s "
@@ -107,8 +107,8 @@ def _release_unstarted(session: Session, ref: GroupRef, left: Sequence[tuple[int
     if not rows:
         return 0
     settlements = [
-        Settlement(Claimed(ref, key, offset, token, retries + 1, suspect=token < 0, size=0, by=by), Action.RELEASE)
-        for key, offset, retries, token, by in rows
+        Settlement(Claimed(ref, key, offset, token, retries + 1, suspect, size=0, by=by), Action.RELEASE)
+        for key, offset, retries, token, suspect, by in rows
     ]
     done = settling.apply(session, ref, settlements, {}, max_attempts=None, waits=False)
     return len(settlements) - len(done.locked) - len(done.stale)

@@ -12,7 +12,7 @@ from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, job_results, job_rows, slots, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, job_results, job_rows, losses, slots, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
@@ -491,7 +491,7 @@ def _make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, 
                     "last_error": "COALESCE(v.error, s.last_error)",
                     "delivered_by": "CASE WHEN v.keep = 1 THEN s.delivered_by ELSE '' END",
                     "delivered_at": now,
-                    "delivery_token": "0",
+                    **losses.NOT_HELD,
                 },
             ),
             (*flat(chunk), *ref),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.limits import PARTITION_PREFIX, lane_of
-from django_mysqlqueue.service import losses, messages
+from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.slots import Reservation, Rest
@@ -92,7 +92,7 @@ class Taking:
             self.claimant.ref,
             key,
             offset,
-            losses.token_of(self.request.token, suspect=suspect),
+            self.request.token,
             retries + 1,
             suspect,
             size,

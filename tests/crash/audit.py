@@ -84,6 +84,7 @@ class Observer:
                     row.retry_count,
                     _who(row.delivered_by),
                     bool(row.delivery_token),
+                    row.suspect,
                     _when(row.invisible_until, now),
                     row.last_error,
                 )

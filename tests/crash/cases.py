@@ -519,7 +519,7 @@ def undo(world: World) -> None:
 
 def is_undone(world: World, picture: Picture) -> None:
     """A process that has undone a claim holds nothing of it (one that was killed does not say what its token was)."""
-    held = DeliveryState.objects.filter(delivery_token__in=[world.token, -world.token], acked=False)
+    held = DeliveryState.objects.filter(delivery_token=world.token, acked=False)
     assert not held.exclude(delivery_token=0).exists()
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import F
-
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
@@ -282,9 +280,8 @@ def inherited() -> World:
 def lost_again(mode: str = "ordered") -> World:
     """Another has claimed suspects, recorded their starts, and vanished; a1 has used up its attempts."""
     world = orphaned(mode)
-    DeliveryState.objects.filter(consumer_group="g").update(delivery_token=-F("delivery_token"))
+    DeliveryState.objects.filter(consumer_group="g").exclude(delivery_token=0).update(suspect=True)
     DeliveryState.objects.filter(consumer_group="g", retry_count=0).update(retry_count=1)
-    world.held = {name: one._replace(token=-one.token) for name, one in world.held.items()}
     world.backoff = Backoff(initial=1000, jitter=0)
     if mode == "ordered":
         assert leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS).held == {"a", "b"}

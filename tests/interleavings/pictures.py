@@ -167,9 +167,9 @@ def _rules(row: Group) -> list[str]:
 def _delivery(row: State, tokens: Mapping[int, str], now: int) -> str:
     """A delivery's state, holder and claim, whether it is a suspect, and until when it stays so."""
     return _said(
-        "settled" if row.acked else "in flight" if row.claim else "waits",
+        "settled" if row.acked else "in flight" if row.delivery_token else "waits",
         row.delivered_by and f"by {who(row.delivered_by)}",
-        row.claim and f"claim {tokens.get(row.claim, '?')}",
+        row.delivery_token and f"claim {tokens.get(row.delivery_token, '?')}",
         row.suspect and "suspect",
         row.retry_count and f"{row.retry_count} failed",
         row.last_error and ("the handler's error" if row.last_error == HANDLERS_ERROR else "the queue's error"),

@@ -45,7 +45,7 @@ def _(a: Actor) -> object:
     if rows and "refused" in rows[0]:
         return "refused"
     for row in rows:
-        a.tokens.setdefault(abs(int(row["handle"].split(":")[1])), f"{a.name}sql")
+        a.tokens.setdefault(int(row["handle"].split(":")[1]), f"{a.name}sql")
     return [[row["offset"], row["attempt"]] for row in rows]
 
 

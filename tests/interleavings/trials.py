@@ -186,7 +186,7 @@ class Trial:
         self._snapshot.restore(self._changed)
         self._changed = None
         times.append(time.perf_counter())
-        tokens = {abs(one.token): "held" for one in self._start.held.values()}
+        tokens = {one.token: "held" for one in self._start.held.values()}
         actors = [Actor(name, self._start, self._names.offsets(), tokens) for name in self.threads]
         jobs: dict[str, Callable[[], Any]] = {}
         for actor, operation in zip(actors, self.pair.operations, strict=True):
@@ -262,7 +262,7 @@ class Trial:
             broken += [
                 f"{verdict.names.at(offset)} was undone and is still held"
                 for (_, _, offset), row in after.state.items()
-                if not row.acked and tokens.get(row.claim, "").startswith(self.pair.undone)
+                if not row.acked and tokens.get(row.delivery_token, "").startswith(self.pair.undone)
             ]
         if self.pair.once:
             broken += [f"{name} was handled {count} times" for name, count in verdict.handled.items() if count > 1]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from django.db.models import F
-
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import (
@@ -449,8 +447,8 @@ def lost_again(start: Callable[[], Start] = forsaken) -> Start:
     """As ``forsaken``; whatever is in flight was lost before, and its start is recorded."""
     found = start()
     held = DeliveryState.objects.filter(consumer_group="g", acked=False).exclude(delivery_token=0)
-    held.update(delivery_token=-F("delivery_token"), retry_count=1)
-    found.held = {name: one._replace(token=-one.token, attempt=1) for name, one in found.held.items()}
+    held.update(suspect=True, retry_count=1)
+    found.held = {name: one._replace(attempt=1) for name, one in found.held.items()}
     return found
 
 

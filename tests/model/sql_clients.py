@@ -69,7 +69,8 @@ class SqlClients(RuleBasedStateMachine):
         for row in rows:
             token = int(row["handle"].split(":")[1])
             key = lane(row["key"] or "", row["priority"])
-            claimed = Claimed(MOVES, key, row["offset"], token, row["attempt"], token < 0, len(row["payload"]))
+            suspect = DeliveryState.objects.get(delivery_token=token, message_offset=row["offset"]).suspect
+            claimed = Claimed(MOVES, key, row["offset"], token, row["attempt"], suspect, len(row["payload"]))
             assert self.model.start(self.client.name, self.ended_in_sql, claimed, int(row["payload"])) is not None
             self.held.append(claimed)
 

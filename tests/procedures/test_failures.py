@@ -195,7 +195,7 @@ def test_nothing_of_its_partition_overtakes_a_message_that_was_lost_twice(connec
     pass_time(61)
     assert numbers(connect().claim()) == [0]
     pass_time(61)
-    DeliveryState.objects.filter(delivery_token__lt=0).update(retry_count=3)  # its wait grows
+    DeliveryState.objects.filter(suspect=True).update(retry_count=3)  # its wait grows
     client, other = connect(), connect()
     assert client.claim() == []
     publish("t", {"n": 3}, key="k0")

@@ -122,12 +122,13 @@ def test_nobody_settles_what_nobody_holds(client, mode, action):
     (row,) = client.claim()
     client.nack(row["handle"], delay=60)
     before = list(DeliveryState.objects.values())
-    with pytest.raises(MySQLdb.Error, match="must be one that queue_claim has returned"):
-        getattr(client, action)(f"{row['offset']}:0")
+    for token in (0, -1):
+        with pytest.raises(MySQLdb.Error, match="must be one that queue_claim has returned"):
+            getattr(client, action)(f"{row['offset']}:{token}")
     assert list(DeliveryState.objects.values()) == before
 
 
-@pytest.mark.parametrize("handle", ["1:2", "999999999999999999:9223372036854775807", "1:-2"])
+@pytest.mark.parametrize("handle", ["1:2", "999999999999999999:9223372036854775807"])
 def test_handles_of_nothing_are_stale(client, handle):
     register("shared")
     assert client.ack(handle) == "stale"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
@@ -12,7 +14,17 @@ from django_mysqlqueue.operations import dead_lettering, retrying, seeking, step
 from django_mysqlqueue.testing import _advance
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag
-from tests.support.internals import GroupRef, Session, Want, claiming, leasing, releasing, settling
+from tests.support.internals import (
+    Action,
+    GroupRef,
+    Session,
+    Settlement,
+    Want,
+    claiming,
+    leasing,
+    releasing,
+    settling,
+)
 
 pytestmark = pytest.mark.promise("Poison messages")
 
@@ -132,7 +144,7 @@ def test_a_released_suspect_does_not_wait(db, clock, mode):
     Sub(slow(mode=mode)).step().leave()
     clock.advance(10_000)
     leaving = Sub(slow(mode=mode)).step()
-    assert row().delivery_token < 0
+    assert row().suspect
     leaving.leave()
     again = Sub(slow(mode=mode)).step().take()
     assert again.claimed.suspect
@@ -378,12 +390,73 @@ def test_undoing_a_claim_leaves_suspects_suspects_and_no_others(db, clock, mode)
     )
     clock.advance(61)
     Sub(slow(mode=mode)).step()
-    tokens = {one.partition_key: one.delivery_token for one in DeliveryState.objects.all()}
-    assert tokens["k0"] < 0 < tokens["k1"]
-    for token in tokens.values():
-        claiming.undo(USING, G, abs(token))
-    found = {one.partition_key: (one.delivery_token, bool(one.delivered_by)) for one in DeliveryState.objects.all()}
-    assert found == {"k0": (0, True), "k1": (0, False)}
+    assert dict(DeliveryState.objects.values_list("partition_key", "suspect")) == {"k0": True, "k1": False}
+    for token in list(DeliveryState.objects.values_list("delivery_token", flat=True)):
+        claiming.undo(USING, G, token)
+    assert not DeliveryState.objects.exclude(delivery_token=0, suspect=False).exists()
+    assert {one.partition_key: bool(one.delivered_by) for one in DeliveryState.objects.all()} == {
+        "k0": True,
+        "k1": False,
+    }
+
+
+def marked():
+    return dict(DeliveryState.objects.order_by("pk").values_list("partition_key", "suspect"))
+
+
+@both_modes
+def test_a_claim_marks_what_was_lost_and_nothing_else(db, clock, mode):
+    publish_many("t", (Message(number, key=f"k{number}") for number in range(2)))
+    with CaptureQueriesContext(connections[USING]) as sent:
+        Sub(slow(mode=mode)).step()
+        DeliveryState.objects.update(delivered_by="", delivery_token=0, retry_count=3, invisible_until=1)
+        clock.advance(61)
+        Sub(slow(mode=mode)).step()
+    assert not DeliveryState.objects.filter(delivery_token=0).exists()
+    assert marked() == {"k0": False, "k1": False}
+    written = [one["sql"] for one in sent if not one["sql"].startswith("SELECT")]
+    assert [sql for sql in written if "queue_delivery_state" in sql]
+    assert not [sql for sql in written if "suspect" in sql]
+    DeliveryState.objects.filter(partition_key="k1").update(delivered_by="", delivery_token=0, invisible_until=1)
+    clock.advance(61)
+    Sub(slow(mode=mode)).step()
+    assert marked() == {"k0": True, "k1": False}
+
+
+@both_modes
+@pytest.mark.parametrize(
+    ("action", "left"),
+    [
+        (Action.NACK, (0, False, "", 2)),
+        (Action.SNOOZE, (0, False, "", 1)),
+        (Action.RELEASE, (0, False, "its subscriber", 1)),
+    ],
+)
+def test_the_mark_goes_with_the_token(db, clock, mode, action, left):
+    publish("t", 0, key="k")
+    held = lose(clock, 3, mode=mode)
+    assert marked() == {"k": True}
+    settling.flush(USING, G, [Settlement(held, action, 1000, "no")], max_attempts=10, shared=True)
+    by = row().delivered_by and "its subscriber"
+    assert (row().delivery_token, row().suspect, by, row().retry_count) == left
+
+
+@both_modes
+def test_a_noticed_loss_takes_the_mark_and_the_next_claim_sets_it_again(db, clock, mode):
+    publish("t", 0, key="k")
+    lose(clock, 2, mode=mode)
+    assert marked() == {"k": True}
+    clock.advance(61)
+    Sub(slow(mode=mode)).step().leave()
+    assert (row().delivery_token, row().suspect) == (0, False)
+    clock.advance(101)
+    sub = Sub(slow(mode=mode)).step()
+    assert (row().delivery_token > 0, row().suspect) == (True, True)
+    held = sub.take().claimed
+    settling.extend_all(USING, G, [held], milliseconds=1000)
+    assert settling.record_start(USING, held)
+    settling.ack_here(USING, held)
+    assert marked() == {"k": True}, "settled, and the token is there still"
 
 
 # -- what remembers and shows it --------------------------------------------------

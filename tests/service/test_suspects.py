@@ -118,7 +118,7 @@ def test_a_suspect_that_is_not_due_holds_up_no_other(db, clock, mode):
     """It was lost twice, and waits for its backoff."""
     one = handler(mode=mode, backoff=Backoff(initial=100, jitter=0))
     lose(one, 3, clock)
-    DeliveryState.objects.filter(partition_key="s0").update(delivery_token=-1, retry_count=1)
+    DeliveryState.objects.filter(partition_key="s0").update(suspect=True, retry_count=1)
     (held,) = suspects(started(Sub(one, threads=4)))
     assert held.claimed.key in ("s1", "s2")
 

@@ -163,6 +163,8 @@ def _state(tables: Tables) -> Iterator[str]:
         group, message = tables.groups.get(ref), tables.log.get(offset)
         if message is not None and (message.key != key or not is_for(message, ref)):
             yield f"{_at(ref, offset)} has a state row in {key!r}, where it does not belong"
+        if row.suspect and not row.delivery_token:
+            yield f"{_at(ref, offset)} is suspect without a token"
         if group is None:
             continue
         if (ref, key) not in tables.offsets:

@@ -116,19 +116,10 @@ class State(NamedTuple):
     retry_count: int = 0
     delivered_by: str = ""
     delivery_token: int = 0
+    suspect: bool = False
     invisible_until: int = 0
     delivered_at: int = 0
     last_error: str = ""
-
-    @property
-    def claim(self) -> int:
-        """The token that its claim drew; 0: nobody has it in flight."""
-        return abs(self.delivery_token)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it was claimed as a suspected poison message."""
-        return self.delivery_token < 0
 
 
 class Heartbeat(NamedTuple):
@@ -366,7 +357,7 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
         (
             "state",
             "queue_delivery_state",
-            f"{_DELIVERY}, acked, retry_count, delivered_by, delivery_token, invisible_until, delivered_at, last_error",
+            f"{_DELIVERY}, {', '.join(State._fields)}",
             _DELIVERY,
             _state,
         ),

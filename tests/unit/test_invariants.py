@@ -94,6 +94,10 @@ BROKEN = {
         {"state": {**SOUND.state, (G, "a", 4): State()}},
         "g/t[4] has a state row above the cursor 3",
     ),
+    "suspect without a token": (
+        {"state": {**SOUND.state, (G, "a", 3): State(acked=True, suspect=True)}},
+        "g/t[3] is suspect without a token",
+    ),
     "state without offsets": ({"state": {**SOUND.state, (G, "b", 5): State()}}, "and its partition 'b' no offsets row"),
     "state in another partition": (
         {"state": {**SOUND.state, (G, "b", 4): State()}, "offsets": {**SOUND.offsets, (G, "b"): Offsets(0, 4)}},

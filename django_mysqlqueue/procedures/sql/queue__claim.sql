@@ -1,4 +1,4 @@
--- The transaction of a claim. p_taken: number of messages, which then have p_token, or -p_token.
+-- The transaction of a claim. p_taken: number of messages, which then have p_token.
 CREATE PROCEDURE queue__claim(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_limit INT, IN p_keys LONGTEXT {{bytewise}}, IN p_me {{key}},
   IN p_token BIGINT, OUT p_taken INT, OUT p_until BIGINT

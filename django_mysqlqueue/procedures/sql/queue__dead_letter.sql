@@ -17,7 +17,8 @@ BEGIN
          IF(m.original_id = '', m.id, m.original_id), IF(m.original_topic = '', m.topic, m.original_topic),
          IF(m.original_offset = 0, m.`offset`, m.original_offset), p_group, {{now}}, p_attempts, v_error
   FROM queue_messages m WHERE m.`offset` = p_offset;
-  UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, delivered_by = '', retry_count = p_attempts
+  UPDATE queue_delivery_state
+  SET acked = 1, delivery_token = 0, suspect = 0, delivered_by = '', retry_count = p_attempts
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
   CALL queue__event(
     p_group, p_topic, p_key, p_offset, p_attempts, 'dead_lettered', p_delivered_at, p_by, v_error, v_id, p_options);

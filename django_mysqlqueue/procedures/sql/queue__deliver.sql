@@ -66,13 +66,13 @@ BEGIN
          m.priority,
          m.payload,
          CAST(JSON_REMOVE(m.metadata, '$."{{replaces}}"') AS CHAR CHARACTER SET utf8mb4) AS metadata,
-         CAST(s.retry_count + (s.delivery_token > 0) AS SIGNED) AS attempt,
+         CAST(s.retry_count + (NOT s.suspect) AS SIGNED) AS attempt,
          m.`offset`,
          m.created_at,
          s.invisible_until AS invisible_until
   FROM queue_delivery_state s FORCE INDEX (queue_delivery_state_due)
   STRAIGHT_JOIN queue_messages m FORCE INDEX (PRIMARY) ON m.`offset` = s.message_offset
   WHERE v_taken > 0 AND s.consumer_group = p_group AND s.topic = p_topic AND s.acked = 0 AND s.invisible_until = v_until
-    AND s.delivery_token IN (v_token, -v_token)
+    AND s.delivery_token = v_token
   ORDER BY m.priority DESC, s.partition_key, s.message_offset;
 END

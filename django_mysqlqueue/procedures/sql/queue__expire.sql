@@ -15,7 +15,7 @@ BEGIN
              ' UTC, before attempt ', p_attempts + 1, ' had started.'), p_options);
     SET @queue__dead_lettered = @queue__dead_lettered + 1;
   ELSE
-    UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, delivered_by = ''
+    UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, suspect = 0, delivered_by = ''
     WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
     CALL queue__event(p_group, p_topic, p_key, p_offset, 0, 'expired', 0, p_me, '', '', p_options);
     SET @queue__expired = @queue__expired + 1;

@@ -7,12 +7,12 @@ CREATE PROCEDURE queue__parse(
 BEGIN
   DECLARE v_token DECIMAL(20) DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  IF p_handle IS NULL OR p_handle NOT REGEXP '^[0-9]{1,18}:-?[1-9][0-9]{0,18}$' THEN
+  IF p_handle IS NULL OR p_handle NOT REGEXP '^[0-9]{1,18}:[1-9][0-9]{0,18}$' THEN
     CALL queue__refuse(
       CONCAT('handle ', COALESCE(QUOTE(p_handle), 'NULL'), ': must be one that queue_claim has returned'));
   END IF;
   SET v_token = SUBSTRING_INDEX(p_handle, ':', -1), p_offset = SUBSTRING_INDEX(p_handle, ':', 1), p_key = NULL;
-  IF ABS(v_token) > 9223372036854775807 OR p_handle <> CONCAT(p_offset, ':', v_token) THEN
+  IF v_token > 9223372036854775807 OR p_handle <> CONCAT(p_offset, ':', v_token) THEN
     CALL queue__refuse(CONCAT('handle ', QUOTE(p_handle), ': must be one that queue_claim has returned'));
   END IF;
   SET p_token = v_token;

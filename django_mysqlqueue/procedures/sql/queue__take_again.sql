@@ -16,11 +16,12 @@ BEGIN
   DECLARE v_by, v_coalesce_key {{key}};
   DECLARE v_retries, v_max_attempts, v_there INT;
   DECLARE v_error LONGTEXT {{bytewise}};
+  DECLARE v_suspect BOOL;
   DECLARE v_found BOOL DEFAULT TRUE;
   DECLARE v_wait DOUBLE DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_found = FALSE;
-  SELECT invisible_until, delivery_token, delivered_by, delivered_at, retry_count, last_error
-  INTO v_due, v_token, v_by, v_at, v_retries, v_error FROM queue_delivery_state
+  SELECT invisible_until, delivery_token, suspect, delivered_by, delivered_at, retry_count, last_error
+  INTO v_due, v_token, v_suspect, v_by, v_at, v_retries, v_error FROM queue_delivery_state
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
     AND acked = 0
   FOR UPDATE SKIP LOCKED;
@@ -34,11 +35,11 @@ BEGIN
   ELSE
     SELECT expires_at, coalesce_key INTO v_expires_at, v_coalesce_key FROM queue_messages WHERE `offset` = p_offset;
     SET v_max_attempts = NULLIF(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.max_attempts')), 'null');
-    IF v_by <> '' AND v_token < 0 AND v_retries > 0 THEN
+    IF v_by <> '' AND v_suspect AND v_retries > 0 THEN
       CALL queue__backoff(v_retries, p_options, v_wait);
     END IF;
     IF NOT v_found THEN
-      UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, delivered_by = ''
+      UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, suspect = 0, delivered_by = ''
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries + 1, 'deleted', 0, p_me, '', '', p_options);
       SET p_result = 'ended';
@@ -52,7 +53,7 @@ BEGIN
       SET p_result = 'ended';
     ELSEIF v_wait > 0 THEN
       UPDATE queue_delivery_state
-      SET delivery_token = 0, delivered_at = p_now, invisible_until = p_now + ROUND(v_wait)
+      SET delivery_token = 0, suspect = 0, delivered_at = p_now, invisible_until = p_now + ROUND(v_wait)
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries, 'lost', v_at, v_by, '', '', p_options);
       SET p_result = 'lost';
@@ -71,7 +72,7 @@ BEGIN
       ELSE
         -- The start of a suspected poison message is recorded: if it is lost, too, that was an attempt.
         UPDATE queue_delivery_state
-        SET delivery_token = IF(v_by = '', p_token, -p_token), retry_count = v_retries + (v_by <> ''),
+        SET delivery_token = p_token, suspect = v_by <> '', retry_count = v_retries + (v_by <> ''),
             delivered_by = p_me, delivered_at = p_now, invisible_until = p_until
         WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
         SET p_result = IF(v_by = '', 'taken', 'suspect');

@@ -12,6 +12,7 @@ CREATE PROCEDURE queue__write(
   {{attributes}}
 BEGIN
   DECLARE v_acked, v_found BOOL DEFAULT TRUE;
+  DECLARE v_suspect BOOL;
   DECLARE v_token, v_at BIGINT;
   DECLARE v_retries, v_attempt, v_max_attempts INT;
   DECLARE v_delay DOUBLE DEFAULT p_delay;
@@ -22,7 +23,8 @@ BEGIN
   SELECT acked, delivery_token INTO v_acked, v_token FROM queue_delivery_state
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
   IF v_found AND NOT v_acked AND v_token = p_token THEN
-    SELECT acked, delivery_token, delivered_by, delivered_at, retry_count INTO v_acked, v_token, p_by, v_at, v_retries
+    SELECT acked, delivery_token, suspect, delivered_by, delivered_at, retry_count
+    INTO v_acked, v_token, v_suspect, p_by, v_at, v_retries
     FROM queue_delivery_state
     WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
     FOR UPDATE;
@@ -35,7 +37,7 @@ BEGIN
     SET p_result = 'stale';
   ELSE
     -- The start of a suspected poison message was counted when it was claimed.
-    SET v_attempt = v_retries + (v_token > 0);
+    SET v_attempt = v_retries + (NOT v_suspect);
     SET v_max_attempts = NULLIF(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.max_attempts')), 'null');
     IF p_action = 'ack' THEN
       UPDATE queue_delivery_state SET acked = 1
@@ -52,7 +54,7 @@ BEGIN
         CALL queue__backoff(v_attempt, p_options, v_delay);
       END IF;
       UPDATE queue_delivery_state
-      SET delivery_token = 0, delivered_by = '', delivered_at = {{now}},
+      SET delivery_token = 0, suspect = 0, delivered_by = '', delivered_at = {{now}},
           invisible_until = IF(v_delay > 0, {{now}} + ROUND(v_delay), 0),
           retry_count = IF(p_action = 'snooze', v_attempt - 1, v_attempt),
           last_error = IF(p_action = 'snooze', last_error, v_error)
