@@ -138,8 +138,11 @@ class _New:
         self._passed = {}
         keys: dict[tuple[str, int], str] = {}
         unmatched: dict[tuple[str, int], _Row] = {}
+        is_filtered = taking.claimant.filter is not None
         for key, row in _each(found):
             if row.target not in ("", mine):
+                continue
+            if not is_filtered and row.expires_at is None and not row.coalesce_key:
                 continue
             place = key, row.offset
             if not _matches(taking, row):

@@ -152,7 +152,9 @@ def publish_many(
     """
     alias, stored_topic = stored_at(_checked(topic), using, via)
     with publish_hooks.sending(topic, alias, None) as span:
-        rows = (row._replace(topic=stored_topic) for row in _encoded(topic, messages, span))
+        rows = _encoded(topic, messages, span)
+        if stored_topic != topic:
+            rows = (row._replace(topic=stored_topic) for row in rows)
         count = _store(alias, rows, on_mismatch)
         span.sent(count)
     return count
@@ -377,13 +379,14 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[Outbox
 def _weight(row: OutboxRow) -> int:
     """Return the maximum number of bytes of a row in a statement before escaping, at four bytes per character."""
     text = len(row.metadata) + len(row.topic) + len(row.partition_key) + len(row.message_id)
-    text += len(row.publisher_key or "") + len(row.coalesce_key or "")
+    if row.publisher_key or row.coalesce_key:
+        text += len(row.publisher_key or "") + len(row.coalesce_key or "")
     return len(row.payload) + 4 * text + 100
 
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
     _check_packet(session, chunk)
-    if not any(row.is_debounced for row in chunk):
+    if not any(row.coalesce_key and row.is_debounced for row in chunk):
         _insert_rows(session, chunk)
         return
     with _all_or_nothing(session):

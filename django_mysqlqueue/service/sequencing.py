@@ -198,12 +198,15 @@ def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
         more=cut_due or any(cut for _, cut in taken) or any(len(kind) == max_rows for kind in kinds),
         is_locked=bool(scheduled) and not ids_due,
         keyed=keyed,
-        has_keys=bool(keyed) or any(row[-1] for kind in kinds for row in kind),
+        has_keys=bool(keyed) or any(has_key for kind in kinds for _, _, has_key, _ in kind),
     )
 
 
-def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool]]]:
-    """Return outbox_id, size and whether it may have a coalesce key of the first rows of each kind without a delay."""
+def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool, int]]]:
+    """Return the first rows of each kind without a delay.
+
+    Of each, outbox_id, size, whether it may have a coalesce key, and the number of its kind.
+    """
     hint = session.dialect.force_index("queue_outbox_due")
     kinds = (EARLY, *AT_ONCE)
     sql = session.dialect.union(
@@ -213,9 +216,9 @@ def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool]]]:
             for kind, condition in enumerate(kinds)
         )
     )
-    found: list[list[tuple[int, int, bool]]] = [[] for _ in kinds]
-    for *row, kind in session.rows(sql, (limit,) * len(kinds)):
-        found[kind].append((row[0], row[1], row[2]))
+    found: list[list[tuple[int, int, bool, int]]] = [[] for _ in kinds]
+    for row in session.rows(sql, (limit,) * len(kinds)):
+        found[row[3]].append(row)
     return found
 
 

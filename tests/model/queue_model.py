@@ -423,8 +423,8 @@ class Model:
             one = None if naming.is_dlq(row.topic) else self.committed[number_of(row)]
             if one is None or one.due:
                 continue
-            # Those with priorities above 0 enter the log before others that wait in the outbox.
-            priority = max(naming.priority_of(row.key), 0)
+            # Each priority has an order of its own: a pass that cannot take all takes some of each kind.
+            priority = naming.priority_of(row.key)
             began, number = latest.get(priority, (0, 0))
             assert one.committed >= began, f"{one} was committed before {number} began and comes after it"
             if one.began > began:
