@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
+from django_mysqlqueue.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, outbox_checks
 from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds, json_object
 from django_mysqlqueue.limits import (
     KEY_LENGTH,
@@ -56,9 +56,14 @@ class OutboxMessage(OutboxKey, MessageColumns):
         # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
         # every message, even those without a delay: bulk publishing would be a tenth slower.
         indexes = [models.Index(fields=["deliver_at", "-priority", "outbox_id", "message_id"], name="queue_outbox_due")]
+        constraints = outbox_checks()
 
     def __str__(self) -> str:
         return f"{self.topic} {self.message_id}"
+
+
+for _name, (_least, _most) in OUTBOX_TEXTS.items():
+    OutboxMessage._meta.get_field(_name).max_length = _most + 1  # type: ignore[union-attr]
 
 
 class Sequencer(models.Model):

@@ -119,7 +119,7 @@ class Dialect(ABC):
         prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
         return (
             f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "
-            f"AND SUBSTR({column}, {LANE_LENGTH}, 1) = ':' THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
+            f"THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
         )
 
     @abstractmethod
