@@ -67,8 +67,8 @@ def publish_many(connection: Any, rows: list[tuple[Any, ...]], size: int) -> Non
 
 
 COPIED = (
-    "topic, partition_key, id, payload, metadata, target_group, original_id, original_topic, original_offset, "
-    "failed_group, failed_at, failure_count, last_error, created_at"
+    "topic, partition_key, id, payload, metadata, publisher_key, expires_at, coalesce_key, target_group, original_id, "
+    "original_topic, original_offset, failed_group, failed_at, failure_count, last_error, created_at"
 )
 
 
@@ -78,7 +78,7 @@ def sequence(connection: Any, size: int) -> int:
     cursor.execute("SELECT id FROM queue_sequencer WHERE id = 1 FOR UPDATE SKIP LOCKED")
     cursor.execute(
         "SELECT outbox_id FROM queue_outbox FORCE INDEX (queue_outbox_due) WHERE deliver_at = 0 "
-        "ORDER BY outbox_id LIMIT %s",
+        "ORDER BY priority DESC, outbox_id LIMIT %s",
         (size,),
     )
     ids = [found for (found,) in cursor.fetchall()]

@@ -441,7 +441,9 @@ def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
     """Refuse a single row for which the server would close the connection. ``_chunks`` limits several rows."""
     if len(chunk) > 1:
         return
-    size = len(chunk[0].payload) + len(chunk[0].metadata.encode()) + 4000
+    row = chunk[0]
+    keys = (row.publisher_key or "") + (row.coalesce_key or "")
+    size = len(row.payload) + len((row.metadata + keys).encode()) + 2000
     if size * 2 < 1_048_576:
         return
     limit = session.dialect.max_statement_bytes(session.connection)

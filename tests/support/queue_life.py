@@ -205,6 +205,8 @@ def _publish() -> None:
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(200)))
     publish_many("t", (Message(number, key="k1", delay=0.001) for number in range(5)))
     publish("t", 0, key="k0", metadata={"a": 1}, priority=3, expires_in=3600)
+    with override_settings(MYSQLQUEUE={"TOPICS": {"unread": {"PARTITIONS": 3}}}):
+        publish("unread", 0, key="k0", coalesce="c")
 
 
 def _settle_many_partitions() -> None:

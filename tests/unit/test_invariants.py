@@ -392,7 +392,7 @@ def test_a_debounced_message_is_replaced():
         assert invariants.between(before, now) == []
     lost = ["('t', 'a', 'd2') was lost between outbox and log"]
     assert invariants.between(replace(SOUND, outbox=[early]), replace(SOUND, outbox=[])) == lost
-    other = late._replace(metadata="{}")
+    other = late._replace(coalesce_key=None)
     assert invariants.between(replace(before, outbox=[early, other]), replace(SOUND, outbox=[other])) == lost
     plain = early._replace(is_debounced=False)
     assert invariants.between(replace(before, outbox=[plain, late]), replace(SOUND, outbox=[late])) == lost
