@@ -33,6 +33,15 @@ class OutboxKey(models.Model):
         abstract = True
 
 
+class QuarantineKey(models.Model):
+    """The primary key of the quarantine."""
+
+    quarantine_id = models.BigAutoField(_("quarantine id"), primary_key=True)
+
+    class Meta:
+        abstract = True
+
+
 class MessageColumns(models.Model):
     """The columns that the outbox and the log share. ``outbox_checks`` makes sure that the log accepts them."""
 

@@ -163,6 +163,22 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="QuarantinedMessage",
+            fields=[
+                ("quarantine_id", models.BigAutoField("quarantine id", primary_key=True, serialize=False)),
+                *message_columns(longer=1),
+                ("deliver_at", models.BigIntegerField("deliver at")),
+                ("created_at", models.BigIntegerField("created at")),
+                ("reason", BytewiseTextField("reason", help_text="the error of the database")),
+                ("quarantined_at", models.BigIntegerField("quarantined at", db_default=NowMilliseconds())),
+            ],
+            options={
+                "verbose_name": "quarantined message",
+                "verbose_name_plural": "quarantined messages",
+                "db_table": "queue_quarantine",
+            },
+        ),
+        migrations.CreateModel(
             name="Sequencer",
             fields=[
                 ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),

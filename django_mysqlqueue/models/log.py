@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, outbox_checks
-from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds, json_object
+from django_mysqlqueue.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
 from django_mysqlqueue.limits import (
     KEY_LENGTH,
     LATEST_DELIVERY,
@@ -62,8 +62,28 @@ class OutboxMessage(OutboxKey, MessageColumns):
         return f"{self.topic} {self.message_id}"
 
 
+class QuarantinedMessage(QuarantineKey, MessageColumns):
+    """A message of the outbox that the log has refused, until an operator requeues or deletes it."""
+
+    deliver_at = models.BigIntegerField(_("deliver at"))
+    created_at = models.BigIntegerField(_("created at"))
+    reason = BytewiseTextField(_("reason"), help_text=_("the error of the database"))
+    quarantined_at = models.BigIntegerField(_("quarantined at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["QuarantinedMessage"]()
+
+    class Meta:
+        db_table = "queue_quarantine"
+        verbose_name = _("quarantined message")
+        verbose_name_plural = _("quarantined messages")
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}"
+
+
 for _name, (_least, _most) in OUTBOX_TEXTS.items():
-    OutboxMessage._meta.get_field(_name).max_length = _most + 1  # type: ignore[union-attr]
+    for _model in (OutboxMessage, QuarantinedMessage):
+        _model._meta.get_field(_name).max_length = _most + 1  # type: ignore[union-attr]
 
 
 class Sequencer(models.Model):
