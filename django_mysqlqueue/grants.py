@@ -135,7 +135,7 @@ ROLES: dict[str, Role] = {
                     models.Slots: "D",
                     models.CoalesceKey: "D",
                     models.DebouncedMessage: "D",
-                    models.QuarantinedMessage: "UD",
+                    models.QuarantinedMessage: "D",
                     models.JobResult: "IU",
                     models.JobStage: "U",
                     models.Schedule: "UD",

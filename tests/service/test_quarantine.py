@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage, QueueMessage
+from django_mysqlqueue import Message, operations, publish, publish_many
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import find_problems
+from django_mysqlqueue.models import Operation, OutboxMessage, QuarantinedMessage, QueueMessage
+from tests.support.crash_points import crash_points
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import sequencing
 
@@ -92,3 +99,94 @@ def test_another_error_sets_nothing_aside(refusing, monkeypatch):
         sequencing.sequence(USING)
     assert OutboxMessage.objects.count() == 2
     assert not QuarantinedMessage.objects.exists()
+
+
+@pytest.fixture
+def row(refusing):
+    """A message in the quarantine, whose cause has been fixed."""
+    publish("t", "bad", key="a", id="i")
+    sequence()
+    drop()
+    return QuarantinedMessage.objects.get().pk
+
+
+def test_a_message_is_requeued(row):
+    planned = operations.requeue_quarantined([row, row + 1], actor="me", dry_run=True)
+    assert (planned.planned, planned.changed, OutboxMessage.objects.count()) == (1, 0, 0)
+    done = operations.requeue_quarantined([row, row + 1], actor="me", reason="fixed")
+    assert (done.changed, done.summary) == (1, ("Messages moved back into the outbox: 1.",))
+    assert not QuarantinedMessage.objects.exists()
+    assert Operation.objects.values_list("action", "changed", "actor", "reason").get() == ("requeue", 1, "me", "fixed")
+    got = []
+    Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.key, delivery.id)))).settle()
+    assert got == [("bad", "a", "i")]
+    with pytest.raises(OperationRefused, match="None of these messages is in the quarantine"):
+        operations.requeue_quarantined([row], actor="me")
+
+
+def test_a_message_that_the_outbox_refuses_stays(row):
+    QuarantinedMessage.objects.update(deliver_at=-1)
+    with pytest.raises(OperationRefused, match="deliver_at_from_0_to_year_9999"):
+        operations.requeue_quarantined([row], actor="me")
+    assert QuarantinedMessage.objects.count() == 1
+
+
+def test_a_message_is_deleted(row):
+    assert operations.delete_quarantined([row], actor="me").changed == 1
+    assert not QuarantinedMessage.objects.exists()
+    assert not OutboxMessage.objects.exists()
+    assert Operation.objects.get().action == "delete quarantined"
+
+
+def test_nothing_else_deletes_it(row, clock):
+    clock.advance(400 * 86_400)
+    call_command("queuegc", stdout=io.StringIO())
+    assert QuarantinedMessage.objects.count() == 1
+
+
+@pytest.mark.promise("Health")
+def test_it_is_a_problem(row):
+    found = [one for one in find_problems() if one.kind == "quarantined"]
+    assert [(one.severity, one.message_id, one.messages.value) for one in found] == [(0, "i", 1)]
+    assert "The log has refused 1 message, which is in the quarantine: message 'i' of topic 't'" in found[0].text
+    assert "no bad ones" in found[0].text
+
+
+def run_command(*arguments):
+    output = io.StringIO()
+    call_command("queuequarantine", *arguments, stdout=output, no_color=True)
+    return output.getvalue()
+
+
+def test_the_command(row):
+    listed = run_command()
+    assert all(text in listed for text in (str(row), "t", "a", "i", "no bad ones"))
+    assert json.loads(run_command("--format", "json"))["quarantined"][0]["message_id"] == "i"
+    assert "Nothing was changed (--dry-run)." in run_command("--requeue", str(row), "--dry-run")
+    assert "Messages moved back into the outbox: 1." in run_command("--requeue", str(row), "--noinput")
+    assert run_command() == "The quarantine is empty.\n"
+    with pytest.raises(CommandError, match="require --requeue or --delete"):
+        run_command("--dry-run")
+
+
+@pytest.mark.promise("Crashes")
+def test_a_crash_at_each_statement_loses_no_message(refusing):
+    """The row is in the outbox, or in the quarantine, and not in both."""
+    values = [0, "bad", 2, "bad", 4]
+    publish_many("t", [Message(one, key="k") for one in values])
+    points = 0
+    for _ in crash_points(lambda: sequencing.sequence(USING)):
+        points += 1
+        everywhere = contents(OutboxMessage) + contents(QueueMessage) + contents(QuarantinedMessage)
+        assert sorted(everywhere) == sorted(json.dumps(one).encode() for one in values)
+    assert points > 12
+    assert contents(QueueMessage) == [b"0", b"2", b"4"]
+    assert contents(QuarantinedMessage) == [b'"bad"', b'"bad"']
+
+
+@pytest.mark.promise("Crashes")
+def test_a_crash_while_requeueing_loses_no_message(row):
+    for _ in crash_points(lambda: operations.requeue_quarantined([row], actor="me")):
+        assert OutboxMessage.objects.count() + QuarantinedMessage.objects.count() == 1
+        assert Operation.objects.count() == OutboxMessage.objects.count()
+    assert OutboxMessage.objects.count() == 1
