@@ -7,11 +7,11 @@ import pytest
 from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage
 from tests.support.dashboard import ROOT, confirm, page
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("db")
 
 
 @pytest.fixture
-def row():
+def row(db):
     return QuarantinedMessage.objects.create(
         topic="t", partition_key="k", message_id="i<", payload=b"1", deliver_at=0, created_at=1, reason="no <bad> ones"
     ).pk

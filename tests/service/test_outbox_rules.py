@@ -7,7 +7,7 @@ from django.db import Error, connection
 
 from django_mysqlqueue.limits import LATEST_DELIVERY
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("db")
 
 LONG = "x" * 250
 REFUSED = [
@@ -58,7 +58,7 @@ ACCEPTED = [
 
 
 @pytest.fixture(params=["strict", "not strict"])
-def cursor(request):
+def cursor(db, request):
     with connection.cursor() as cursor:
         if connection.vendor == "mysql" and request.param == "not strict":
             cursor.execute("SET SESSION sql_mode = ''")

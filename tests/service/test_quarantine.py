@@ -18,11 +18,11 @@ from tests.support.crash_points import crash_points
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import sequencing
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("db")
 
 
 @pytest.fixture
-def refusing():
+def refusing(db):
     """A trigger of a user on the log, which refuses the payload ``"bad"``."""
     with connection.cursor() as cursor:
         cursor.execute(trigger())

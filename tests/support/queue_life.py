@@ -52,6 +52,7 @@ from django_mysqlqueue.inspection import (
     retried_keys,
     task_problems,
 )
+from django_mysqlqueue.inspection import quarantine as quarantined
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.operations_log import OperationFilter
@@ -319,8 +320,11 @@ def _quarantine() -> None:
     ids = list(OutboxMessage.objects.values_list("pk", flat=True))[-2:]
     assert run(USING, lambda session: quarantine.append_each(session, refuse, ids)) == 2
     OutboxMessage.objects.filter(pk__in=ids).delete()
-    rows = [one.quarantine_id for one in list_quarantined(using=USING)]
     with as_role("operator"):
+        with as_role("reader"):
+            rows = [one.quarantine_id for one in list_quarantined(using=USING)]
+            assert quarantined.topics_of(USING, rows) == {"t"}
+            operations.requeue_quarantined(rows, actor="test", dry_run=True)
         operations.requeue_quarantined(rows[:1], actor="test")
         operations.delete_quarantined(rows[1:], actor="test")
     sequence()
