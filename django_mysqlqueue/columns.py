@@ -1,12 +1,14 @@
-"""The columns that the outbox and the log share, as abstract models."""
+"""The columns that the outbox and the log share, as abstract models, and what the outbox accepts."""
 
 from __future__ import annotations
 
 from django.db import models
-from django.db.models.functions import Length
+from django.db.models.functions import Length, Substr
+from django.db.models.lookups import Exact, GreaterThan, In, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, LanePriority
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, JsonType, LanePriority
+from django_mysqlqueue.limits import HIGHEST_PRIORITY, LANE_PREFIXES, LATEST_DELIVERY, LOWEST_PRIORITY
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
@@ -31,11 +33,17 @@ class OutboxKey(models.Model):
         abstract = True
 
 
-class MessageColumns(models.Model):
-    """The columns that the outbox and the log share.
+class QuarantineKey(models.Model):
+    """The primary key of the quarantine."""
 
-    They have the same constraints, because an outbox row that the log refuses would block all later rows.
-    """
+    quarantine_id = models.BigAutoField(_("quarantine id"), primary_key=True)
+
+    class Meta:
+        abstract = True
+
+
+class MessageColumns(models.Model):
+    """The columns that the outbox and the log share. ``outbox_checks`` makes sure that the log accepts them."""
 
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
     partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH, db_default="")
@@ -103,3 +111,42 @@ COPIED_COLUMNS = (
     "last_error",
 )
 """The columns that the sequencer copies from the outbox into the log. (``size`` and ``priority`` are computed.)"""
+
+OUTBOX_TEXTS = {
+    "topic": (1, TOPIC_COLUMN_LENGTH),
+    "partition_key": (0, KEY_LENGTH),
+    "message_id": (1, KEY_LENGTH),
+    "publisher_key": (0, KEY_LENGTH),
+    "coalesce_key": (1, KEY_LENGTH),
+    "target_group": (0, NAME_LENGTH),
+}
+"""Least and most characters of the texts of the outbox that plain SQL sets.
+
+Their columns there are a character longer: a session that is not strict cuts a text to its column, and the rest of a
+cut text would be a valid one.
+"""
+
+
+def outbox_checks() -> list[models.BaseConstraint]:
+    """Return the rules of the outbox: the INSERT of a writer, such as plain SQL, that breaks one fails.
+
+    All code that reads the outbox or the log relies on them. The error of the database has the name of the rule.
+    """
+    is_lane = In(Substr("partition_key", 1, len(LANE_PREFIXES[0])), list(LANE_PREFIXES))
+    # LENGTH of SQLite ends at a NUL, so it cannot tell that a text is empty.
+    rules: dict[str, models.Q] = {
+        f"{name.removeprefix('message_')}_of_{least}_to_{most}_characters": models.Q(
+            LessThanOrEqual(Length(name), most), *([GreaterThan(models.F(name), "")] if least else [])
+        )
+        for name, (least, most) in OUTBOX_TEXTS.items()
+    }
+    rules |= {
+        "partition_key_no_malformed_lane": ~models.Q(is_lane)
+        | models.Q(priority__range=(LOWEST_PRIORITY, -1))
+        | models.Q(priority__range=(1, HIGHEST_PRIORITY)),
+        "metadata_is_an_object": models.Q(Exact(JsonType("metadata"), models.Value("OBJECT"))),
+        "deliver_at_from_0_to_year_9999": models.Q(deliver_at__range=(0, LATEST_DELIVERY)),
+        "created_at_from_0_to_year_9999": models.Q(created_at__range=(0, LATEST_DELIVERY)),
+        "expires_at_from_1_to_year_9999": models.Q(expires_at__range=(1, LATEST_DELIVERY)),
+    }
+    return [models.CheckConstraint(name=f"queue_outbox_{name}", condition=rule) for name, rule in rules.items()]

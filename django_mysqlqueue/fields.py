@@ -71,8 +71,8 @@ class NowMilliseconds(Func):
 class LanePriority(Func):
     """The priority of a partition, which the name of its lane contains (``limits.lane``); 0 without a lane.
 
-    It fails for no name, because the sequencer must be able to copy whatever the outbox has accepted. So it compares
-    characters: a CAST of other text is an error in strict mode.
+    It is 0 for a malformed lane, too, which a CHECK of the outbox refuses. So it compares characters: a CAST of other
+    text is an error in strict mode, and a number in other modes.
     """
 
     arity = 1
@@ -87,6 +87,17 @@ class LanePriority(Func):
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
         """Return the SQL for SQLite, which has no type SIGNED."""
         return self.as_sql(compiler, connection, template=self.template.replace("SIGNED", "INTEGER"), **context)
+
+
+class JsonType(Func):
+    """The type of a JSON value in upper case, such as ``OBJECT``. The names of other types depend on the engine."""
+
+    function = "JSON_TYPE"
+    output_field = models.CharField()
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for SQLite, which returns it in lower case."""
+        return self.as_sql(compiler, connection, template="UPPER(JSON_TYPE(%(expressions)s))", **context)
 
 
 class FreshId(Func):

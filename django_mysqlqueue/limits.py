@@ -341,17 +341,16 @@ def lane(partition: str, priority: int) -> str:
 def lane_of(name: str) -> Lane:
     """Return the priority of a partition, and the partition for priority 0. Other names have the priority 0.
 
-    Plain SQL may have stored a lane that ``lane`` would not make: a number out of range counts as the nearest one, and
-    anything else as 0. ``Dialect.lane_partition`` is the same rule in SQL.
+    The outbox accepts only lanes that ``lane`` makes, so ``Dialect.lane_partition`` is the same rule in SQL.
 
     Args:
         name: the name of the partition, as it is stored.
     """
-    if not name.startswith(LANE_PREFIXES) or name[LANE_LENGTH - 1 : LANE_LENGTH] != ":":
-        return Lane(0, name)
-    number = name[len(PARTITION_PREFIX) : LANE_LENGTH - 1]
-    priority = int(number) if number[1:].isascii() and number[1:].isdigit() else 0
-    return Lane(max(LOWEST_PRIORITY, min(priority, HIGHEST_PRIORITY)), name[LANE_LENGTH:])
+    found = _LANE.fullmatch(name)
+    return Lane(int(found[1]), found[2]) if found else Lane(0, name)
+
+
+_LANE = re.compile(rf"{PARTITION_PREFIX}([+-][0-9]{{3}}):(.*)", re.DOTALL)
 
 
 def priority_of(name: str) -> int:

@@ -35,6 +35,7 @@ QUEUE_MODELS = (
     models.Slots,
     models.CoalesceKey,
     models.DebouncedMessage,
+    models.QuarantinedMessage,
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,

@@ -20,6 +20,7 @@ from django_mysqlqueue.models import (
     JobResult,
     JobStage,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
     Schedule,
 )
@@ -103,6 +104,7 @@ def test_migrations_go_back_and_forth(db):
         JobResult.objects.create(id="j", backend="default", queue_name="q", task_path="t", arguments="{}")
         JobStage.objects.create(id="s", remaining=1, kept=1, size=1)
         Schedule.objects.create(name="s", definition="{}")
+        QuarantinedMessage.objects.create(topic="t", payload=b"1", deliver_at=0, created_at=1, reason="an error")
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
 

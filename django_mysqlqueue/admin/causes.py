@@ -128,6 +128,8 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("deadletters", **named), _("Open dead letters")
         case "outbox" | "outbox_behind":
             return to("subscribers"), _("Open subscribers")
+        case "quarantined":
+            return to("quarantine"), _("Open quarantine")
         case "retrying":
             return to("errors", state="retrying", **named), _("Open errors")
         case "recurring" | "recurring_failed":

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.partitions import Partition
     from django_mysqlqueue.inspection.problem import Problem
     from django_mysqlqueue.inspection.problems import find_problems
+    from django_mysqlqueue.inspection.quarantine import QuarantinedRow, list_quarantined
     from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
@@ -94,6 +95,7 @@ __all__ = [
     "PartitionBacklogs",
     "PartitionListing",
     "Problem",
+    "QuarantinedRow",
     "QueueOverview",
     "QueueStatus",
     "RecordedDelivery",
@@ -122,6 +124,7 @@ __all__ = [
     "list_messages",
     "list_options",
     "list_partitions",
+    "list_quarantined",
     "list_scheduled",
     "list_schedules",
     "status_of",
@@ -144,6 +147,7 @@ _HOMES = {
     "partitions": ("Partition",),
     "problem": ("Problem",),
     "problems": ("find_problems",),
+    "quarantine": ("QuarantinedRow", "list_quarantined"),
     "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "schedules": ("ScheduleRun", "ScheduleStatus", "list_schedules"),

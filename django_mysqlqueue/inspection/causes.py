@@ -43,6 +43,7 @@ ADVICE = {
         "the messages meanwhile."
     ),
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
+    "quarantined": gettext_lazy("Fix the cause, then requeue the messages with queuequarantine, or delete them."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
     "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),
     "retrying": gettext_lazy("Find out why these messages fail, and fix it before their attempts are used up."),

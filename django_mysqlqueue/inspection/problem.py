@@ -24,6 +24,7 @@ Kind = Literal[
     "deaths",
     "outbox",
     "outbox_behind",
+    "quarantined",
     "failing",
     "recent_dead_letters",
     "retrying",
@@ -69,6 +70,7 @@ class Problem:
     - ``broken``: a subscriber cannot work for a group because of a bug in the queue.
     - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
     - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
+    - ``quarantined``: the log has refused messages, for example because of a trigger.
     - ``failing``: too many attempts of a group fail.
     - ``recent_dead_letters``: a group has too many dead letters within the window.
     - ``retrying``: every attempt of a group at the messages of a key fails.

@@ -59,6 +59,7 @@ def find_problems(
     session = Session(overview.using)
     found = [
         *queue_problems.outbox(session, overview, stall_times),
+        *queue_problems.quarantined(session, overview),
         *queue_problems.long_transactions(session, overview.now, stall_times),
         *queue_problems.slow_database(overview, thresholds.max_round_trip),
     ]

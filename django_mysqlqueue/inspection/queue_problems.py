@@ -8,17 +8,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import duration, moment
+from django_mysqlqueue.humanize import duration, moment, shortened
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE, Problem, age, waiting
+from django_mysqlqueue.inspection.quarantine import list_quarantined
 from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, replaced
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import open_transactions
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
@@ -28,6 +30,8 @@ from django_mysqlqueue.sql.session import Session
 LEASES = PartitionLease._meta.db_table
 REPEATED = 600.0
 """Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
+QUARANTINED = 100
+"""Maximum number of messages of the quarantine that are counted."""
 NAMES = 100
 """Maximum number of lost subscribers, replaced ones and those of idle groups, whose leases are read."""
 
@@ -133,6 +137,38 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
             advice = _("End the program that has left its transaction open, or KILL connection %(id)s.")
             advice = f"{_held_text(holder)} {advice % {'id': holder.connection}}"
         yield Problem(0, "outbox", text % values, since=since, oldest_at=since, messages=due, advice=advice)
+
+
+def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Yield that the log has refused messages."""
+    found = list_quarantined(limit=QUARANTINED + 1, using=session.using)
+    if not found:
+        return
+    count = Count(min(len(found), QUARANTINED), exact=len(found) <= QUARANTINED)
+    text = ngettext(
+        "The log has refused %(number)s message, which is in the quarantine: message %(id)s of topic %(topic)s, "
+        "%(age)s ago (%(reason)s).",
+        "The log has refused %(number)s messages, which are in the quarantine, the first %(age)s ago: message %(id)s "
+        "of topic %(topic)s (%(reason)s).",
+        count.value,
+    )
+    first = found[0]
+    values = {
+        "number": count,
+        "id": repr(first.message_id),
+        "topic": repr(first.topic),
+        "age": duration(age(overview.now, first.quarantined_at)),
+        "reason": shortened(first.reason),
+    }
+    yield Problem(
+        0,
+        "quarantined",
+        text % values,
+        since=first.quarantined_at,
+        messages=count,
+        message_id=first.message_id,
+        is_private=True,
+    )
 
 
 def _held_text(holder: Holder) -> str:

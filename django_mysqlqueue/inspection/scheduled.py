@@ -19,8 +19,6 @@ from django_mysqlqueue.sql.session import Session
 OUTBOX = OutboxMessage._meta.db_table
 DEBOUNCED = DebouncedMessage._meta.db_table
 
-EARLIEST = -(2**62)
-"""Below every ``deliver_at``, including times before 1970, which plain SQL can set."""
 START = (0, 0, 0)
 """Before all scheduled messages."""
 READ_BYTES = 20_001
@@ -169,7 +167,7 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
         f"ORDER BY {DUE_ORDER} LIMIT %s) w GROUP BY w.topic",
-        (0 if scheduled_only else EARLIEST, bounds.scheduled + 1),
+        (0 if scheduled_only else -1, bounds.scheduled + 1),
     )
     exact = sum(int(number) for _, number in rows) <= bounds.scheduled
     return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)

@@ -4,9 +4,17 @@ import uuid
 from typing import Any
 
 from django.db import migrations, models, router
-from django.db.models.functions import Length
+from django.db.models.functions import Length, Substr
+from django.db.models.lookups import Exact, GreaterThan, In, LessThanOrEqual
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, LanePriority, NowMilliseconds
+from django_mysqlqueue.fields import (
+    BytewiseCharField,
+    BytewiseTextField,
+    FreshId,
+    JsonType,
+    LanePriority,
+    NowMilliseconds,
+)
 
 
 def identify(apps: Any, schema_editor: Any) -> None:
@@ -17,66 +25,93 @@ def identify(apps: Any, schema_editor: Any) -> None:
         sequencer.objects.using(alias).create(pk=1, log_id=str(uuid.uuid4()))
 
 
-# The log and the outbox have the same columns, because the sequencer copies them.
-MESSAGE_COLUMNS = [
-    ("topic", BytewiseCharField("topic", max_length=120)),
-    ("partition_key", BytewiseCharField("partition key", max_length=190, db_default="")),
-    ("message_id", BytewiseCharField("id", max_length=190, db_column="id", db_default=FreshId())),
-    ("payload", models.BinaryField("payload")),
-    (
-        "size",
-        models.GeneratedField(
-            db_persist=True,
-            expression=Length("payload"),
-            output_field=models.PositiveIntegerField(),
-            verbose_name="payload size in bytes",
+def message_columns(longer: int = 0) -> list[tuple[str, Any]]:
+    """Return the columns that the sequencer copies from the outbox into the log.
+
+    Args:
+        longer: how much longer than in the log those texts are that a session may cut to their column.
+    """
+    return [
+        ("topic", BytewiseCharField("topic", max_length=120 + longer)),
+        ("partition_key", BytewiseCharField("partition key", max_length=190 + longer, db_default="")),
+        ("message_id", BytewiseCharField("id", max_length=190 + longer, db_column="id", db_default=FreshId())),
+        ("payload", models.BinaryField("payload")),
+        (
+            "size",
+            models.GeneratedField(
+                db_persist=True,
+                expression=Length("payload"),
+                output_field=models.PositiveIntegerField(),
+                verbose_name="payload size in bytes",
+            ),
         ),
-    ),
-    ("metadata", models.JSONField("metadata", db_default=models.Value({}, models.JSONField()))),
-    (
-        "publisher_key",
-        BytewiseCharField(  # type: ignore[misc]
-            "publisher's key",
-            max_length=190,
-            null=True,
-            blank=True,
-            help_text="the key that the publisher gave, if it was hashed to the partition",
+        ("metadata", models.JSONField("metadata", db_default=models.Value({}, models.JSONField()))),
+        (
+            "publisher_key",
+            BytewiseCharField(  # type: ignore[misc]
+                "publisher's key",
+                max_length=190 + longer,
+                null=True,
+                blank=True,
+                help_text="the key that the publisher gave, if it was hashed to the partition",
+            ),
         ),
-    ),
-    (
-        "priority",
-        models.GeneratedField(
-            db_persist=True,
-            expression=LanePriority("partition_key"),
-            output_field=models.SmallIntegerField(),
-            verbose_name="priority",
+        (
+            "priority",
+            models.GeneratedField(
+                db_persist=True,
+                expression=LanePriority("partition_key"),
+                output_field=models.SmallIntegerField(),
+                verbose_name="priority",
+            ),
         ),
-    ),
-    (
-        "expires_at",
-        models.BigIntegerField(
-            "expires at", null=True, blank=True, help_text="when its handling may no longer start; NULL: never"
+        (
+            "expires_at",
+            models.BigIntegerField(
+                "expires at", null=True, blank=True, help_text="when its handling may no longer start; NULL: never"
+            ),
         ),
-    ),
-    (
-        "coalesce_key",
-        BytewiseCharField(  # type: ignore[misc]
-            "coalesce key",
-            max_length=190,
-            null=True,
-            blank=True,
-            help_text="of the messages with the same one, groups handle only the latest; NULL: none",
+        (
+            "coalesce_key",
+            BytewiseCharField(  # type: ignore[misc]
+                "coalesce key",
+                max_length=190 + longer,
+                null=True,
+                blank=True,
+                help_text="of the messages with the same one, groups handle only the latest; NULL: none",
+            ),
         ),
+        ("target_group", BytewiseCharField("target group", max_length=100 + longer, db_default="", blank=True)),
+        ("original_id", BytewiseCharField("original id", max_length=190, db_default="", blank=True)),
+        ("original_topic", BytewiseCharField("original topic", max_length=120, db_default="", blank=True)),
+        ("original_offset", models.BigIntegerField("original offset", db_default=0)),
+        ("failed_group", BytewiseCharField("failed group", max_length=100, db_default="", blank=True)),
+        ("failed_at", models.BigIntegerField("failed at", db_default=0)),
+        ("failure_count", models.PositiveIntegerField("failure count", db_default=0)),
+        ("last_error", BytewiseTextField("last error", db_default=models.Value(""), blank=True)),
+    ]
+
+
+YEAR_9999 = 253_402_300_799_000
+OUTBOX_RULES = {
+    "topic_of_1_to_120_characters": models.Q(LessThanOrEqual(Length("topic"), 120), GreaterThan(models.F("topic"), "")),
+    "partition_key_of_0_to_190_characters": models.Q(LessThanOrEqual(Length("partition_key"), 190)),
+    "id_of_1_to_190_characters": models.Q(
+        LessThanOrEqual(Length("message_id"), 190), GreaterThan(models.F("message_id"), "")
     ),
-    ("target_group", BytewiseCharField("target group", max_length=100, db_default="", blank=True)),
-    ("original_id", BytewiseCharField("original id", max_length=190, db_default="", blank=True)),
-    ("original_topic", BytewiseCharField("original topic", max_length=120, db_default="", blank=True)),
-    ("original_offset", models.BigIntegerField("original offset", db_default=0)),
-    ("failed_group", BytewiseCharField("failed group", max_length=100, db_default="", blank=True)),
-    ("failed_at", models.BigIntegerField("failed at", db_default=0)),
-    ("failure_count", models.PositiveIntegerField("failure count", db_default=0)),
-    ("last_error", BytewiseTextField("last error", db_default=models.Value(""), blank=True)),
-]
+    "publisher_key_of_0_to_190_characters": models.Q(LessThanOrEqual(Length("publisher_key"), 190)),
+    "coalesce_key_of_1_to_190_characters": models.Q(
+        LessThanOrEqual(Length("coalesce_key"), 190), GreaterThan(models.F("coalesce_key"), "")
+    ),
+    "target_group_of_0_to_100_characters": models.Q(LessThanOrEqual(Length("target_group"), 100)),
+    "partition_key_no_malformed_lane": ~models.Q(In(Substr("partition_key", 1, 5), ["__p:+", "__p:-"]))
+    | models.Q(priority__range=(-100, -1))
+    | models.Q(priority__range=(1, 100)),
+    "metadata_is_an_object": models.Q(Exact(JsonType("metadata"), models.Value("OBJECT"))),
+    "deliver_at_from_0_to_year_9999": models.Q(deliver_at__range=(0, YEAR_9999)),
+    "created_at_from_0_to_year_9999": models.Q(created_at__range=(0, YEAR_9999)),
+    "expires_at_from_1_to_year_9999": models.Q(expires_at__range=(1, YEAR_9999)),
+}
 LATENCIES = (
     *(f"latency_{milliseconds}ms" for milliseconds in (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000)),
     *(f"latency_{minutes * 60_000}ms" for minutes in (1, 2, 5, 10, 30, 60, 120, 360, 720, 1440)),
@@ -92,7 +127,7 @@ class Migration(migrations.Migration):
             name="QueueMessage",
             fields=[
                 ("offset", models.BigAutoField("offset", primary_key=True, serialize=False)),
-                *MESSAGE_COLUMNS,
+                *message_columns(),
                 ("created_at", models.BigIntegerField("created at", help_text="when the publisher wrote it")),
                 ("published_at", models.BigIntegerField("published at", help_text="when it entered the log")),
             ],
@@ -110,7 +145,7 @@ class Migration(migrations.Migration):
             name="OutboxMessage",
             fields=[
                 ("outbox_id", models.BigAutoField("outbox id", primary_key=True, serialize=False)),
-                *MESSAGE_COLUMNS,
+                *message_columns(longer=1),
                 ("deliver_at", models.BigIntegerField("deliver at", db_default=0, help_text="0: at once")),
                 ("created_at", models.BigIntegerField("created at", db_default=NowMilliseconds())),
             ],
@@ -121,6 +156,26 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(fields=["deliver_at", "-priority", "outbox_id", "message_id"], name="queue_outbox_due")
                 ],
+                "constraints": [
+                    models.CheckConstraint(name=f"queue_outbox_{name}", condition=rule)
+                    for name, rule in OUTBOX_RULES.items()
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="QuarantinedMessage",
+            fields=[
+                ("quarantine_id", models.BigAutoField("quarantine id", primary_key=True, serialize=False)),
+                *message_columns(longer=1),
+                ("deliver_at", models.BigIntegerField("deliver at")),
+                ("created_at", models.BigIntegerField("created at")),
+                ("reason", BytewiseTextField("reason", help_text="the error of the database")),
+                ("quarantined_at", models.BigIntegerField("quarantined at", db_default=NowMilliseconds())),
+            ],
+            options={
+                "verbose_name": "quarantined message",
+                "verbose_name_plural": "quarantined messages",
+                "db_table": "queue_quarantine",
             },
         ),
         migrations.CreateModel(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
-from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds, json_object
+from django_mysqlqueue.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
 from django_mysqlqueue.limits import (
     KEY_LENGTH,
     LATEST_DELIVERY,
@@ -56,9 +56,34 @@ class OutboxMessage(OutboxKey, MessageColumns):
         # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
         # every message, even those without a delay: bulk publishing would be a tenth slower.
         indexes = [models.Index(fields=["deliver_at", "-priority", "outbox_id", "message_id"], name="queue_outbox_due")]
+        constraints = outbox_checks()
 
     def __str__(self) -> str:
         return f"{self.topic} {self.message_id}"
+
+
+class QuarantinedMessage(QuarantineKey, MessageColumns):
+    """A message of the outbox that the log has refused, until an operator requeues or deletes it."""
+
+    deliver_at = models.BigIntegerField(_("deliver at"))
+    created_at = models.BigIntegerField(_("created at"))
+    reason = BytewiseTextField(_("reason"), help_text=_("the error of the database"))
+    quarantined_at = models.BigIntegerField(_("quarantined at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["QuarantinedMessage"]()
+
+    class Meta:
+        db_table = "queue_quarantine"
+        verbose_name = _("quarantined message")
+        verbose_name_plural = _("quarantined messages")
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}"
+
+
+for _name, (_least, _most) in OUTBOX_TEXTS.items():
+    for _model in (OutboxMessage, QuarantinedMessage):
+        _model._meta.get_field(_name).max_length = _most + 1  # type: ignore[union-attr]
 
 
 class Sequencer(models.Model):

@@ -11,6 +11,7 @@ from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
 from django_mysqlqueue.operations.group_settings import settings
 from django_mysqlqueue.operations.publishing import publish
+from django_mysqlqueue.operations.quarantine import delete_quarantined, requeue_quarantined
 from django_mysqlqueue.operations.recurring import (
     delete_recurring,
     pause_recurring,
@@ -42,6 +43,7 @@ __all__ = [
     "cancel",
     "cancel_move",
     "dead_letter",
+    "delete_quarantined",
     "delete_recurring",
     "discard",
     "drop_group",
@@ -55,6 +57,7 @@ __all__ = [
     "redrive",
     "release",
     "replay",
+    "requeue_quarantined",
     "reschedule",
     "resume",
     "resume_recurring",

@@ -33,11 +33,8 @@ def message_values(one: ReceivedMessage) -> dict[str, Any]:
 
 
 def _moment(one: ReceivedMessage, name: str) -> str | None:
-    """Return a time in ISO 8601; None if there is none, or if Python has no date for what plain SQL has stored."""
-    try:
-        found = getattr(one, name)
-    except (ValueError, OverflowError, OSError):
-        return None
+    """Return a time in ISO 8601; None if there is none."""
+    found = getattr(one, name)
     return None if found is None else str(found.isoformat(timespec="milliseconds"))
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.service.messages import decode, decode_metadata, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
 
@@ -100,5 +99,4 @@ class ReceivedMessage:
         at = self._stored.expires_at
         if at is None:
             return None
-        # Plain SQL may have stored what is no date in Python.
-        return datetime.datetime.fromtimestamp(min(max(at, 0), LATEST_DELIVERY) / 1000, datetime.UTC)
+        return datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)

@@ -41,7 +41,7 @@ class Checkpoint:
     """The place from which an incremental collection continues. Partitions up to it have been looked at."""
 
     topic: str | None = None
-    """The topic; None at the start. (The empty topic is possible, by plain SQL.)"""
+    """The topic; None at the start."""
     key: str = ""
     rest: tuple[tuple[str, int], ...] = ()
     """Partitions with more messages to collect, and the offset above which they are."""

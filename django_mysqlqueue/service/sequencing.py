@@ -7,18 +7,24 @@ highest visible offset. Watermarks, GC and all other readers depend on that.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from django.db import Error
 
 from django_mysqlqueue.columns import COPIED_COLUMNS
 from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import coalescing, debouncing
+from django_mysqlqueue.service import coalescing, debouncing, quarantine
 from django_mysqlqueue.sql.session import Session, run
+
+logger = logging.getLogger("django_mysqlqueue.service")
 
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -50,6 +56,8 @@ class Sequenced:
     """Whether another process has the mutex."""
     replaced: int = 0
     """Debounced messages that later ones have replaced, and that do not enter the log."""
+    quarantined: int = 0
+    """Those of ``moved`` that the log has refused."""
 
 
 def count_due(session: Session) -> int:
@@ -72,7 +80,8 @@ def idle_for(session: Session) -> float:
 def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Sequenced:
     """Append due messages to the log, in order, and remove them from the outbox.
 
-    If another process has the mutex, this returns at once with ``busy``.
+    If another process has the mutex, this returns at once with ``busy``. A row that the log refuses goes to the
+    quarantine.
 
     Messages without a delay are ordered by ``outbox_id``, so that one that is published after another one's commit
     follows it in the log, unless a pass cannot take all: then it takes those of higher priorities first. Scheduled
@@ -83,10 +92,19 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
         max_rows: maximum number of rows.
         max_bytes: maximum number of payload bytes. The first message is always taken.
     """
-    return run(using, lambda session: _sequence(session, max_rows, max_bytes))
+    try:
+        return run(using, lambda session: _sequence(session, max_rows, max_bytes))
+    except Error as error:
+        if not Session(using).dialect.refuses_row(error):
+            raise
+    # The transaction was rolled back. This one has savepoints, which a pass without such rows need not pay for.
+    done = run(using, lambda session: _sequence(session, max_rows, max_bytes, isolates=True))
+    if done.quarantined:
+        logger.error("sequencer.quarantined database=%r messages=%d", using, done.quarantined)
+    return done
 
 
-def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
+def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool = False) -> Sequenced:
     mutex = take_mutex(session)
     if mutex is None:
         return Sequenced(0, more=False, busy=True)
@@ -103,9 +121,14 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
             # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=more, replaced=replaced)
+    quarantined = 0
     for kind, order in ((due.immediate, "outbox_id"), (scheduled, DUE_ORDER)):
+        append = partial(_append, session, order=order, routes=mutex.routes)
         for chunk in session.chunks(kind):
-            _append(session, chunk, order, mutex.routes)
+            if isolates:
+                quarantined += quarantine.append_each(session, append, chunk)
+            else:
+                append(chunk)
     for chunk in session.chunks(ids):
         session.execute(
             session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
@@ -116,7 +139,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     session.execute(
         f"UPDATE {MUTEX} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,)
     )
-    return Sequenced(len(ids), more, replaced=replaced)
+    return Sequenced(len(ids), more, replaced=replaced, quarantined=quarantined)
 
 
 class Mutex(NamedTuple):
@@ -340,7 +363,7 @@ def _within(rows: Sequence[tuple[Any, ...]], max_rows: int, max_bytes: int) -> t
     return ids, False
 
 
-def _append(session: Session, ids: Sequence[int], order: str, routes: Mapping[str, Mapping[str, str]]) -> None:
+def _append(session: Session, ids: Sequence[int], *, order: str, routes: Mapping[str, Mapping[str, str]]) -> None:
     columns = ", ".join(COPIED_COLUMNS)
     topic, names = _routed(routes)
     places = ", ".join(["%s"] * len(ids))

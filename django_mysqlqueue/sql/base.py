@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from django.db import Error
+from django.db import DataError, Error, IntegrityError
 
 from django_mysqlqueue.limits import LANE_LENGTH, LANE_PREFIXES, SessionVariable
 
@@ -119,7 +119,7 @@ class Dialect(ABC):
         prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
         return (
             f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "
-            f"AND SUBSTR({column}, {LANE_LENGTH}, 1) = ':' THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
+            f"THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
         )
 
     @abstractmethod
@@ -139,6 +139,10 @@ class Dialect(ABC):
     @abstractmethod
     def is_retryable(self, error: Error) -> bool:
         """Return whether a transaction can run again after an error: it lost to another, or waited for too long."""
+
+    def refuses_row(self, error: Error) -> bool:
+        """Return whether the database refuses a row because of what is in it, by a constraint, a type or a trigger."""
+        return isinstance(error, (DataError, IntegrityError))
 
     def hides_transactions(self, error: Error) -> bool:
         """Return whether the server refuses to show its transactions, in general or to this user."""

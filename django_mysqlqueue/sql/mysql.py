@@ -27,6 +27,8 @@ NEEDS_PRIVILEGE = 1227
 CHANGED_SINCE_SNAPSHOT = 1020
 """An error of MariaDB with ``innodb_snapshot_isolation``."""
 TABLE_ACCESS_DENIED = 1142
+INCORRECT_TEXT = 1366
+SIGNALLED = 1644
 OUT_OF_RANGE = 1690
 CANNOT_CONVERT = 3854
 """MySQL reads whole rows of ``innodb_trx``, with the running statements as utf8mb3: an emoji in any of them is an
@@ -288,6 +290,12 @@ class MySQL(Dialect):
             (DEADLOCK,),
             (LOCK_WAIT_TIMEOUT,),
             (CHANGED_SINCE_SNAPSHOT,),
+        )
+
+    def refuses_row(self, error: Error) -> bool:
+        """Return whether it is an error of the data, or of a trigger that refuses it (SIGNAL)."""
+        return super().refuses_row(error) or (
+            isinstance(error, OperationalError) and error.args[:1] in ((SIGNALLED,), (INCORRECT_TEXT,))
         )
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:

@@ -17,7 +17,7 @@ from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
-from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage
+from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QuarantinedMessage
 from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.internals import NewResult, Session, job_rows, several
 from tests.support.topic_permissions import OnTopics
@@ -82,6 +82,9 @@ def selector(text):
 def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both, name, alias):
     for one in ALIASES:
         Operation.objects.using(one).create(action="seek", consumer_group="g", topic="orders", actor=f"{one}.ada")
+        QuarantinedMessage.objects.using(one).create(
+            topic="orders", message_id=f"{one}.refused", payload=b"1", deliver_at=0, created_at=1, reason="an error"
+        )
     answer = client.get(
         ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name, alias) | {"database": alias}
     )

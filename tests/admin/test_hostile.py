@@ -98,7 +98,7 @@ def test_a_selection_that_no_page_sends_is_refused(client, operation, row):
     assert 'name="confirmed"' not in asked.content.decode()
 
 
-@pytest.mark.parametrize("deliver_at", [2**62, 253_402_300_799_999])
+@pytest.mark.parametrize("deliver_at", [253_402_300_799_000])
 def test_a_time_in_no_year(client, settings, deliver_at):
     settings.TIME_ZONE = "America/Chicago"
     publish("t", 1, key="a", delay=3600)

@@ -17,7 +17,14 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    QuarantinedMessage,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
 from django_mysqlqueue.operations import group_settings
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, hidden
@@ -71,6 +78,9 @@ def parameters(name, topic):
     given = {"group": "g", "topic": topic}
     if name in ("cancel", "deliver-now", "move"):
         return {"row": str(OutboxMessage.objects.get(topic=topic).outbox_id), "time": "2100-01-01T00:00:00"}
+    if name in ("requeue", "delete-quarantined"):
+        refused = {"payload": b"1", "deliver_at": 0, "created_at": 1, "reason": "an error"}
+        return {"row": str(QuarantinedMessage.objects.get_or_create(topic=topic, defaults=refused)[0].pk)}
     if name.endswith("-recurring"):
         return {"schedule": f"{topic}.s"}
     if name == "edit":

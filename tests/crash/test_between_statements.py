@@ -7,38 +7,12 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from tests.support.crash_points import crash_points
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import Action, GroupRef, Settlement, settling
 
 REF = GroupRef("g", "t")
-
-
-class Crash(BaseException):
-    """Ends an operation between two of its statements, as a SIGKILL would."""
-
-
-def crash_points(operation, limit=60):
-    """Runs ``operation`` so that it dies right after statement 1, 2, 3, …, until it gets through."""
-    for survives in range(limit):
-        count = 0
-
-        def wrapper(execute, sql, params, many, context, survives=survives):
-            nonlocal count
-            result = execute(sql, params, many, context)
-            count += not sql.startswith("BEGIN")  # SQLite's, which atomic() cannot undo from within
-            if count > survives:
-                raise Crash
-            return result
-
-        try:
-            with connection.execute_wrapper(wrapper):
-                operation()
-        except Crash:
-            yield survives
-        else:
-            return
-    raise AssertionError("it never got through")
 
 
 @pytest.mark.promise("Crashes")

@@ -62,8 +62,6 @@ def test_what_waits_in_the_outbox_counts():
     assert texts() == [expected]
     sequence()
     assert texts() == [expected[:-1] + ", the first in 7 d."]
-    OutboxMessage.objects.update(deliver_at=-5)  # plain SQL may
-    assert " has 2 messages " in texts()[0]
 
 
 def test_it_counts_no_further_than_a_bound():
@@ -116,7 +114,7 @@ def test_topics_that_are_meant_to_have_no_group_are_no_problem(settings):
     assert len(texts()) == 1
 
 
-@pytest.mark.parametrize(("topic", "shown"), [("", "''"), ("a b", "'a b'"), ("t\n", "'t\\n'")])
+@pytest.mark.parametrize(("topic", "shown"), [("a b", "'a b'"), ("t\n", "'t\\n'")])
 def test_topics_of_plain_sql_are_named_too(topic, shown):
     OutboxMessage.objects.create(topic=topic, payload=b"1")
     sequence()

@@ -19,6 +19,7 @@ APP = "django_mysqlqueue"
 READ = {
     "queuehealth": ["--max-lag", "9000"],
     "queueoperations": [],
+    "queuequarantine": [],
     "queuerecurring": [],
     "queuescheduled": [],
     "queueset": [],

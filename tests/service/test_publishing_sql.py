@@ -72,13 +72,6 @@ def test_plain_sql_for_later_waits(db, clock):
     deliveries(1)
 
 
-def test_plain_sql_metadata_that_is_no_object_counts_as_empty(db):
-    with connection.cursor() as cursor:
-        for text in ("[]", "7", '"text"', "null"):
-            cursor.execute("INSERT INTO queue_outbox (topic, payload, metadata) VALUES ('t', X'31', %s)", [text])
-    assert [one.metadata for one in deliveries(4)] == [{}] * 4
-
-
 @pytest.mark.servers_only
 def test_plain_sql_through_the_command_line_client(db):
     """As a shell script or a client in any other language would."""

@@ -43,6 +43,7 @@ from django_mysqlqueue.models import (
     Operation,
     OutboxMessage,
     PartitionLease,
+    QuarantinedMessage,
     QueueMessage,
     Slots,
     SubscriberHeartbeat,
@@ -92,6 +93,10 @@ def queue(db, full, settings):
     full.restore()
     empty(OTHER)
     sequencing.identify(OTHER)  # as ``migrate`` does
+    for number in (1, 2, 3):
+        QuarantinedMessage.objects.create(
+            pk=number, topic="t", payload=b"1", deliver_at=0, created_at=1, reason="an error"
+        )
 
 
 @contextlib.contextmanager
@@ -226,6 +231,8 @@ OPERATIONS = {
     "pause_recurring": lambda: twice(operations.pause_recurring, "topic"),
     "prepare_move": lambda: twice(operations.prepare_move, "t", OTHER),
     "publish": publish_test_messages,
+    "delete_quarantined": lambda: twice(operations.delete_quarantined, [1]),
+    "requeue_quarantined": lambda: twice(operations.requeue_quarantined, [2]),
     "redrive": lambda: pass_dead_letters(operations.redrive),
     "release": release,
     "replay": replay,
@@ -266,6 +273,7 @@ LINES = {
         "queuehealth",
         "queueoperations",
         "queuerecurring",
+        "queuequarantine",
         "queuescheduled",
         "queueset --list",
         "queueset g t --list",
@@ -282,6 +290,8 @@ LINES = {
         "queuerecurring --pause topic",
         "queuerecurring --resume topic",
         "queuerecurring --delete gone",
+        "queuequarantine --delete 1",
+        "queuequarantine --requeue 2 3",
         "queuerelease g t k1",
         "queuerelease --subscriber {lost}",
         *(

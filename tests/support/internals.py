@@ -124,6 +124,7 @@ from django_mysqlqueue.service import (
     pruning,
     publish_hooks,
     publishing,
+    quarantine,
     redelivering,
     relaying,
     releasing,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.test import override_settings
 
@@ -37,6 +38,7 @@ from django_mysqlqueue.inspection import (
     list_jobs,
     list_messages,
     list_partitions,
+    list_quarantined,
     list_scheduled,
     list_schedules,
     log_entries,
@@ -50,6 +52,7 @@ from django_mysqlqueue.inspection import (
     retried_keys,
     task_problems,
 )
+from django_mysqlqueue.inspection import quarantine as quarantined
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.operations_log import OperationFilter
@@ -110,6 +113,7 @@ from tests.support.internals import (
     matching_offsets,
     payloads,
     pruning,
+    quarantine,
     relaying,
     releasing,
     retention,
@@ -177,6 +181,7 @@ def live() -> None:
     _debounce()
     _tail()
     _relay()
+    _quarantine()
     _jobs()
     _recur()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
@@ -301,6 +306,26 @@ def _relay() -> None:
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         retention.collect(USING)
     _move()
+
+
+def _quarantine() -> None:
+    """The log refuses two messages."""
+
+    def refuse(ids: Sequence[int]) -> None:
+        raise IntegrityError
+
+    publish_many("t", range(2))
+    ids = list(OutboxMessage.objects.values_list("pk", flat=True))[-2:]
+    assert run(USING, lambda session: quarantine.append_each(session, refuse, ids)) == 2
+    OutboxMessage.objects.filter(pk__in=ids).delete()
+    with as_role("operator"):
+        with as_role("reader"):
+            rows = [one.quarantine_id for one in list_quarantined(using=USING)]
+            assert quarantined.topics_of(USING, rows) == {"t"}
+            operations.requeue_quarantined(rows, actor="test", dry_run=True)
+        operations.requeue_quarantined(rows[:1], actor="test")
+        operations.delete_quarantined(rows[1:], actor="test")
+    sequence()
 
 
 @as_role("operator")

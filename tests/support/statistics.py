@@ -30,6 +30,7 @@ MANY = {
     "queue_slots": 10_000,
     "queue_coalesce_keys": 10_000,
     "queue_debounced": 10_000,
+    "queue_quarantine": 1000,
     "queue_subscriber_heartbeats": 1000,
     "queue_consumer_groups": 200,
     "queue_sequencer": 1,

@@ -8,6 +8,7 @@ from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
     Schedule,
     SubscriberHeartbeat,
@@ -78,6 +79,8 @@ def prepare(alias, name):
         one = Schedule.objects.using(alias).filter(name=f"{alias}.orders.s")
         one.update(paused_at=int(name.startswith("resume")), seen_at=0)
         return {"schedule": f"{alias}.orders.s"}
+    refused = {"topic": "orders", "payload": b"1", "deliver_at": 0, "created_at": 1, "reason": "an error"}
+    quarantined = str(QuarantinedMessage.objects.using(alias).get_or_create(**refused)[0].pk)
     scheduled = OutboxMessage.objects.using(alias).get(topic="orders", message_id=f"{alias}.later")
     dead = str(offset(alias, "orders_dlq"))
     failed = str(offset(alias))
@@ -104,8 +107,10 @@ def prepare(alias, name):
         "cancel": {"row": str(scheduled.outbox_id)},
         "deliver-now": {"row": str(scheduled.outbox_id)},
         "move": {"row": str(scheduled.outbox_id), "time": LATER},
+        "requeue": {"row": quarantined},
+        "delete-quarantined": {"row": quarantined},
     }.get(name, {})
-    of_no_group = ("forget", "edit", "cancel", "cancel-jobs", "deliver-now", "move")
+    of_no_group = ("forget", "edit", "cancel", "cancel-jobs", "deliver-now", "move", "requeue", "delete-quarantined")
     needs_group = name not in of_no_group and "topic" not in given
     return {"group": "g", "topic": "orders", **given} if needs_group else given
 

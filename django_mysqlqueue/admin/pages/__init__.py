@@ -13,6 +13,7 @@ from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.offsets import OffsetsPage
 from django_mysqlqueue.admin.pages.operations import OperationsPage
+from django_mysqlqueue.admin.pages.quarantine import QuarantinePage
 from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.subscribers import InFlightPage, SubscribersPage
@@ -28,6 +29,7 @@ PAGES: tuple[type[Page], ...] = (
     ScheduledPage,
     JobsPage,
     JobPage,
+    QuarantinePage,
     RecurringPage,
     SubscribersPage,
     MessagesPage,

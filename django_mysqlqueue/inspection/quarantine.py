@@ -1,0 +1,60 @@
+"""The messages that the log has refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.models import QuarantinedMessage
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.quarantine import QUARANTINE
+from django_mysqlqueue.sql.session import Session
+
+REASON_SHOWN = 500
+"""Maximum number of characters of a reason that a list reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A message that the log has refused. Times are in epoch milliseconds of the database's clock."""
+
+    quarantine_id: int
+    """Its primary key in the quarantine, in the order in which they came."""
+    topic: str
+    partition_key: str
+    message_id: str
+    size: int
+    """The length of its payload in bytes."""
+    created_at: int
+    """When the publisher wrote it."""
+    quarantined_at: int
+    reason: str
+    """The error of the database, cut after 500 characters."""
+
+
+@checked()
+def list_quarantined(*, after: int = 0, limit: int = 50, using: str | None = None) -> tuple[QuarantinedRow, ...]:
+    """List the messages that the log has refused, the oldest first, without their payloads.
+
+    Args:
+        after: only messages after this ``quarantine_id``.
+        limit: maximum number of messages.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    rows = Session(queue_alias(using)).rows(
+        "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, SUBSTR(reason, 1, %s) "
+        f"FROM {QUARANTINE} WHERE quarantine_id > %s ORDER BY quarantine_id LIMIT %s",
+        (REASON_SHOWN, after, limit),
+    )
+    return tuple(QuarantinedRow(*row) for row in rows)
+
+
+def topics_of(using: str, ids: Sequence[int]) -> set[str]:
+    """Return the topics of quarantined messages, without those that no longer exist."""
+    found = QuarantinedMessage.objects.using(using).filter(pk__in=ids)
+    return set(found.values_list("topic", flat=True))

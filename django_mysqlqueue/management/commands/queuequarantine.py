@@ -1,0 +1,82 @@
+"""``manage.py queuequarantine``: list messages that the log has refused, requeue or delete some."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue import operations
+from django_mysqlqueue.humanize import moment, shortened
+from django_mysqlqueue.inspection import QuarantinedRow, list_quarantined
+from django_mysqlqueue.management.base import ReadingCommand
+from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.operations.results import Result
+
+CHANGES = {"requeue": operations.requeue_quarantined, "delete": operations.delete_quarantined}
+SHOWN = 1000
+"""Maximum number of messages in the list."""
+
+
+class Command(OperationCommand, ReadingCommand):
+    """List messages that the log has refused, requeue or delete some."""
+
+    json_indent: ClassVar[int | None] = 2
+    help = (
+        "List the messages that the log has refused, for example because of a trigger, with the error of the "
+        "database. With an option, move some back into the outbox, or delete them."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        change = parser.add_mutually_exclusive_group()
+        change.add_argument(
+            "--requeue", metavar="ROW", nargs="+", type=int, help="move these messages back into the outbox"
+        )
+        change.add_argument("--delete", metavar="ROW", nargs="+", type=int, help="delete these messages")
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        if _change(options) is not None:
+            super().run_on(using, options)
+        elif options["dry_run"] or options["reason"]:
+            raise CommandError("--dry-run and --reason require --requeue or --delete.")
+        else:
+            ReadingCommand.run_on(self, using, options)
+
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        change = _change(options)
+        assert change is not None  # noqa: S101  # ``run_on`` has checked it.
+        return CHANGES[change](options[change], **how)
+
+    def read(self, using: str, options: dict[str, Any]) -> tuple[QuarantinedRow, ...]:
+        return list_quarantined(limit=SHOWN, using=using)
+
+    def show(self, using: str, found: Sequence[QuarantinedRow]) -> None:
+        if not found:
+            self.stdout.write("The quarantine is empty.")
+            return
+        write_table(
+            self.stdout,
+            ("row", "topic", "key", "id", "since", "reason"),
+            [
+                (
+                    str(one.quarantine_id),
+                    one.topic,
+                    one.partition_key,
+                    one.message_id,
+                    moment(one.quarantined_at),
+                    shortened(one.reason),
+                )
+                for one in found
+            ],
+        )
+
+    def as_json(self, using: str, found: Sequence[QuarantinedRow]) -> dict[str, Any]:
+        return {"database": using, "quarantined": [dataclasses.asdict(one) for one in found]}
+
+
+def _change(options: Any) -> str | None:
+    return next((name for name in CHANGES if options.get(name) is not None), None)

@@ -1,0 +1,90 @@
+"""The quarantine: messages of the outbox that the log refuses, for example because of a trigger.
+
+The sequencer sets them aside, each alone, so that the log goes on. Nothing but an operator deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from django.db import Error, transaction
+
+from django_mysqlqueue.columns import COPIED_COLUMNS
+from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage
+from django_mysqlqueue.sql.session import Session
+
+OUTBOX = OutboxMessage._meta.db_table
+QUARANTINE = QuarantinedMessage._meta.db_table
+COLUMNS = ", ".join((*COPIED_COLUMNS, "deliver_at", "created_at"))
+
+
+def append_each(session: Session, append: Callable[[Sequence[int]], object], ids: Sequence[int]) -> int:
+    """Append rows of the outbox to the log, and store those that it refuses in the quarantine.
+
+    A chunk that fails is halved until the rows are found. Each half is appended after the one before it, so the
+    messages of a partition keep their order.
+
+    Args:
+        session: the transaction of the sequencer.
+        append: appends rows.
+        ids: primary keys in the outbox.
+
+    Returns:
+        The number of rows that were refused. The caller deletes them from the outbox, as it does the others.
+    """
+    try:
+        # A failed statement of several rows leaves none of them; the savepoint does not depend on the engine for it.
+        with transaction.atomic(session.using):
+            append(ids)
+    except Error as error:
+        if not session.dialect.refuses_row(error):
+            raise
+        reason = str(error)
+    else:
+        return 0
+    if len(ids) > 1:
+        half = len(ids) // 2
+        return append_each(session, append, ids[:half]) + append_each(session, append, ids[half:])
+    session.execute(
+        f"INSERT INTO {QUARANTINE} ({COLUMNS}, reason) SELECT {COLUMNS}, %s FROM {OUTBOX} WHERE outbox_id = %s",
+        (reason, ids[0]),
+    )
+    return 1
+
+
+def requeue(session: Session, ids: Sequence[int]) -> int:
+    """Move messages of the quarantine back into the outbox; return how many there were.
+
+    Raises:
+        django.db.Error: the outbox refuses one of them.
+    """
+    found = _lock(session, ids)
+    for chunk in session.chunks(found):
+        session.execute(
+            f"INSERT INTO {OUTBOX} ({COLUMNS}) SELECT {COLUMNS} FROM {QUARANTINE}{session.force_index('PRIMARY')} "
+            f"WHERE quarantine_id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY quarantine_id",
+            chunk,
+        )
+    return delete(session, found)
+
+
+def delete(session: Session, ids: Sequence[int]) -> int:
+    """Delete messages of the quarantine; return how many there were."""
+    number = 0
+    for chunk in session.chunks(sorted(ids)):
+        sql = session.dialect.delete_joined(QUARANTINE, ("i",), len(chunk), "s.quarantine_id = v.i")
+        number += session.execute(sql, chunk)
+    return number
+
+
+def _lock(session: Session, ids: Sequence[int]) -> list[int]:
+    """Lock messages, so that two operators do not requeue one twice; return their primary keys."""
+    return [
+        int(row[0])
+        for chunk in session.chunks(sorted(set(ids)))
+        for row in session.rows(
+            f"SELECT s.quarantine_id FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{session.dialect.for_update}",
+            chunk,
+        )
+    ]

@@ -1,0 +1,192 @@
+"""A row of the outbox that the log refuses goes to the quarantine, alone, and the log goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+
+from django_mysqlqueue import Message, operations, publish, publish_many
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import find_problems
+from django_mysqlqueue.models import Operation, OutboxMessage, QuarantinedMessage, QueueMessage
+from tests.support.crash_points import crash_points
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import sequencing
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture
+def refusing(db):
+    """A trigger of a user on the log, which refuses the payload ``"bad"``."""
+    with connection.cursor() as cursor:
+        cursor.execute(trigger())
+    yield
+    drop()
+
+
+def trigger():
+    if connection.vendor == "sqlite":
+        return (
+            "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages WHEN NEW.payload = X'2262616422' "
+            "BEGIN SELECT RAISE(ABORT, 'no bad ones'); END"
+        )
+    return (
+        "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages FOR EACH ROW IF NEW.payload = X'2262616422' THEN "
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no bad ones'; END IF"
+    )
+
+
+def drop():
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TRIGGER IF EXISTS refusing")
+
+
+def contents(model):
+    return [bytes(one) for one in model.objects.order_by("pk").values_list("payload", flat=True)]
+
+
+@pytest.mark.promise("Quarantine")
+@pytest.mark.parametrize("places", [(0,), (3,), (9,), (0, 1, 9), tuple(range(10))])
+@pytest.mark.parametrize("delay", [0, 0.001])
+def test_only_the_rows_that_the_log_refuses_are_set_aside(refusing, places, delay):
+    values = ["bad" if n in places else n for n in range(10)]
+    publish_many("t", [Message(one, key=f"k{n % 2}", delay=delay) for n, one in enumerate(values)])
+    while not QueueMessage.objects.exists() and OutboxMessage.objects.exists():
+        done = sequencing.sequence(USING)
+    assert (done.moved, done.quarantined) == (10, len(places))
+    assert contents(QueueMessage) == [b"%d" % n for n in range(10) if n not in places]
+    assert not OutboxMessage.objects.exists()
+    assert contents(QuarantinedMessage) == [b'"bad"'] * len(places)
+    one = QuarantinedMessage.objects.first()
+    assert "no bad ones" in one.reason
+    assert one.quarantined_at > 0
+    publish("t", "next")
+    got = []
+    Sub(handler(function=lambda delivery: got.append(delivery.payload))).settle()
+    assert sorted(map(str, got)) == sorted([*(str(n) for n in range(10) if n not in places), "next"])
+
+
+def test_the_quarantine_has_all_columns_of_the_row(refusing):
+    publish("t", "bad", key="a", id="i", priority=7, expires_in=1000, coalesce="c", metadata={"m": 1})
+    before = OutboxMessage.objects.values().get()
+    sequence()
+    after = QuarantinedMessage.objects.values().get()
+    assert before.pop("outbox_id")
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_pass_without_such_rows_sends_no_further_statement(refusing):
+    publish("t", 1)
+    with CaptureQueriesContext(connection) as captured:
+        sequencing.sequence(USING)
+    assert not [one["sql"] for one in captured.captured_queries if "SAVEPOINT" in one["sql"]]
+
+
+def test_another_error_sets_nothing_aside(refusing, monkeypatch):
+    publish_many("t", ["bad", 1])
+
+    def fail(*arguments, **options):
+        raise OperationalError(1114, "The table 'queue_messages' is full")
+
+    monkeypatch.setattr(sequencing, "_append", fail)
+    with pytest.raises(OperationalError):
+        sequencing.sequence(USING)
+    assert OutboxMessage.objects.count() == 2
+    assert not QuarantinedMessage.objects.exists()
+
+
+@pytest.fixture
+def row(refusing):
+    """A message in the quarantine, whose cause has been fixed."""
+    publish("t", "bad", key="a", id="i")
+    sequence()
+    drop()
+    return QuarantinedMessage.objects.get().pk
+
+
+def test_a_message_is_requeued(row):
+    planned = operations.requeue_quarantined([row, row + 1], actor="me", dry_run=True)
+    assert (planned.planned, planned.changed, OutboxMessage.objects.count()) == (1, 0, 0)
+    done = operations.requeue_quarantined([row, row + 1], actor="me", reason="fixed")
+    assert (done.changed, done.summary) == (1, ("Messages moved back into the outbox: 1.",))
+    assert not QuarantinedMessage.objects.exists()
+    assert Operation.objects.values_list("action", "changed", "actor", "reason").get() == ("requeue", 1, "me", "fixed")
+    got = []
+    Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.key, delivery.id)))).settle()
+    assert got == [("bad", "a", "i")]
+    with pytest.raises(OperationRefused, match="None of these messages is in the quarantine"):
+        operations.requeue_quarantined([row], actor="me")
+
+
+def test_a_message_that_the_outbox_refuses_stays(row):
+    QuarantinedMessage.objects.update(deliver_at=-1)
+    with pytest.raises(OperationRefused, match="deliver_at_from_0_to_year_9999"):
+        operations.requeue_quarantined([row], actor="me")
+    assert QuarantinedMessage.objects.count() == 1
+
+
+def test_a_message_is_deleted(row):
+    assert operations.delete_quarantined([row], actor="me").changed == 1
+    assert not QuarantinedMessage.objects.exists()
+    assert not OutboxMessage.objects.exists()
+    assert Operation.objects.get().action == "delete quarantined"
+
+
+def test_nothing_else_deletes_it(row, clock):
+    clock.advance(400 * 86_400)
+    call_command("queuegc", stdout=io.StringIO())
+    assert QuarantinedMessage.objects.count() == 1
+
+
+@pytest.mark.promise("Health")
+def test_it_is_a_problem(row):
+    found = [one for one in find_problems() if one.kind == "quarantined"]
+    assert [(one.severity, one.message_id, one.messages.value) for one in found] == [(0, "i", 1)]
+    assert "The log has refused 1 message, which is in the quarantine: message 'i' of topic 't'" in found[0].text
+    assert "no bad ones" in found[0].text
+
+
+def run_command(*arguments):
+    output = io.StringIO()
+    call_command("queuequarantine", *arguments, stdout=output, no_color=True)
+    return output.getvalue()
+
+
+def test_the_command(row):
+    listed = run_command()
+    assert all(text in listed for text in (str(row), "t", "a", "i", "no bad ones"))
+    assert json.loads(run_command("--format", "json"))["quarantined"][0]["message_id"] == "i"
+    assert "Nothing was changed (--dry-run)." in run_command("--requeue", str(row), "--dry-run")
+    assert "Messages moved back into the outbox: 1." in run_command("--requeue", str(row), "--noinput")
+    assert run_command() == "The quarantine is empty.\n"
+    with pytest.raises(CommandError, match="require --requeue or --delete"):
+        run_command("--dry-run")
+
+
+@pytest.mark.promise("Crashes")
+def test_a_crash_at_each_statement_loses_no_message(refusing):
+    """The row is in the outbox, or in the quarantine, and not in both."""
+    values = [0, "bad", 2, "bad", 4]
+    publish_many("t", [Message(one, key="k") for one in values])
+    points = 0
+    for _ in crash_points(lambda: sequencing.sequence(USING)):
+        points += 1
+        everywhere = contents(OutboxMessage) + contents(QueueMessage) + contents(QuarantinedMessage)
+        assert sorted(everywhere) == sorted(json.dumps(one).encode() for one in values)
+    assert points > 12
+    assert contents(QueueMessage) == [b"0", b"2", b"4"]
+    assert contents(QuarantinedMessage) == [b'"bad"', b'"bad"']
+
+
+@pytest.mark.promise("Crashes")
+def test_a_crash_while_requeueing_loses_no_message(row):
+    for _ in crash_points(lambda: operations.requeue_quarantined([row], actor="me")):
+        assert OutboxMessage.objects.count() + QuarantinedMessage.objects.count() == 1
+        assert Operation.objects.count() == OutboxMessage.objects.count()
+    assert OutboxMessage.objects.count() == 1
