@@ -64,18 +64,8 @@ LANE_KEY_LENGTH = KEY_LENGTH - LANE_LENGTH
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 
 RESERVED_PREFIX = "mysqlqueue."
-PUBLISHER_KEY = RESERVED_PREFIX + "key"
-"""Name in the metadata of the publisher's key, if the key was hashed to a partition."""
 REPLACES = RESERVED_PREFIX + "replaces"
 """Name in the metadata of an edited message of the id of the message that it replaces."""
-EXPIRES_AT = RESERVED_PREFIX + "expires_at"
-"""Name in the metadata of the time at which the message expires, in epoch milliseconds."""
-EXPIRES_IN = RESERVED_PREFIX + "expires_in"
-"""Name in the metadata of the milliseconds from ``created_at`` after which the message expires."""
-COALESCE = RESERVED_PREFIX + "coalesce"
-"""Name in the metadata of the coalesce key."""
-ONLY_ONCE = (EXPIRES_AT, EXPIRES_IN, COALESCE)
-"""Names that a replay drops: the message would have expired, or it would supersede later ones."""
 REPLAYED_FROM = "replayed_from"
 """Name in the metadata of a copy that describes the original: run, topic, offset, id, published_at (epoch ms)."""
 REPLAY_RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
@@ -360,18 +350,6 @@ def priority_of(name: str) -> int:
         name: the name of the partition, as it is stored.
     """
     return lane_of(name).priority if name.startswith(LANE_PREFIXES) else 0
-
-
-def earliest(priority: int) -> int:
-    """Return ``deliver_at`` of a message without a delay. The sequencer takes lower values above 0 first.
-
-    So messages with a priority above 0 need not wait behind a long outbox: they are scheduled messages that are long
-    due.
-
-    Args:
-        priority: the priority. Those up to 0 keep the order of the outbox.
-    """
-    return HIGHEST_PRIORITY + 1 - priority if priority > 0 else 0
 
 
 def replay_id(run: str, offset: object) -> str:

@@ -266,8 +266,7 @@ def copies(originals: DataFrame, replay: Replay) -> DataFrame:
     )
     # MariaDB and SQLite keep white space around a JSON object.
     text = F.trim(F.col("metadata"), F.lit(JSON_SPACE))
-    # Plain SQL may have stored metadata that is not an object. It counts as an empty object everywhere.
-    inner = F.when(text.startswith("{"), F.substring(text, F.lit(2), F.length(text) - 2)).otherwise(F.lit(""))
+    inner = F.substring(text, F.lit(2), F.length(text) - 2)
     noted = F.concat(
         F.lit("{"),
         F.when(F.trim(inner, F.lit(JSON_SPACE)) == "", F.lit("")).otherwise(F.concat(inner, F.lit(","))),

@@ -382,11 +382,10 @@ def publisher_key(partition_key: str, stored: str | None) -> str | None:
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata from the driver's value.
 
-    A value that is not an object, or that Python cannot decode (a number of 5,000 digits, an array in 1,000 others),
-    counts as empty. Only plain SQL can store those. No subscriber may stop because of it.
+    What Python cannot decode (a number of 5,000 digits, an array in 1,000 others) counts as empty. Only plain SQL can
+    store that. No subscriber may stop because of it.
     """
     try:
-        value = json.loads(text) if isinstance(text, (str, bytes)) else text
+        return dict(json.loads(text) if isinstance(text, (str, bytes)) else text)
     except (ValueError, RecursionError):
         return {}
-    return dict(value) if isinstance(value, Mapping) else {}

@@ -38,8 +38,6 @@ DUE_ORDER = "deliver_at, priority DESC, outbox_id"
 """The order of the index of the outbox."""
 AT_ONCE = ("deliver_at = 0 AND priority > 0", "deliver_at = 0 AND priority = 0", "deliver_at = 0 AND priority < 0")
 """Messages without a delay, as ranges of the index."""
-EARLY = "deliver_at < 0"
-"""Those whose time is before 1970, which plain SQL may have inserted: they count as "at once"."""
 LOCKED_PAGES = 10
 """Maximum number of pages of due rows that a pass reads if other transactions have locked rows of them."""
 
@@ -231,16 +229,15 @@ def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool, in
     Of each, outbox_id, size, whether it may have a coalesce key, and the number of its kind.
     """
     hint = session.dialect.force_index("queue_outbox_due")
-    kinds = (EARLY, *AT_ONCE)
     sql = session.dialect.union(
         *(
             f"SELECT outbox_id, size, coalesce_key IS NOT NULL, {kind} AS kind FROM {OUTBOX}{hint} WHERE {condition} "
             f"ORDER BY {DUE_ORDER} LIMIT %s"
-            for kind, condition in enumerate(kinds)
+            for kind, condition in enumerate(AT_ONCE)
         )
     )
-    found: list[list[tuple[int, int, bool, int]]] = [[] for _ in kinds]
-    for row in session.rows(sql, (limit,) * len(kinds)):
+    found: list[list[tuple[int, int, bool, int]]] = [[] for _ in AT_ONCE]
+    for row in session.rows(sql, (limit,) * len(AT_ONCE)):
         found[row[3]].append(row)
     return found
 

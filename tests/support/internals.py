@@ -25,7 +25,6 @@ from django_mysqlqueue.limits import (
     RUN_PREFIX,
     Lane,
     check_priority,
-    earliest,
     lane,
     lane_of,
     priority_of,
