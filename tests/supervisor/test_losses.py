@@ -9,6 +9,7 @@ import signal
 import time
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from django.db import transaction
@@ -16,6 +17,7 @@ from django.db import transaction
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
 from tests.support.harness import sequence
+from tests.support.internals import unstarted
 from tests.support.processes import drained, effects, wait_for
 
 pytestmark = pytest.mark.processes
@@ -72,7 +74,8 @@ def test_what_only_waited_in_a_process_that_died_is_not_suspected(start, tmp_pat
     started, go = publish_what_hangs(tmp_path, group)
     wait_for(started.exists, worker)
     publish_many(TOPICS[group], (Message({"n": n}, key=f"k{n}") for n in range(1, 30)))
-    wait_for(lambda: DeliveryState.objects.exclude(delivery_token=0).count() == 30, worker)
+    wait_for(lambda: len(noted(worker)) == 29, worker)
+    assert DeliveryState.objects.exclude(delivery_token=0).count() == 30
     os.kill(worker.children()[0], signal.SIGKILL)
     go.touch()
     wait_for(drained(group, TOPICS[group]), worker)
@@ -80,6 +83,18 @@ def test_what_only_waited_in_a_process_that_died_is_not_suspected(start, tmp_pat
     assert (int(lost), int(free)) == (int(group == "shared"), 29)
     assert len(effects(group)) == 31
     assert {attempt for _, attempt, _ in effects(group)} == {1}
+
+
+def noted(worker):
+    """What the child of a supervisor has noted as claimed and not started, which it does after its claim's COMMIT."""
+    (memory,) = (
+        one for one in Path(f"/proc/{worker.process.pid}/fd").iterdir() if "memfd:mysqlqueue" in os.readlink(one)
+    )
+    descriptor = os.open(memory, os.O_RDWR)
+    try:
+        return unstarted.read(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def publish_what_hangs(tmp_path, group):

@@ -123,7 +123,9 @@ class Findings:
             if failures := _FAILURES.search(line):
                 self.in_a_row[found[2]] = max(self.in_a_row.get(found[2], 0), int(failures[1]))
             waited = found[2] == "group.failed" and codes == [LOCK_WAIT]
-            expected = found[2] in EXPECTED_ERRORS or waited
+            # After its COMMIT, a handler's connection was lost: the message is acked.
+            lost = found[2] == "on_commit.failed" and bool(codes) and LOST.issuperset(codes)
+            expected = found[2] in EXPECTED_ERRORS or waited or lost
             if found[1] == "CRITICAL" or (found[1] == "ERROR" and not expected):
                 self.unexpected.append(f"{where}: {line[:300]}")
                 return
