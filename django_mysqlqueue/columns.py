@@ -147,6 +147,7 @@ def outbox_checks() -> list[models.BaseConstraint]:
         "metadata_is_an_object": models.Q(Exact(JsonType("metadata"), models.Value("OBJECT"))),
         "deliver_at_from_0_to_year_9999": models.Q(deliver_at__range=(0, LATEST_DELIVERY)),
         "created_at_from_0_to_year_9999": models.Q(created_at__range=(0, LATEST_DELIVERY)),
+        "failed_at_from_0_to_year_9999": models.Q(failed_at__range=(0, LATEST_DELIVERY)),
         "expires_at_from_1_to_year_9999": models.Q(expires_at__range=(1, LATEST_DELIVERY)),
     }
     return [models.CheckConstraint(name=f"queue_outbox_{name}", condition=rule) for name, rule in rules.items()]

@@ -110,6 +110,7 @@ OUTBOX_RULES = {
     "metadata_is_an_object": models.Q(Exact(JsonType("metadata"), models.Value("OBJECT"))),
     "deliver_at_from_0_to_year_9999": models.Q(deliver_at__range=(0, YEAR_9999)),
     "created_at_from_0_to_year_9999": models.Q(created_at__range=(0, YEAR_9999)),
+    "failed_at_from_0_to_year_9999": models.Q(failed_at__range=(0, YEAR_9999)),
     "expires_at_from_1_to_year_9999": models.Q(expires_at__range=(1, YEAR_9999)),
 }
 LATENCIES = (

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.log_schema import BY_NAME, FIRST_TIME, LAST_TIME, RARE, Column
+from django_mysqlqueue.pipeline.log_schema import BY_NAME, RARE, Column
 
 SPARK_TIME = pa.timestamp("us", tz="UTC")
 EXACT_TIME = pa.timestamp("ms", tz="UTC")
@@ -150,8 +150,4 @@ def _exact_times(numbers: pa.Array) -> pa.Array:
 
 
 def _spark_times(numbers: pa.Array) -> pa.Array:
-    limits = pc.min_max(numbers).as_py()
-    if limits["min"] is not None and (limits["min"] < FIRST_TIME or limits["max"] > LAST_TIME):
-        holds = pc.and_(pc.greater_equal(numbers, FIRST_TIME), pc.less_equal(numbers, LAST_TIME))
-        numbers = pc.if_else(holds, numbers, pa.scalar(None, pa.int64()))
     return numbers.view(EXACT_TIME).cast(SPARK_TIME)

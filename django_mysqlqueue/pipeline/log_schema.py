@@ -73,10 +73,6 @@ RARE = COLUMNS[8:19]
 """Columns that are NULL, empty or 0 in most messages. The publisher's key is in all messages of some topics."""
 NAMES = tuple(BY_NAME)
 
-FIRST_TIME = -62_135_596_800_000
-LAST_TIME = 253_402_300_799_999
-"""Epoch milliseconds of the years 1 to 9999, the times that both Python and Spark can represent."""
-
 
 def ddl(columns: Iterable[Column] = COLUMNS) -> str:
     """Return the columns as a Spark schema string: ``offset BIGINT, topic STRING, …``."""

@@ -214,7 +214,7 @@ def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
     taken = [_within(kind, rows, size) for kind in kinds]
     ids_due, cut_due, keyed = _take_scheduled(session, scheduled, max_rows, rows, size)
     return _Due(
-        [outbox_id for ids, _ in taken for outbox_id in ids],
+        sorted(outbox_id for ids, _ in taken for outbox_id in ids),
         ids_due,
         more=cut_due or any(cut for _, cut in taken) or any(len(kind) == max_rows for kind in kinds),
         is_locked=bool(scheduled) and not ids_due,

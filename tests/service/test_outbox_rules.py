@@ -35,6 +35,8 @@ REFUSED = [
     ("deliver_at", f"{LATEST_DELIVERY + 1}", "deliver_at_from_0_to_year_9999"),
     ("created_at", "-1", "created_at_from_0_to_year_9999"),
     ("created_at", "9223372036854775808", "created_at_from_0_to_year_9999"),
+    ("failed_at", "-1", "failed_at_from_0_to_year_9999"),
+    ("failed_at", f"{LATEST_DELIVERY + 1}", "failed_at_from_0_to_year_9999"),
     ("expires_at", "0", "expires_at_from_1_to_year_9999"),
     ("expires_at", f"{LATEST_DELIVERY + 1}", "expires_at_from_1_to_year_9999"),
 ]
