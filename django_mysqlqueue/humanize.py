@@ -84,7 +84,7 @@ def up_to(most: int, number: int) -> str:
 def moment(milliseconds: int | None) -> str:
     """Format epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ``""``.
 
-    A value outside the years of Python's dates, which plain SQL can store, stays a number.
+    A value outside the years of Python's dates, such as the end of the year 9999 east of UTC, stays a number.
     """
     if not milliseconds:
         return ""

@@ -57,6 +57,7 @@ OPERATIONS = [
     ("queuerecurring --resume s --noinput", "The schedule s is resumed."),
     ("queuerecurring", "every 1 d"),
     ("queueoperations --action pause", "Pause group"),
+    ("queuequarantine", "The quarantine is empty."),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""

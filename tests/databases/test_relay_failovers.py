@@ -47,7 +47,8 @@ class Backup:
     @staticmethod
     def _read(cursor, table):
         cursor.execute(f"SELECT * FROM {table} WHERE 1 = 0")
-        names = [f"`{name}`" for name, *_ in cursor.description if name != "size"]  # a generated column
+        generated = ("size", "priority")
+        names = [f"`{name}`" for name, *_ in cursor.description if name not in generated]
         cursor.execute(f"SELECT {', '.join(names)} FROM {table}")
         return names, cursor.fetchall()
 

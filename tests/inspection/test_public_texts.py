@@ -28,6 +28,7 @@ from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
 from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, group, head, live
 from tests.inspection.test_queue_problems import overview, run, schedule
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, handler, sequence
 from tests.support.internals import Count, HealthSettings, Holder, Route, Session, Subset, open_transactions
 
@@ -82,6 +83,8 @@ def of_the_queue(monkeypatch):
     yield from queue_problems.lost_subscribers(session, overview(lost))
     yield from queue_problems.outbox(session, overview(served, due=900), TIMES)
     yield from queue_problems.outbox(session, overview(served, due=900, sequenced=1), TIMES)
+    QuarantinedMessageFactory(reason=ERROR)
+    yield from queue_problems.quarantined(session, overview(served))
     yield from queue_problems.long_transactions(session, NOW, TIMES)
     yield from queue_problems.slow_database(overview(served), 0.25)
     refused = RefusedMessage("t", "m", 7, ERROR)

@@ -21,6 +21,7 @@ from django_mysqlqueue.models import (
     JobResult,
     Operation,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
     Schedule,
     SubscriberHeartbeat,
@@ -29,6 +30,7 @@ from django_mysqlqueue.operations import EditResult, Result, consumer_groups, re
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
 from tests.support import job_worlds, schedule_worlds
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.internals import MAX_METADATA_BYTES, GroupRef, Session, groups, retention
 from tests.support.tables import Tables
@@ -102,6 +104,10 @@ def a_subscriber() -> str:
     return str(SubscriberHeartbeat.objects.values_list("subscriber_name", flat=True)[0])
 
 
+def a_row() -> int:
+    return QuarantinedMessage.objects.values_list("pk", flat=True).first() or 1
+
+
 def first_offset() -> int:
     return QueueMessage.objects.order_by("offset").values_list("offset", flat=True).first() or 1
 
@@ -163,6 +169,8 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "pause_recurring": (recurring, lambda **how: operations.pause_recurring("s", **how)),
     "resume_recurring": (paused_schedule, lambda **how: operations.resume_recurring("s", **how)),
     "delete_recurring": (abandoned, lambda **how: operations.delete_recurring("s", **how)),
+    "requeue_quarantined": (QuarantinedMessageFactory, lambda **how: operations.requeue_quarantined([a_row()], **how)),
+    "delete_quarantined": (QuarantinedMessageFactory, lambda **how: operations.delete_quarantined([a_row()], **how)),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""
@@ -216,7 +224,10 @@ def test_nobody_is_refused(db, name, actor):
 
 
 # The queues of ``TASKS`` always exist.
-UNKNOWN = r"There is no (group|topic|subscriber|schedule) '|Neither waiting nor running in topic 'jobs.default': "
+UNKNOWN = (
+    r"There is no (group|topic|subscriber|schedule) '|Neither waiting nor running in topic 'jobs.default': "
+    r"|None of these messages is in the quarantine\."
+)
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish"}))

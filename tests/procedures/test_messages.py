@@ -10,7 +10,7 @@ from django.db.models import F
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage, Rollup
 from tests.support.harness import USING, sequence
-from tests.support.internals import GroupRef, definitions, installing
+from tests.support.internals import LATEST_DELIVERY, GroupRef, definitions, installing
 from tests.support.sql_clients import holding, nothing_is_left, numbers, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
@@ -138,8 +138,8 @@ def test_expired_messages_are_passed(client, mode):
     assert sum(Rollup.objects.filter(grain=60).values_list("expired", flat=True)) == 1
 
 
-EXPIRED = {"int64": -(2**63), "before 1970": -1, "1970": 0, "past": 1_000_000_000_000}
-VALID = {"never": None, "int64": 2**63 - 1, "future": 9_000_000_000_000}
+EXPIRED = {"1970": 1, "past": 1_000_000_000_000}
+VALID = {"never": None, "year 9999": LATEST_DELIVERY, "future": 9_000_000_000_000}
 
 
 def publish_expiring(client, times):
@@ -152,7 +152,7 @@ def publish_expiring(client, times):
 def test_the_time_of_expiry_may_be_any_that_plain_sql_stores(client, mode):
     register(mode)
     publish_expiring(client, [*EXPIRED.values(), *VALID.values()])
-    assert numbers(client.claim()) == [4, 5, 6]
+    assert numbers(client.claim()) == [2, 3, 4]
     assert sum(Rollup.objects.filter(grain=60).values_list("expired", flat=True)) == len(EXPIRED)
 
 
@@ -164,7 +164,7 @@ def test_any_time_of_expiry_is_named_in_a_dead_letter(client, mode, settings):
     publish_expiring(client, EXPIRED.values())
     assert client.claim() == []
     times = [error.split(" at ")[1][:19] for error in OutboxMessage.objects.values_list("last_error", flat=True)]
-    assert times == ["1970-01-01 00:00:00"] * 3 + ["2001-09-09 01:46:40"]
+    assert times == ["1970-01-01 00:00:00", "2001-09-09 01:46:40"]
 
 
 @MODES
@@ -214,8 +214,6 @@ def test_hashed_keys_are_shown_as_published(client, mode, settings):
         ("__p:+010:", None, "", 10),
         ("__p:+010:__p:3", None, None, 10),
         ("__p:+010:__p:3", "__p:x", "__p:x", 10),
-        ("__p:+0x0:a", None, "a", 0),
-        ("__p:+10:a", None, None, 0),
     ],
 )
 def test_the_key_is_that_of_the_column_or_of_the_partition(client, mode, partition, stored, key, priority):

@@ -67,16 +67,6 @@ def test_messages_with_coalesce_keys_that_were_claimed_before_are_refused(client
     assert list(DeliveryState.objects.values()) == before
 
 
-@MODES
-def test_an_empty_coalesce_key_is_none(client, mode):
-    register(mode)
-    client.run("INSERT INTO queue_outbox (topic, payload, coalesce_key) VALUES ('t', '{\"n\": 0}', '')")
-    sequence()
-    (row,) = client.claim()
-    assert client.reject(row["handle"]) == "dead_lettered"
-    assert OutboxMessage.objects.get().coalesce_key is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

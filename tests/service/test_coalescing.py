@@ -492,18 +492,6 @@ def test_wrong_keys_are_refused(db, key, error):
     assert not OutboxMessage.objects.exists()
 
 
-@MODES
-@pytest.mark.parametrize("value", [None, ""])
-def test_values_of_plain_sql_that_are_no_keys_are_handled(db, mode, value):
-    got = []
-    sub = Sub(getting(got, mode=mode))
-    for _ in range(2):
-        store(value)
-    sub.settle()
-    assert got == [1, 1]
-    assert not CoalesceKey.objects.exists()
-
-
 def test_keys_are_compared_byte_by_byte(db):
     got = []
     sub = Sub(getting(got))

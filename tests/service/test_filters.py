@@ -255,7 +255,7 @@ def test_a_blocked_partition_passes_nothing_before_its_failed_message_is_settled
 
 
 @MODES
-@pytest.mark.parametrize("metadata", ["[]", "5", "null", '{"region": {"a": 1}}', '{"region": [["eu"]]}', '"eu"'])
+@pytest.mark.parametrize("metadata", ['{"region": {"a": 1}}', '{"region": [["eu"]]}'])
 def test_whatever_plain_sql_publishes_is_passed(db, mode, metadata):
     sub = Sub(handler(mode=mode, filter=parse({"region": ["asia"]})))
     publish("t", 1, key="k")

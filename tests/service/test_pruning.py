@@ -24,6 +24,7 @@ from django_mysqlqueue.models import (
     Operation,
     OutboxMessage,
     PartitionLease,
+    QuarantinedMessage,
     QueueMessage,
     RelayPosition,
     RelayWatermark,
@@ -57,6 +58,7 @@ PRUNED = {
 DO_NOT_GROW = {
     OutboxMessage: "the sequencer empties it; scheduled messages are in it until they are due",
     DeliveryState: "claims and flushes delete rows as the watermark passes them: no more than the group has claimed",
+    QuarantinedMessage: "a row for each message that the log has refused, until an operator requeues or deletes it",
     Sequencer: "a single row",
     ConsumerGroup: "a row for each registered group, until it is dropped",
     CollectedTopic: "a row for each topic",

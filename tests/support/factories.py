@@ -27,6 +27,19 @@ class OutboxMessageFactory(factory.django.DjangoModelFactory):
     payload = b"{}"
 
 
+class QuarantinedMessageFactory(factory.django.DjangoModelFactory):
+    class Meta:
+        model = models.QuarantinedMessage
+
+    topic = "t"
+    partition_key = "k"
+    message_id = factory.Sequence(lambda number: f"id-{number}")
+    payload = b"{}"
+    deliver_at = 0
+    created_at = 1_700_000_000_000
+    reason = "an error"
+
+
 class ConsumerGroupFactory(factory.django.DjangoModelFactory):
     class Meta:
         model = models.ConsumerGroup

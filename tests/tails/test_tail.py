@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from django_mysqlqueue.tails import Gap, ReceivedMessage, formats, reading, tail
+from django_mysqlqueue.tails import Gap, ReceivedMessage, reading, tail
 from tests.support.harness import USING, sequence
 from tests.support.internals import Session, log_places, retention
 
@@ -179,13 +179,6 @@ def test_it_returns_nothing_above_the_end_that_the_log_had(db, ways):
     reader = tail("t", offset=0)
     fill(3)
     assert payloads(reader) == list(range(5))
-
-
-def test_times_for_which_python_has_no_date(db):
-    fill(1)
-    QueueMessage.objects.update(created_at=2**62, published_at=2**62)
-    (one,) = tail("t")
-    assert formats.as_dict(one)["created_at"] is None
 
 
 @pytest.mark.promise("Tails")
