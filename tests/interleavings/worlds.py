@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -209,7 +210,7 @@ def coalesced(mode: str = "ordered") -> Start:
     keys = [(G.group, TOPIC, row.partition_key, row.coalesce_key, row.offset, 0) for row in claimed.values()]
     run(USING, lambda session: coalescing.note(session, keys))
     publish_many(TOPIC, messages("a7", "a8", "b7"))
-    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=10**15)
+    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=LATEST_DELIVERY)
     sequence()
     OutboxMessage.objects.filter(message_id="a5").update(deliver_at=0)
     OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
