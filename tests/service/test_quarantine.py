@@ -14,6 +14,7 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import find_problems
 from django_mysqlqueue.models import Operation, OutboxMessage, QuarantinedMessage, QueueMessage
+from tests.support import refusing as refusals
 from tests.support.crash_points import crash_points
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import sequencing
@@ -24,27 +25,8 @@ pytestmark = pytest.mark.usefixtures("db")
 @pytest.fixture
 def refusing(db):
     """A trigger of a user on the log, which refuses the payload ``"bad"``."""
-    with connection.cursor() as cursor:
-        cursor.execute(trigger())
-    yield
-    drop()
-
-
-def trigger():
-    if connection.vendor == "sqlite":
-        return (
-            "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages WHEN NEW.payload = X'2262616422' "
-            "BEGIN SELECT RAISE(ABORT, 'no bad ones'); END"
-        )
-    return (
-        "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages FOR EACH ROW IF NEW.payload = X'2262616422' THEN "
-        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no bad ones'; END IF"
-    )
-
-
-def drop():
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TRIGGER IF EXISTS refusing")
+    with refusals.refusing():
+        yield
 
 
 def contents(model):
@@ -106,7 +88,7 @@ def row(refusing):
     """A message in the quarantine, whose cause has been fixed."""
     publish("t", "bad", key="a", id="i")
     sequence()
-    drop()
+    refusals.stop()
     return QuarantinedMessage.objects.get().pk
 
 
