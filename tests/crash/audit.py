@@ -26,6 +26,8 @@ class Picture:
     """Every row, with messages by their names, and times and tokens by what they say: comparable between runs."""
     messages: Counter[str]
     """How often a message of the topic is in outbox and log."""
+    aside: frozenset[str]
+    """Messages in the quarantine."""
     letters: Counter[tuple[str, ...]]
     """(group, message) → its dead letters in outbox and log."""
     settled: frozenset[tuple[str, str]]
@@ -55,6 +57,7 @@ class Observer:
             rows=rows,
             tables=self._tables(rows),
             messages=Counter(name for topic, name in names if topic == TOPIC),
+            aside=frozenset(one.id for one in rows.quarantine),
             letters=Counter(tuple(name.split(":", 1)) for topic, name in names if topic == DLQ),
             settled=frozenset((ref.group, self._at(offset)) for ref, offset in self._settled),
             failures={(ref.group, self._at(offset)): row.retry_count for (ref, _, offset), row in rows.state.items()},
@@ -70,6 +73,7 @@ class Observer:
                 (one.topic, one.key, _name(one), _when(one.deliver_at, now), one.failure_count, one.last_error)
                 for one in rows.outbox
             ],
+            "quarantine": [(one.topic, one.key, one.id, _when(one.deliver_at, now)) for one in rows.quarantine],
             "groups": [
                 (*ref, group.mode, group.start_offset, group.paused, json.loads(group.filter))
                 for ref, group in rows.groups.items()

@@ -10,13 +10,14 @@ from typing import Any
 from django.db import transaction
 from django.test import override_settings
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
     OutboxMessage,
     PartitionLease,
+    QuarantinedMessage,
     RelayWatermark,
     Slots,
     SubscriberHeartbeat,
@@ -28,6 +29,7 @@ from tests.crash.audit import Picture
 from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import (
     LEASE_MS,
+    NAMES,
     REGIONS,
     REJECT,
     WHO,
@@ -52,6 +54,8 @@ from tests.crash.worlds import (
     messages,
     orphaned,
     outdated,
+    quarantined,
+    refused,
     register_filter,
     registered,
     retried,
@@ -236,6 +240,43 @@ def prioritized() -> World:
 @case("sequence priorities", prioritized)
 def _(world: World) -> None:
     sequencing.sequence(ALIAS)
+
+
+REFUSED = {"a8", "b4"}
+
+
+def is_set_aside(world: World, picture: Picture) -> None:
+    """The messages that the log refuses, and no others, once the others are in the log, in their order."""
+    names = [one.id for one in picture.rows.log.values()]
+    assert picture.aside == (REFUSED if "a5" in names else set())
+    assert names[len(NAMES) :] == (["a5", "a7", "b3", "b5"] if picture.aside else [])
+
+
+@case("sequence what the log refuses", refused, check=is_set_aside)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+def is_on_record(world: World, picture: Picture) -> None:
+    """All have left the quarantine or none, and the audit log says so."""
+    changed = sum(one.changed for one in picture.rows.operations)
+    assert (picture.aside, changed) in ((REFUSED, 0), (set(), len(REFUSED)))
+
+
+def in_quarantine() -> list[int]:
+    return list(QuarantinedMessage.objects.using(ALIAS).values_list("pk", flat=True))
+
+
+@case("requeue", quarantined, role="operator", check=is_on_record)
+def _(world: World) -> None:
+    if rows := in_quarantine():
+        operations.requeue_quarantined(rows, actor=WHO, using=ALIAS)
+
+
+@case("delete from the quarantine", quarantined, role="operator", check=is_on_record)
+def _(world: World) -> None:
+    if rows := in_quarantine():
+        operations.delete_quarantined(rows, actor=WHO, using=ALIAS)
 
 
 @case("sequence without the mutex's row", flushed_database)

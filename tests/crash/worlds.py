@@ -10,9 +10,17 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    QuarantinedMessage,
+    QueueMessage,
+    Sequencer,
+)
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
+from tests.support import refusing
 from tests.support.filtering import EU, LONG_AGO, US
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
@@ -317,6 +325,24 @@ def scheduled() -> World:
     publish_many(TOPIC, messages("a5", "b3", "a1"))
     publish_many(TOPIC, messages("a6", "b4", delay=600))
     OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
+    return world
+
+
+def refused() -> World:
+    """The log refuses one message that is due now, and one that has come due."""
+    world = sequenced()
+    bad = {name: Message(refusing.PAYLOAD, key=name[0], id=name) for name in ("a8", "b4")}
+    publish_many(TOPIC, [*messages("a5"), bad["a8"], *messages("a7", "b3")])
+    publish_many(TOPIC, [bad["b4"], *messages("b5")])
+    OutboxMessage.objects.filter(message_id__in=("b4", "b5")).update(deliver_at=1)
+    return world
+
+
+def quarantined() -> World:
+    """As ``refused``, after a pass of the sequencer. The log would take one of the two messages by now."""
+    world = refused()
+    sequence()
+    QuarantinedMessage.objects.filter(message_id="a8").update(payload=b'"a8"')
     return world
 
 

@@ -23,7 +23,7 @@ from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
 from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
-from tests.support import job_worlds
+from tests.support import job_worlds, refusing
 from tests.support.harness import USING
 from tests.support.internals import installing, publishing
 from tests.support.statistics import Size, pinned
@@ -85,6 +85,7 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         stack.enter_context(patch.object(publishing, "CHUNK_ROWS", 1))
         stack.enter_context(pinned(connections[USING], statistics))
         installing.install(USING)
+        stack.enter_context(refusing.refusing())
         with connections[USING].cursor() as cursor:
             cursor.execute(f"ALTER TABLE queue_messages AUTO_INCREMENT = {pictures.FIRST_OFFSET}")
         waiting = Waiting()

@@ -435,6 +435,20 @@ MUTATIONS = (
         instead_of("sequencing.take_mutex", lambda session: Mutex()),
     ),
     Mutation(
+        "a requeue that does not lock the messages",
+        "A message of the quarantine is requeued by whoever has locked it.",
+        "refused: requeue x requeue",
+        locking("quarantine._lock", LOCK, ""),
+        by=BROKEN,
+    ),
+    Mutation(
+        "a quarantine that counts what others have deleted",
+        "An operation on the quarantine reports the messages that it has taken itself.",
+        "refused: delete quarantined x delete quarantined",
+        uncounted("quarantine.delete"),
+        by=BROKEN,
+    ),
+    Mutation(
         "a sequencer that does not lock scheduled rows",
         "A scheduled row belongs to whoever has it locked, even when it comes due while it is being cancelled.",
         "busy: cancel scheduled x sequence, later",

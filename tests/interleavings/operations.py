@@ -1139,6 +1139,16 @@ def _(a: Actor) -> object:
     return _advance(ALIAS, 60_000)
 
 
+@operation("requeue")
+def _(a: Actor) -> object:
+    return operations.requeue_quarantined(a.start.quarantined, actor=a.name, using=ALIAS).changed
+
+
+@operation("delete quarantined")
+def _(a: Actor) -> object:
+    return operations.delete_quarantined(a.start.quarantined, actor=a.name, using=ALIAS).changed
+
+
 # -- whole subscribers, whole commands ---------------------------------------------------
 
 

@@ -298,6 +298,16 @@ def debouncing() -> Iterable[Pair]:
         yield Pair("debounced", (OPERATIONS["sequence"], both(change, "sequence")))
 
 
+def quarantining() -> Iterable[Pair]:
+    """Passes of the sequencer that set messages aside, and operators who take messages out of the quarantine."""
+    operators = ("requeue", "delete quarantined")
+    others = ("publish", "publish a duplicate", "cancel scheduled", "deliver scheduled now", "claim", "collect")
+    yield from each("refused", ("sequence",), ("sequence", *operators, *others))
+    yield from all_of("refused", operators)
+    for operator in operators:
+        yield Pair("refused", (OPERATIONS[operator], both("requeue", "sequence")))
+
+
 def filters() -> Iterable[Pair]:
     """Claims under a filter, while it is changed."""
     claims = ("claim with a filter", "claim with another filter", "claim with a filter and flush")
@@ -630,6 +640,7 @@ def pairs() -> dict[str, Pair]:
         *coalescing(),
         *superseding(),
         *debouncing(),
+        *quarantining(),
         *relaying(),
         *breakdowns(),
         *refusals(),

@@ -121,8 +121,16 @@ def picture(tables: Tables, names: Names, tokens: Mapping[int, str]) -> Picture:
             f"{grain} s: {row.acked} acked, {row.failed} failed" for (grain, _, _), row in tables.rollups.items()
         ),
         "collected": {topic: names.at(offset) for topic, offset in tables.collected.items()},
+        **_quarantine(tables),
         **_recurring(tables),
     }
+
+
+def _quarantine(tables: Tables) -> Picture:
+    """What the log has refused, if there is any."""
+    if not tables.quarantine:
+        return {}
+    return {"quarantine": [f"{row.topic}/{message_name(row)}" for row in tables.quarantine]}
 
 
 def _recurring(tables: Tables) -> Picture:
@@ -216,8 +224,8 @@ def difference(outcome: Picture, others: Mapping[str, Picture]) -> tuple[str, li
 
 def _lines(outcome: Picture, other: Picture) -> list[str]:
     lines = []
-    for table in outcome:
-        mine, theirs = outcome[table], other.get(table)
+    for table in {**outcome, **other}:  # Some have a table only if there are rows.
+        mine, theirs = outcome.get(table, []), other.get(table, [])
         if mine == theirs:
             continue
         if isinstance(mine, list) and isinstance(theirs, list):

@@ -144,7 +144,15 @@ def _rest(rest: Rest, names: Names) -> str:
 
 
 def _sequenced(done: Sequenced, names: Names) -> dict[str, Any]:
-    return _what_is({"moved": done.moved, "more": done.more, "busy": done.busy, "replaced": done.replaced})
+    return _what_is(
+        {
+            "moved": done.moved,
+            "more": done.more,
+            "busy": done.busy,
+            "replaced": done.replaced,
+            "quarantined": done.quarantined,
+        }
+    )
 
 
 def _registered(group: Registered, names: Names) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -16,6 +17,7 @@ from django_mysqlqueue.models import (
     JobResult,
     Operation,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
     Rollup,
     Schedule,
@@ -28,7 +30,7 @@ from django_mysqlqueue.operations.seeking import Position
 from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
-from tests.support import job_worlds, schedule_worlds
+from tests.support import job_worlds, refusing, schedule_worlds
 from tests.support.filtering import EU, LONG_AGO, REGIONS, US
 from tests.support.harness import USING, sequence
 from tests.support.internals import (
@@ -68,6 +70,8 @@ class Start:
     """What it has claimed, by message."""
     scheduled: list[int] = field(default_factory=list)
     """Outbox ids of messages whose time has not come."""
+    quarantined: list[int] = field(default_factory=list)
+    """Quarantine ids of messages that the log has refused."""
     options: OptionColumns | None = None
     """The columns of the group row with which its subscribers begin."""
     filters: tuple[FilterPolicy, ...] = ()
@@ -209,7 +213,7 @@ def coalesced(mode: str = "ordered") -> Start:
     keys = [(G.group, TOPIC, row.partition_key, row.coalesce_key, row.offset, 0) for row in claimed.values()]
     run(USING, lambda session: coalescing.note(session, keys))
     publish_many(TOPIC, messages("a7", "a8", "b7"))
-    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=10**15)
+    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=LATEST_DELIVERY)
     sequence()
     OutboxMessage.objects.filter(message_id="a5").update(deliver_at=0)
     OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
@@ -336,6 +340,23 @@ def debounced() -> Start:
     DebouncedMessage.objects.filter(message_id="b7").update(deliver_by=1)
     DebouncedMessage.objects.create(outbox_id=10**15, topic=TOPIC, partition_key="a", message_id="x", coalesce_key="a")
     start.debounced = ("a7", "a8", "a9", "a10")
+    return start
+
+
+def refused() -> Start:
+    """As ``busy``, with messages that the log refuses: one in the outbox, and two in the quarantine.
+
+    Of these, the cause of the first is fixed: the log will take it.
+    """
+    start = busy()
+    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=LATEST_DELIVERY)
+    publish_many(TOPIC, [Message(refusing.PAYLOAD, key=key, id=f"{key}7") for key in "ab"])
+    sequence()
+    start.quarantined = list(QuarantinedMessage.objects.order_by("pk").values_list("pk", flat=True))
+    QuarantinedMessage.objects.filter(pk=start.quarantined[0]).update(payload=b'"a7"')
+    OutboxMessage.objects.filter(message_id="a5").update(deliver_at=0)
+    OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
+    publish_many(TOPIC, [Message(refusing.PAYLOAD, key="a", id="a8"), *messages("b8")])
     return start
 
 
@@ -500,6 +521,7 @@ _ALL = (
     superseding_expired,
     superseding_expired_shared,
     debounced,
+    refused,
     relayed,
     with_chain,
     with_jobs,

@@ -25,6 +25,7 @@ from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, empty
 from tests.model.other_database import MOVES, OTHER, RELAYED, TOPIC, OtherDatabase
 from tests.model.queue_model import Life, Model, Published, Spec
+from tests.model.refusals import Refusals
 from tests.model.sql_clients import SqlClients
 from tests.support import invariants, oracle
 from tests.support.filtering import EU, US
@@ -284,7 +285,7 @@ class Publisher:
         return function() if self._thread is None else self._thread.submit(function).result(60)
 
 
-class Machine(OtherDatabase, SqlClients):
+class Machine(OtherDatabase, SqlClients, Refusals):
     """The rules. Those that pick a subscriber count around the ones that are there."""
 
     clock: Time

@@ -19,7 +19,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease
-from tests.support import invariants
+from tests.support import invariants, refusing
 from tests.support.filtering import coalesced, matches
 from tests.support.internals import NO_WAIT, Claimed, GroupRef
 from tests.support.invariants import Message
@@ -165,6 +165,8 @@ class Model:
         self.sequenced: set[int] = set()
         self.identities: set[tuple[str, str, str]] = set()
         self.cancelled: set[int] = set()
+        self.refused = 0
+        """How many messages that the log refuses are in the outbox and the quarantine."""
         self.lives: dict[GroupRef, Life] = {}
         self.old_tokens: set[int] = set()
         """Of groups that have been dropped since."""
@@ -381,6 +383,7 @@ class Model:
         deletes |= {one.id for one in self.committed.values() if self._is_replaced(one)}
         assert not invariants.between(self.before, now, deletes=deletes, passed=passed)
         self._check_outbox(now)
+        self._check_refused(now)
         self._check_collected(now)
         assert now.groups.keys() == self.lives.keys()
         for _, ref, offset in effects(now)[len(self.before.effects) :]:
@@ -431,7 +434,9 @@ class Model:
                 latest[priority] = one.began, one.number
 
     def _check_outbox(self, now: Tables) -> None:
-        waiting = {number_of(row) for row in now.outbox if not row.failed_group}
+        waiting = {
+            number_of(row) for row in now.outbox if not row.failed_group and not refusing.is_refused(row.payload)
+        }
         assert waiting <= self.committed.keys(), f"1: rolled back and yet there: {waiting - self.committed.keys()}"
         assert not waiting & self.sequenced, "in the log and in the outbox"
         assert not self.cancelled & (waiting | self.sequenced), "21: cancelled and yet there"
@@ -439,6 +444,11 @@ class Model:
             one = self.committed[number]
             is_lost = one.identity not in self.identities and not self._is_replaced(one)
             assert not is_lost, f"1: lost between outbox and log: {one}"
+
+    def _check_refused(self, now: Tables) -> None:
+        waiting = sum(refusing.is_refused(row.payload) for row in now.outbox)
+        assert waiting + len(now.quarantine) == self.refused, "lost between outbox and quarantine, or doubled"
+        assert all(refusing.is_refused(row.payload) for row in now.quarantine), "set aside without a reason"
 
     def _is_replaced(self, one: Published) -> bool:
         """Whether a later debounced message has its coalesce key."""

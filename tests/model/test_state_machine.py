@@ -32,6 +32,7 @@ from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
 from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
 from tests.model.sql_clients import GROUPS, OWN_CLOCK
+from tests.support import refusing
 from tests.support.filtering import EU, US
 from tests.support.harness import USING
 from tests.support.internals import Session, installing
@@ -57,6 +58,7 @@ def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog:
     aside = threads[0] if threads else None
     caplog.set_level("CRITICAL", logger="django_mysqlqueue")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(refusing.refusing())
         client = None
         if engine != "sqlite":
             installing.install(USING)  # nothing is done if they are there
@@ -246,6 +248,29 @@ def test_messages_that_replace_each_other(machine, group, rows):
     logged = [number_of(row) for row in played.model.logged.values() if row.topic == ref.topic]
     assert logged == [1, 5, 7]
     assert [number_of(played.model.logged[offset]) for offset in sorted(life.started)] == [7]
+
+
+@pytest.mark.promise("Quarantine")
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_messages_that_the_log_refuses(machine, rows):
+    """They are set aside, requeued and deleted; the others are handled as ever."""
+    refused = {"topic": "a", "key": "x", "delay": 0, "priority": 0}
+    played = play(
+        machine,
+        ("declare", {"messages": [("a", "x", 0, 0)], "first": 1, "second": 1}),
+        *[
+            step
+            for what in ("publish", "publish", "publish", "requeue", "delete", "requeue")
+            for step in (
+                ("let_the_log_refuse", {**refused, "what": what}),
+                ("publish", {"messages": [("a", "x", 0, 0), ("a", "y", 0, 0)], "commit": True}),
+                *[("sequence_a_little", {"rows": rows})] * 3,
+            )
+        ],
+        *[("all_work", {"rounds": 3, "script": []})] * 3,
+    )
+    assert played.model.refused == 1
+    assert len(played.model.lives[SPECS[0].ref].settled) == 13
 
 
 def there(what: str, rows: int = 3) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import find_problems
 from django_mysqlqueue.models import Operation, OutboxMessage, QuarantinedMessage, QueueMessage
-from tests.support.crash_points import crash_points
+from tests.support import refusing as refusals
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import sequencing
 
@@ -24,27 +24,8 @@ pytestmark = pytest.mark.usefixtures("db")
 @pytest.fixture
 def refusing(db):
     """A trigger of a user on the log, which refuses the payload ``"bad"``."""
-    with connection.cursor() as cursor:
-        cursor.execute(trigger())
-    yield
-    drop()
-
-
-def trigger():
-    if connection.vendor == "sqlite":
-        return (
-            "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages WHEN NEW.payload = X'2262616422' "
-            "BEGIN SELECT RAISE(ABORT, 'no bad ones'); END"
-        )
-    return (
-        "CREATE TRIGGER refusing BEFORE INSERT ON queue_messages FOR EACH ROW IF NEW.payload = X'2262616422' THEN "
-        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no bad ones'; END IF"
-    )
-
-
-def drop():
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TRIGGER IF EXISTS refusing")
+    with refusals.refusing():
+        yield
 
 
 def contents(model):
@@ -106,7 +87,7 @@ def row(refusing):
     """A message in the quarantine, whose cause has been fixed."""
     publish("t", "bad", key="a", id="i")
     sequence()
-    drop()
+    refusals.stop()
     return QuarantinedMessage.objects.get().pk
 
 
@@ -167,26 +148,3 @@ def test_the_command(row):
     assert run_command() == "The quarantine is empty.\n"
     with pytest.raises(CommandError, match="require --requeue or --delete"):
         run_command("--dry-run")
-
-
-@pytest.mark.promise("Crashes")
-def test_a_crash_at_each_statement_loses_no_message(refusing):
-    """The row is in the outbox, or in the quarantine, and not in both."""
-    values = [0, "bad", 2, "bad", 4]
-    publish_many("t", [Message(one, key="k") for one in values])
-    points = 0
-    for _ in crash_points(lambda: sequencing.sequence(USING)):
-        points += 1
-        everywhere = contents(OutboxMessage) + contents(QueueMessage) + contents(QuarantinedMessage)
-        assert sorted(everywhere) == sorted(json.dumps(one).encode() for one in values)
-    assert points > 12
-    assert contents(QueueMessage) == [b"0", b"2", b"4"]
-    assert contents(QuarantinedMessage) == [b'"bad"', b'"bad"']
-
-
-@pytest.mark.promise("Crashes")
-def test_a_crash_while_requeueing_loses_no_message(row):
-    for _ in crash_points(lambda: operations.requeue_quarantined([row], actor="me")):
-        assert OutboxMessage.objects.count() + QuarantinedMessage.objects.count() == 1
-        assert Operation.objects.count() == OutboxMessage.objects.count()
-    assert OutboxMessage.objects.count() == 1

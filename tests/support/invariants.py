@@ -6,7 +6,7 @@ They know the tables alone. What follows from the history of a test is checked b
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +14,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from tests.support.filtering import coalesced, is_for, unmatched
 from tests.support.internals import JOB_PREFIX, GroupRef, tick_of
-from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
+from tests.support.tables import Group, Logged, Offsets, SetAside, Tables, Waiting
 
 Message = Logged | Waiting
 Settled = frozenset[tuple[GroupRef, int]]
@@ -24,6 +24,8 @@ Outcome = DeliveryEvent.Outcome
 SETTLES = (Outcome.ACKED, Outcome.DEAD_LETTERED, Outcome.DELETED)
 TAKES = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
 """What an operator does with a dead letter that is not in the DLQ afterwards."""
+DELETES = "delete quarantined"
+"""The operation in the audit log by which an operator deletes messages of the quarantine."""
 
 
 # -- what the rows mean -------------------------------------------------------
@@ -66,6 +68,15 @@ def messages(tables: Tables) -> Iterator[Message]:
     """All messages, in the log and on their way."""
     yield from tables.log.values()
     yield from tables.outbox
+
+
+def _copies(tables: Tables) -> Counter[tuple[object, ...]]:
+    """How often each message is in the outbox, the log and the quarantine. A duplicate is another message."""
+    return Counter(_same(one) for one in (*messages(tables), *tables.quarantine))
+
+
+def _same(one: Message | SetAside) -> tuple[object, ...]:
+    return (*_on_any_route(one), one.created_at)
 
 
 def dead_letters(tables: Tables) -> Iterator[Message]:
@@ -118,6 +129,7 @@ def at_any_moment(
         *_leases(tables),
         *_log(tables),
         *_ticks(tables),
+        *_set_aside(tables),
         *_in_one_place(tables, began_at or {}),
     ]
 
@@ -231,6 +243,16 @@ def _log(tables: Tables) -> Iterator[str]:
         yield f"the log ends at {last} and the sequencer says {tables.sequencer}"
 
 
+def _set_aside(tables: Tables) -> Iterator[str]:
+    """What is in the quarantine is there once, and neither in the outbox nor in the log."""
+    if not tables.quarantine:
+        return
+    copies = _copies(tables)
+    for one in tables.quarantine:
+        if copies[_same(one)] > 1:
+            yield f"{one.identity} is in the quarantine and in {copies[_same(one)] - 1} other places"
+
+
 def _in_one_place(tables: Tables, began_at: Mapping[GroupRef, int]) -> Iterator[str]:
     """A message of a group is live once or in the DLQ once.
 
@@ -303,6 +325,7 @@ def between(
         *log_grows(earlier.log, end_of_log(earlier), later),
         *_collected(earlier, later, kept, deletes, done if recorded else None),
         *_from_outbox_to_log(earlier, later, deletes),
+        *_out_of_quarantine(earlier, later),
         *_records_stay(earlier, later),
         *_untouched(earlier, later, untouched),
     ]
@@ -409,13 +432,13 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, 
 
 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:
-    """A message leaves the outbox for the log, or as a duplicate of one in the log; it never changes in the outbox.
+    """A message leaves the outbox for the log or the quarantine, or as a duplicate; it never changes in the outbox.
 
     A route may send it to another database, or keep it here.
     """
     end = end_of_log(earlier)
     waiting = {one.outbox_id: one for one in later.outbox}
-    known = {_on_any_route(one) for one in (*messages(later), *earlier.log.values())}
+    known = {_on_any_route(one) for one in (*messages(later), *later.quarantine, *earlier.log.values())}
     for message in earlier.outbox:
         now = waiting.get(message.outbox_id)
         if now is not None:
@@ -433,7 +456,33 @@ def _is_taken(topic: str, later: Tables, end: int) -> bool:
     return any(one.outcome in TAKES and one.ref.topic == topic and one.offset > end for one in later.events)
 
 
-def _on_any_route(message: Message) -> tuple[str, str, str]:
+def _out_of_quarantine(earlier: Tables, later: Tables) -> Iterator[str]:
+    """A message leaves the quarantine for the outbox, once, or because an operator deletes it; it never changes there.
+
+    Who sequences it and handles it afterwards is not asked.
+    """
+    if not earlier.quarantine:
+        return
+    there = {one.quarantine_id: one for one in later.quarantine}
+    known = {_on_any_route(one) for one in (*messages(later), *later.quarantine, *earlier.log.values())}
+    copies, end, gone = _copies(later), end_of_log(earlier), 0
+    for one in earlier.quarantine:
+        now = there.get(one.quarantine_id)
+        if now is not None:
+            if now != one:
+                yield f"the message {one.quarantine_id} of the quarantine has changed: {one}, now {now}"
+        elif _on_any_route(one) in known:
+            if copies[_same(one)] > 1:
+                yield f"{one.identity} has left the quarantine for {copies[_same(one)]} places"
+        elif later.collected.get(one.topic, 0) <= end:
+            gone += 1
+    before = {one.id for one in earlier.operations}
+    deleted = sum(one.changed for one in later.operations if one.action == DELETES and one.id not in before)
+    if gone > deleted:
+        yield f"{gone} messages of the quarantine are gone, and operators have deleted {deleted}"
+
+
+def _on_any_route(message: Message | SetAside) -> tuple[str, str, str]:
     return (naming.relayed_from(message.topic), message.key, message.id)
 
 

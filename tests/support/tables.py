@@ -76,6 +76,35 @@ class Waiting(NamedTuple):
         return self.topic, self.key, self.id
 
 
+class SetAside(NamedTuple):
+    """A row of the quarantine."""
+
+    quarantine_id: int
+    topic: str
+    key: str
+    id: str
+    payload: bytes
+    target_group: str = ""
+    original_id: str = ""
+    original_topic: str = ""
+    original_offset: int = 0
+    failed_group: str = ""
+    failed_at: int = 0
+    failure_count: int = 0
+    last_error: str = ""
+    metadata: str = "{}"
+    expires_at: int | None = None
+    coalesce_key: str | None = None
+    created_at: int = 0
+    deliver_at: int = 0
+    reason: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What would be unique in the log."""
+        return self.topic, self.key, self.id
+
+
 class Group(NamedTuple):
     """A row of a consumer group."""
 
@@ -220,6 +249,7 @@ class Tables:
     schedules: dict[str, Schedule] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
     """The status of each job, by id."""
+    quarantine: list[SetAside] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     """Empty in projects without the table."""
     now: int = 0
@@ -264,6 +294,10 @@ def _log(rows: list[tuple[Any, ...]]) -> dict[int, Logged]:
 
 def _outbox(rows: list[tuple[Any, ...]]) -> list[Waiting]:
     return [Waiting._make(row) for row in rows]
+
+
+def _quarantine(rows: list[tuple[Any, ...]]) -> list[SetAside]:
+    return [SetAside._make(row) for row in rows]
 
 
 def _groups(rows: list[tuple[Any, ...]]) -> dict[GroupRef, Group]:
@@ -340,6 +374,13 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
     for name, table, columns, order, convert in (
         ("log", "queue_messages", f"`offset`, {_MESSAGE}, published_at", "`offset`", _log),
         ("outbox", "queue_outbox", f"outbox_id, {_MESSAGE}, deliver_at, {_DEBOUNCED}", "outbox_id", _outbox),
+        (
+            "quarantine",
+            "queue_quarantine",
+            f"quarantine_id, {_MESSAGE}, deliver_at, reason",
+            "quarantine_id",
+            _quarantine,
+        ),
         (
             "groups",
             "queue_consumer_groups",

@@ -9,7 +9,18 @@ import pytest
 from django_mysqlqueue.models import DeliveryEvent
 from tests.support import invariants
 from tests.support.internals import GroupRef
-from tests.support.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
+from tests.support.tables import (
+    Event,
+    Group,
+    Heartbeat,
+    Logged,
+    Offsets,
+    Operation,
+    SetAside,
+    State,
+    Tables,
+    Waiting,
+)
 
 pytestmark = pytest.mark.any_engine
 
@@ -49,6 +60,9 @@ SOUND = Tables(
     now=500,
 )
 """Of the group g 1 and 3 are settled, 2 is in flight, 4 and 5 are not claimed; 6 is for the group h alone."""
+
+
+ASIDE = SetAside(1, "t", "a", "q1", b"1", created_at=400)
 
 
 def without(rows, *keys):
@@ -155,6 +169,14 @@ BROKEN = {
         "('t', 'a', 'a1') is in the log at 1 and at 4",
     ),
     "log behind the sequencer": ({"sequencer": 5}, "the log ends at 6 and the sequencer says 5"),
+    "set aside and in the outbox": (
+        {"quarantine": [ASIDE], "outbox": [Waiting(2, "t", "a", "q1", b"1", created_at=400)]},
+        "('t', 'a', 'q1') is in the quarantine and in 1 other places",
+    ),
+    "set aside and in the log": (
+        {"quarantine": [ASIDE], "log": {**SOUND.log, 4: SOUND.log[4]._replace(id="q1", created_at=400)}},
+        "('t', 'a', 'q1') is in the quarantine and in 1 other places",
+    ),
     "dead and live": ({"log": {**SOUND.log, 7: letter(7)}, "sequencer": 7}, "g/t[2] is in the DLQ and still live"),
     "on its way to the DLQ and live": (
         {
@@ -246,6 +268,10 @@ ALLOWED = {
     },
     "the sequencer's row is lost": {"sequencer": None},
     "the log is collected": {"log": {}, "collected": {"t": 6}},
+    "a duplicate of what is set aside": {
+        "quarantine": [ASIDE],
+        "outbox": [Waiting(2, "t", "a", "q1", b"1", created_at=401)],
+    },
 }
 
 
@@ -272,6 +298,7 @@ COLLECTED = replace(
 )
 """GC has taken what both groups have settled meanwhile."""
 LETTER = replace(SOUND, log={**SOUND.log, 7: letter(7, "gone")}, sequencer=7)
+QUARANTINED = replace(SOUND, quarantine=[ASIDE])
 EVENT, DONE = Event(1, G, "a", 3, Outcome.ACKED), Operation(1, "seek", H, changed=3, started_at=1, ended_at=2)
 RECORDED = replace(SOUND, events=[EVENT], operations=[DONE], collected={"t": 0, "u": 5})
 
@@ -350,6 +377,21 @@ STEPS = {
         {"outbox": [SOUND.outbox[0]._replace(key="b")]},
         "the message 1 of the outbox has changed",
     ),
+    "changed in the quarantine": (
+        QUARANTINED,
+        {"quarantine": [ASIDE._replace(payload=b"2")]},
+        "the message 1 of the quarantine has changed",
+    ),
+    "lost in the quarantine": (
+        QUARANTINED,
+        {"quarantine": []},
+        "1 messages of the quarantine are gone, and operators have deleted 0",
+    ),
+    "requeued twice": (
+        QUARANTINED,
+        {"quarantine": [], "outbox": [*SOUND.outbox, *(Waiting(n, *ASIDE[1:5], created_at=400) for n in (2, 3))]},
+        "('t', 'a', 'q1') has left the quarantine for 2 places",
+    ),
     "another event": (RECORDED, {"events": [EVENT._replace(outcome="failed")]}, "has changed"),
     "an operation counts down": (RECORDED, {"operations": [DONE._replace(changed=2)]}, "went back"),
     "an operation goes on": (RECORDED, {"operations": [DONE._replace(ended_at=0)]}, "went back"),
@@ -425,6 +467,11 @@ def test_what_may_be_done_between_two_moments():
     sound(LETTER, replace(SOUND, sequencer=7, events=[taken]))
     letter_waits = Waiting(1, DLQ, "a", "l7", b"1", failed_group="gone")
     sound(replace(SOUND, outbox=[letter_waits]), replace(SOUND, outbox=[], sequencer=7, events=[taken]))
+    # The log has refused it; an operator has requeued it, or deleted it.
+    sound(SOUND, replace(SOUND, outbox=[], quarantine=[SetAside(1, *SOUND.outbox[0][1:5])]))
+    sound(QUARANTINED, replace(SOUND, outbox=[*SOUND.outbox, Waiting(2, *ASIDE[1:5], created_at=400)]))
+    sound(QUARANTINED, replace(SOUND, operations=[Operation(1, "delete quarantined", H, changed=1, started_at=1)]))
+    sound(QUARANTINED, replace(SOUND, sequencer=7, collected={"t": 7}))
     # GC has forgotten the partition as well, and what was settled before that is on record.
     forgotten = replace(SOUND, log=logged(SOUND.log[5]), offsets={}, state={}, collected={"t": 6})
     acks = [(G, 2), (G, 4), *((H, n) for n in (1, 2, 3, 4, 6))]

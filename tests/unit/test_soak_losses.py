@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from soak import plan, records
+from soak.facts import SetAside
 from soak.records import Step, Transaction
 
 from tests.support.internals import lane
@@ -82,6 +83,24 @@ def test_a_message_that_a_later_one_replaces(evidence, group, debounces):
     found = violations(broken)
     assert len(found) == 1
     assert f"{last} (partition" in str(found)
+
+
+ASIDE = SetAside(plan.HOME, plan.REFUSED, "p:1:refused", "as planned")
+
+
+def test_messages_that_the_log_refuses(evidence):
+    aside = dataclasses.replace(evidence, refused=[ASIDE.message_id], set_aside=[ASIDE])
+    assert violations(aside) == {}
+    elsewhere = dataclasses.replace(ASIDE, alias=plan.OTHER)
+    other = dataclasses.replace(ASIDE, topic=plan.TOPIC, message_id="p:2", reason="by mistake")
+    for found, line in (
+        ([], "p:1:refused was committed, but is not in the quarantine"),
+        ([ASIDE, ASIDE], "p:1:refused is in the quarantine 2 times"),
+        ([ASIDE, elsewhere], "p:1:refused of soak.refused is in the quarantine of other: as planned"),
+        ([ASIDE, other], "p:2 of soak.events is in the quarantine of default: by mistake"),
+    ):
+        (told,) = violations(dataclasses.replace(aside, set_aside=found)).values()
+        assert told == (line,)
 
 
 FILTERED = pytest.mark.parametrize("group", [group.name for group in plan.GROUPS if group.regions])

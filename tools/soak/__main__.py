@@ -289,6 +289,8 @@ class Soak:
         if not jobs.ledger:
             missing.append("enqueueing of jobs")
         asked = self.options.minutes >= COVERAGE_MINUTES
+        if asked and not gathered.refused:
+            missing.append("messages that the log refuses")
         for group in plan.SQL_GROUPS if asked else ():
             started = [one.process.endswith(records.SQL) for one in gathered.steps[group.name]]
             for is_client, who in ((True, "clients in plain SQL"), (False, "subscribers")):

@@ -9,7 +9,7 @@ from statistics import median
 from django_mysqlqueue.limits import priority_of
 from soak import timeline
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
-from soak.plan import MAX_ATTEMPTS, POISON, Group, coalescing, fate, is_for_the_dlq, topic_of
+from soak.plan import HOME, MAX_ATTEMPTS, POISON, REFUSED, Group, coalescing, fate, is_for_the_dlq, topic_of
 from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, WRONG, Step
 
 __all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Verdict", "check", "verdict"]
@@ -27,6 +27,7 @@ def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
         check_offsets(evidence),
         check_publishing_order(evidence),
         check_identity(evidence),
+        check_set_aside(evidence),
         *timeline.check_waiting(evidence, groups),
     ]
     for group in groups:
@@ -134,6 +135,25 @@ def check_identity(evidence: Evidence) -> Verdict:
                 yield f"{group}: {step.message_id} was in partition {step.key}, not {key}"
 
     return verdict("each message has its partition and its payload", f"{len(steps)} steps", violations())
+
+
+def check_set_aside(evidence: Evidence) -> Verdict:
+    """Check that the quarantine has exactly the committed messages that the log refuses, once each."""
+
+    def violations() -> Iterator[str]:
+        planned = {(HOME, REFUSED, message_id) for message_id in evidence.refused}
+        counts = Counter((one.alias, one.topic, one.message_id) for one in evidence.set_aside)
+        for _, _, message_id in sorted(planned - counts.keys()):
+            yield f"{message_id} was committed, but is not in the quarantine"
+        for (_, _, message_id), count in counts.items():
+            if count > 1:
+                yield f"{message_id} is in the quarantine {count} times"
+        for one in evidence.set_aside:
+            if (one.alias, one.topic, one.message_id) not in planned:
+                yield f"{one.message_id} of {one.topic} is in the quarantine of {one.alias}: {one.reason}"
+
+    name = "the quarantine contains exactly the messages that the log refuses"
+    return verdict(name, f"{len(evidence.refused)} messages", violations())
 
 
 # -- handling -----------------------------------------------------------------

@@ -11,10 +11,10 @@ from django.db import connections
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import EXACT, get_overview
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.service import retention
 from soak import job_plan, plan, records, schedule_plan
-from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, SetAside, Trouble
 
 TABLES = (
     """
@@ -31,6 +31,16 @@ TABLES = (
     """,
 )
 ON_BOTH = TABLES[1:]
+REFUSALS = (
+    "CREATE TABLE soak_refused (message_id VARCHAR(100) CHARACTER SET ascii PRIMARY KEY)",
+    f"""
+    CREATE TRIGGER soak_refuses BEFORE INSERT ON {QueueMessage._meta.db_table} FOR EACH ROW
+        IF NEW.topic = '{plan.REFUSED}' THEN
+            SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'as planned';
+        END IF
+    """,
+)
+"""A log that refuses a topic, and the ids of the committed messages on it."""
 MUST_BE_EMPTY = (OutboxMessage, DeliveryState, PartitionLease)
 LOG = QueueMessage._meta.db_table
 
@@ -49,7 +59,7 @@ def create_tables(more: Iterable[str] = ()) -> None:
     """
     for alias in plan.ALIASES:
         with connections[alias].cursor() as cursor:
-            for statement in (*TABLES, *more) if alias == plan.HOME else ON_BOTH:
+            for statement in (*TABLES, *REFUSALS, *more) if alias == plan.HOME else ON_BOTH:
                 cursor.execute(statement)
 
 
@@ -104,6 +114,12 @@ def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Troubl
         ],
         progress=progress,
         troubles=troubles,
+        refused=[message_id for (message_id,) in rows("SELECT message_id FROM soak_refused")],
+        set_aside=[
+            SetAside(alias, *row)
+            for alias in plan.ALIASES
+            for row in QuarantinedMessage.objects.using(alias).values_list("topic", "message_id", "reason")
+        ],
     )
 
 

@@ -35,6 +35,16 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """A message of the quarantine."""
+
+    alias: str
+    topic: str
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Collected:
     """The log of a database before and after the last GC."""
 
@@ -85,6 +95,9 @@ class Evidence:
     progress: Sequence[Progress] = ()
     """In chronological order."""
     troubles: Sequence[Trouble] = ()
+    refused: Sequence[str] = ()
+    """The ids of the committed messages that the log must refuse."""
+    set_aside: Sequence[SetAside] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,12 @@ EXPECTED_ERRORS = frozenset(
         "delivery.dead_lettered",
         "handlers.abandoned",
         "heartbeat.withheld",
+        "sequencer.quarantined",
         "shutdown.timed_out",
     }
 )
-"""Events of level ERROR that a killed child, a frozen process or an outage of the server explains."""
+"""Events of level ERROR that a killed child, a frozen process, an outage of the server, or a message that the log is to
+refuse explains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ SQL = "soak.sql"
 """A topic whose groups have clients in plain SQL beside their subscribers."""
 MOVED = "soak.moved"
 """A topic that moves to the other database during the run."""
+REFUSED = "soak.refused"
+"""A topic that a trigger refuses in the log of the first database. It has no group."""
 MOVED_SETTINGS = "moved-settings"
 """While this file exists, processes start with the settings that name the other database for the topic."""
 HOMES = {TOPIC: HOME, RELAYED: OTHER, SQL: HOME, MOVED: OTHER}

@@ -4,7 +4,8 @@
     python -m soak.publisher NAME SEED --long 60
 
 A transaction publishes some messages and inserts a row for each into the ledger. So the ledger has exactly the
-committed messages, even if the answer to a COMMIT was lost. A number is never used for a second message.
+committed messages, even if the answer to a COMMIT was lost. A number is never used for a second message. Now and then,
+a transaction also publishes a message that the log refuses.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ LATER = 0.02
 PRIORITIES = [0] * 8 + [10, -10]
 REPEATS = 0.03
 """Share of the transactions after which a message is published again."""
+REFUSALS = 0.02
+"""Share of the transactions with a message in plain SQL that the log refuses."""
 HOLD = "hold-back"
 """While this file exists, only the long transactions publish, because the backlog is too large."""
 HELD_BACK = 0.5
 INSERT_LEDGER = "INSERT INTO soak_ledger (message_id, publisher, number, partition_key, scheduled, at) VALUES "
 LEDGER_ROW = "(%s, %s, %s, %s, %s, UNIX_TIMESTAMP(NOW(3)) * 1000)"
+INSERT_REFUSED = "INSERT INTO queue_outbox (topic, id, payload) VALUES (%s, %s, '{}')"
+NOTE_REFUSED = "INSERT INTO soak_refused (message_id) VALUES (%s)"
 EVENTS = Path(__file__).parents[2] / "example_project" / "data" / "commit_events.jsonl.gz"
 
 
@@ -158,6 +163,10 @@ class Publisher:
             self._pause(seconds)
         with connection.cursor() as cursor:
             cursor.execute(INSERT_LEDGER + ", ".join([LEDGER_ROW] * len(numbers)), rows)
+            if self._rng.random() < REFUSALS:
+                refused = f"{self.name}:{numbers.start}:refused"
+                cursor.execute(INSERT_REFUSED, (plan.REFUSED, refused))
+                cursor.execute(NOTE_REFUSED, (refused,))
         return sent
 
     def _pause(self, seconds: float) -> None:

@@ -147,6 +147,7 @@ def traffic(evidence: Evidence) -> dict[str, int]:
         "long ones committed": longs[COMMITTED],
         "long ones that met an error": longs[UNKNOWN],
         "ids published once more": verbs[REPEATED],
+        "refused by the log": len(evidence.refused),
     }
 
 
