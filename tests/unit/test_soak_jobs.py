@@ -213,17 +213,6 @@ def test_a_lost_subscriber_is_accounted_for(run):
     assert violations(with_result(run, job, errors=[(LOST, "")], workers=[WORKER] * 2)) == {}
 
 
-def test_a_start_that_a_rollout_has_cut_off_is_no_attempt(run):
-    job = a_job(run, job_plan.PLAIN, job_plan.FINE)
-    start = Step(records.STARTED, job, "", 0, 1, 0.5, "7-a")
-    again = dataclasses.replace(run, steps=[*run.steps, start])
-    assert list(violations(again)) == [ATTEMPTS]
-    rollout = Trouble(plan.DEPLOY, 1.0, 1.0, 7)
-    assert violations(dataclasses.replace(again, troubles=[rollout])) == {}
-    ended = dataclasses.replace(again, steps=[*again.steps, dataclasses.replace(start, verb=records.DONE, at=0.6)])
-    assert list(violations(dataclasses.replace(ended, troubles=[rollout]))) == [ATTEMPTS]
-
-
 def test_jobs_with_two_messages_are_left_out(run):
     job = a_job(run, job_plan.PLAIN, job_plan.FINE)
     twice = replaced(with_result(run, job, workers=[]), "redriven", job, 1)

@@ -15,7 +15,6 @@ from tests.support.soak_runs import (
     BEGAN,
     GROUPS,
     KEYS,
-    ONE,
     OTHER,
     TOTAL,
     a_message,
@@ -156,29 +155,6 @@ def test_a_coalesce_key_whose_latest_message_is_not_handled(evidence):
     if plan.fate("narrowed", name(later)) == plan.FINE:
         step = Step(records.DONE, name(later), KEYS[later % 3], later + 1, 1, BEGAN + TOTAL, OTHER)
         assert violations(with_steps(lost, "narrowed", lambda steps: [*steps, step])) == {}
-
-
-@pytest.mark.parametrize("counted", [False, True])
-def test_a_handler_that_a_rollout_cuts_off(evidence, counted):
-    number = next(n for n in range(0, TOTAL, 3) if n == a_message("shared", after=n))
-    at = BEGAN + number / 10
-
-    def cut_off(steps):
-        kept = [step for step in steps if step.message_id != name(number)]
-        key = KEYS[number % 3]
-        started = Step(records.STARTED, name(number), key, number + 1, 1, at, ONE)
-        later = [
-            Step(verb, name(number), key, number + 1, 1 + counted, at + 5, OTHER)
-            for verb in (records.STARTED, records.DONE)
-        ]
-        return sorted([*kept, started, *later], key=lambda step: step.at)
-
-    broken = with_trouble(with_steps(evidence, "shared", cut_off), plan.DEPLOY, since=at + 1, until=at + 1)
-    found = violations(broken)
-    line = f"{name(number)} at {number + 1} of a was cut off in attempt 1, and had attempt 2 next"
-    assert found == ({"shared: a rollout counts no attempt": (line,)} if counted else {})
-    killed = with_trouble(broken, plan.KILL_SUBSCRIBER, since=at + 2, until=at + 2)
-    assert violations(killed) == {}
 
 
 @pytest.mark.parametrize("group", ["atomic", "batch"])

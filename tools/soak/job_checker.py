@@ -11,6 +11,7 @@ from soak.job_facts import CANCELLED, EARLIER, LOST, NOT_CALLED, PLANNED, REFUSE
 from soak.job_plan import ATOMIC_KINDS, FLAKY, MENDED, POISON
 from soak.plan import FREEZES
 from soak.records import COMMITTED, DONE, ROLLED_BACK, STARTED, WRONG
+from soak.shutdowns import cut_off
 
 ENDED = frozenset({"SUCCESSFUL", "FAILED"})
 DATABASE_ERRORS = ("django.db.utils.", "django_mysqlqueue.exceptions.CommitOutcomeUnknown")
@@ -313,17 +314,12 @@ def check_cancelled(evidence: JobEvidence) -> Verdict:
 def check_attempts(evidence: JobEvidence) -> Verdict:
     """Check that each claim of a job is accounted for: it has succeeded, has an error, or its subscriber was lost.
 
-    Jobs that may have two messages are left out: two subscribers may run them at the same time. A start that a rollout
-    has cut off does not count as an attempt.
+    Jobs that may have two messages are left out: two subscribers may run them at the same time. A start that a
+    shutdown has cut off is no claim.
     """
     sought = any(one.kind == plan.SEEK for one in evidence.troubles)
-    replaced = {one.pid for one in evidence.troubles if one.kind == plan.DEPLOY}
-    ended = {(step.process, step.message_id) for step in evidence.steps if step.verb != STARTED}
-    starts = Counter(
-        step.message_id
-        for step in evidence.steps
-        if step.verb == STARTED and (step.pid not in replaced or (step.process, step.message_id) in ended)
-    )
+    unfinished = cut_off(evidence.steps, evidence.troubles)
+    starts = Counter(step.message_id for step in evidence.steps if step.verb == STARTED and step not in unfinished)
 
     def violations() -> Iterator[str]:
         for job, result in evidence.results.items():
@@ -341,7 +337,8 @@ def check_attempts(evidence: JobEvidence) -> Verdict:
                 yield f"{job} ({result.kind}) ended before it started"
 
     lost = sum(path == LOST for result in evidence.results.values() for path, _ in result.errors)
-    told = f"{starts.total()} starts, {lost} lost subscribers, {sum(evidence.redriven.values())} redriven"
+    told = f"{starts.total()} starts, {len(unfinished)} cut off, {lost} lost subscribers"
+    told += f", {sum(evidence.redriven.values())} redriven"
     return verdict("jobs: errors and workers account for every claim", told, violations())
 
 

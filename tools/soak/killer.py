@@ -155,13 +155,14 @@ class Killer:
     def _kill(self, pid: int | None, action: Action) -> str | None:
         if pid is None:
             return None
-        children = children_of(pid)  # they end with their supervisor
+        children = children_of(pid)  # they shut down without their supervisor
+        since = records.now()
         try:
             self._fleet.kill(pid)
         except ProcessLookupError:
             return None
         for one in (pid, *children):
-            self._note(action.kind, records.now(), one)
+            self._note(action.kind, since, one)
         return f"process {pid}"
 
     def _deploy(self, action: Action) -> str | None:
@@ -170,9 +171,10 @@ class Killer:
         if not slots:
             return None
         slot = slots[int(action.draw * len(slots))]
+        since = records.now()
         ending = self._fleet.terminate(slot)
         for one in ending:
-            self._note(action.kind, records.now(), one)
+            self._note(action.kind, since, one)
         return f"process {ending[0]}"
 
     def _kill_again(self, action: Action) -> str | None:

@@ -33,6 +33,8 @@ REPEAT = "soak_repeat"
 MAX_ATTEMPTS = 6
 SHUTDOWN = 1.0
 """SHUTDOWN_TIMEOUT in seconds."""
+PROCESSING = 40.0
+"""MAX_PROCESSING_TIME in seconds."""
 LEASE = 5.0
 """Lease duration in seconds. A process is frozen for longer."""
 RETENTION = 60.0
@@ -272,6 +274,8 @@ DECK = (
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
 AWAY = frozenset({RESTART, CRASH})
+SHUTDOWNS = frozenset({DEPLOY, KILL_SUPERVISOR})
+"""What makes processes shut down: SIGTERM, and the end of their supervisor."""
 ACTIONS = (*dict.fromkeys(DECK), RESTART, CRASH)
 CONNECTIONS = 6
 """Number of connections that ``CUT`` cuts at once."""

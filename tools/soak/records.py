@@ -17,6 +17,7 @@ from pathlib import Path
 STARTED, DONE, FAILED, REJECTED = "S", "D", "F", "R"
 LEFT = "L"
 """The handler raised an exception: it no longer works on any message of the call."""
+ENDS = frozenset({DONE, FAILED, REJECTED, LEFT})
 AGAIN = "A"
 """The payload was that of a duplicate of this message."""
 WRONG = "W"

@@ -35,7 +35,7 @@ MYSQLQUEUE: dict[str, Any] = {
     "LEASE_DURATION": plan.LEASE,
     "LEASE_RENEWAL_INTERVAL": plan.LEASE / 3,
     "VISIBILITY_TIMEOUT": 8,
-    "MAX_PROCESSING_TIME": 40,
+    "MAX_PROCESSING_TIME": plan.PROCESSING,
     "SHUTDOWN_TIMEOUT": plan.SHUTDOWN,
     "MAX_ATTEMPTS": plan.MAX_ATTEMPTS,
     "BACKOFF": {"initial": 0.1, "maximum": 2},

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from soak import plan
 from soak.facts import Evidence, Trouble, Verdict, verdict
-from soak.plan import AWAY, FREEZES, LEASE, Group
-from soak.records import COMMITTED, DONE, FAILED, LEFT, REJECTED, STARTED, Step
+from soak.plan import AWAY, FREEZES, LEASE, SHUTDOWNS, Group
+from soak.records import COMMITTED, ENDS, FAILED, LEFT, STARTED, Step
+from soak.shutdowns import cut_off
 
 CLEARLY = 2.0
 """Seconds after which an event certainly happened later: a thread may be late to execute its first line."""
@@ -23,7 +24,6 @@ CALM = 2 * LEASE
 """Seconds after which a cut connection or an outage no longer affects leases and acks."""
 LONGEST_WAIT = 60.0
 """Maximum seconds from the commit to the start of the first attempt, without outages and freezes."""
-ENDS = frozenset({DONE, FAILED, REJECTED, LEFT})
 
 
 def starts_of(evidence: Evidence, group: Group) -> list[Step]:
@@ -76,10 +76,11 @@ def _marks(evidence: Evidence, group: Group) -> dict[str, tuple[list[float], lis
 def check_repeats(evidence: Evidence, group: Group) -> Verdict:
     """Check that an attempt is repeated only if it may have been lost.
 
-    After a failure, the next attempt has the next number. An attempt with the same number was lost: see ``_explains``
-    for the possible causes. (The check also fails on a machine that is so slow that a process makes no progress for
-    the duration of a lease.)
+    After a failure, the next attempt has the next number. An attempt with the same number was cut off or lost: see
+    ``_explains`` for the possible causes. (The check also fails on a machine that is so slow that a process makes no
+    progress for the duration of a lease.)
     """
+    unfinished = _cut_off(evidence, group)
     again: Counter[str] = Counter()
     # Sort by time, not by order of writing: a process may be frozen between reading the clock and writing.
     starts = sorted(starts_of(evidence, group), key=lambda step: step.at)
@@ -94,7 +95,7 @@ def check_repeats(evidence: Evidence, group: Group) -> Verdict:
             if before is None:
                 continue
             again[step.message_id] += 1
-            if not any(_explains(one, before, step) for one in _troubles(evidence, group)):
+            if before not in unfinished and not _is_explained(_troubles(evidence, group), before, step):
                 later = step.at - before.at
                 yield f"{_shown(step)} repeated attempt {step.attempt} after {later:.1f} s without a reason"
 
@@ -104,38 +105,45 @@ def check_repeats(evidence: Evidence, group: Group) -> Verdict:
 
 
 def check_cut_off(evidence: Evidence, group: Group) -> Verdict:
-    """Check that no attempt is counted for a message whose handler a rollout has cut off."""
-    rollouts = [one for one in evidence.troubles if one.kind == plan.DEPLOY]
-    others = [one for one in _troubles(evidence, group) if one.kind != plan.DEPLOY]
-    cut_off = 0
+    """Check that no attempt is counted for a message whose handler a shutdown has cut off.
+
+    One that has failed when the process stopped waiting for it may have failed in time.
+    """
+    unfinished = _cut_off(evidence, group)
+    others = [one for one in _troubles(evidence, group) if one.kind not in SHUTDOWNS]
+    repeated = 0
 
     def violations() -> Iterator[str]:
-        nonlocal cut_off
-        running: dict[tuple[str, str], Step] = {}
+        nonlocal repeated
         last: dict[str, Step] = {}
-        for step in sorted(evidence.steps.get(group.name, ()), key=lambda step: step.at):
-            if step.verb in ENDS:
-                running.pop((step.process, step.message_id), None)
-            if step.verb != STARTED:
-                continue
+        for step in sorted(starts_of(evidence, group), key=lambda step: step.at):
             before = last.get(step.message_id)
-            last[step.message_id] = running[step.process, step.message_id] = step
-            if before is None or running.get((before.process, before.message_id)) != before:
+            last[step.message_id] = step
+            if before is None or before not in unfinished:
                 continue
-            mine = (one for one in rollouts if one.pid == before.pid)
-            if not any(before.at - CLEARLY < one.since < step.at for one in mine):
+            end = unfinished[before]
+            if end is not None and end.verb in (FAILED, LEFT):
                 continue
-            cut_off += 1
-            if step.attempt != before.attempt and not any(_explains(one, before, step) for one in others):
+            repeated += 1
+            if step.attempt != before.attempt and not _is_explained(others, before, step):
                 yield f"{_shown(step)} was cut off in attempt {before.attempt}, and had attempt {step.attempt} next"
 
     found = list(violations())
-    return verdict(f"{group.name}: a rollout counts no attempt", f"{cut_off} messages that were cut off", found)
+    return verdict(f"{group.name}: a shutdown counts no attempt", f"{repeated} messages that were cut off", found)
+
+
+def _cut_off(evidence: Evidence, group: Group) -> dict[Step, Step | None]:
+    """Return the starts of a group that a shutdown has cut off, and their ends."""
+    return cut_off(evidence.steps.get(group.name, ()), evidence.troubles)
 
 
 def _troubles(evidence: Evidence, group: Group) -> list[Trouble]:
     """Return the disturbances that concern a group."""
     return [one for one in evidence.troubles if one.group in ("", group.name)]
+
+
+def _is_explained(troubles: Iterable[Trouble], first: Step, again: Step) -> bool:
+    return any(_explains(one, first, again) for one in troubles)
 
 
 def _explains(trouble: Trouble, first: Step, again: Step) -> bool:
@@ -155,8 +163,10 @@ def check_alone(evidence: Evidence, group: Group) -> Verdict:
     """Check that no message of a partition starts while another one is being handled.
 
     Within a process this has no exceptions. Between processes it is checked only if the first one lived to finish, and
-    nothing explains the loss of its lease, because a takeover does not wait for handlers.
+    nothing explains the loss of its lease, because a takeover does not wait for handlers. Nor does a shutdown wait for
+    those that it has cut off.
     """
+    unfinished = _cut_off(evidence, group)
     steps = evidence.steps.get(group.name, ())
     taken_over = 0
 
@@ -170,7 +180,7 @@ def check_alone(evidence: Evidence, group: Group) -> Verdict:
                 others = meanwhile.pop((step.key, step.process, step.offset), [])
                 taken_over += len(others)
                 for other in others:
-                    if not any(_explains(one, first, other) for one in _troubles(evidence, group)):
+                    if first not in unfinished and not _is_explained(_troubles(evidence, group), first, other):
                         yield f"{_shown(other)} started while another process handled {_shown(first)}"
             if step.verb != STARTED:
                 continue
@@ -199,9 +209,7 @@ def check_effects(evidence: Evidence, group: Group) -> Verdict:
 
     def may_have_failed(mine: Sequence[Step]) -> bool:
         server = (one for one in evidence.troubles if not one.pid)
-        return any(one.verb in (FAILED, LEFT) for one in mine) or any(
-            _explains(one, mine[0], mine[-1]) for one in server
-        )
+        return any(one.verb in (FAILED, LEFT) for one in mine) or _is_explained(server, mine[0], mine[-1])
 
     def violations() -> Iterator[str]:
         highest: dict[str, Step] = {}
