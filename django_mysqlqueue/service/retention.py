@@ -71,23 +71,6 @@ class Collected:
     """The messages among them whose topic had no group, by topic."""
 
 
-def collect(using: str, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
-    """Run a full round over all topics and partitions.
-
-    Args:
-        using: alias of the queue's database.
-        dry_run: if True, only count.
-        limits: the limits of each step.
-    """
-    found = list(steps(using, dry_run=dry_run, limits=limits))
-    return Collected(
-        sum(step.messages for step in found),
-        sum(step.offsets_rows for step in found),
-        None,
-        by_topic(orphans for step in found for orphans in step.orphans),
-    )
-
-
 def steps(using: str, *, dry_run: bool = False, limits: Limits = STEP) -> Iterator[Collected]:
     """Run a full round, and yield the result of each step."""
     place: Checkpoint | None = Checkpoint()

@@ -64,6 +64,7 @@ from tests.crash.worlds import (
     shared,
     subscribed,
 )
+from tests.support import garbage
 from tests.support.filtering import US, matches
 from tests.support.harness import USING, first_place, lag
 from tests.support.internals import (
@@ -83,7 +84,6 @@ from tests.support.internals import (
     relayed_topic,
     relaying,
     releasing,
-    retention,
     routing,
     scheduling,
     sequencing,
@@ -850,7 +850,7 @@ def _(world: World) -> None:
 @case("collect", collectable, commits=None)
 def _(world: World) -> None:
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
-        retention.collect(ALIAS)
+        garbage.collect(ALIAS)
 
 
 # handlers and whole subscribers

@@ -11,6 +11,7 @@ from django.db import OperationalError, connections
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import QueueMessage, RelayPosition, RelayWatermark, Sequencer
+from tests.support import garbage
 from tests.support.internals import (
     NotInserted,
     Place,
@@ -21,7 +22,6 @@ from tests.support.internals import (
     is_server,
     relay,
     relaying,
-    retention,
     sequence,
     watermark,
 )
@@ -182,7 +182,7 @@ def test_a_source_that_goes_back_at_any_statement_loses_nothing_that_it_has(db, 
         happened = failover.has_happened
         if not happened:
             fail_over()
-        retention.collect(SOURCE)
+        garbage.collect(SOURCE)
         send(*map(int, after[later:]))
         pass_on()
         sent += [*before, *after]
@@ -242,7 +242,7 @@ def test_a_watermark_above_the_end_of_the_log_counts_for_nothing(db):
     backup.restore(LOG, "queue_sequencer")
     assert RelayWatermark.objects.get().read_offset > Sequencer.objects.get().last_offset
     assert watermark(Session(SOURCE), TARGET) == Watermark()
-    assert retention.collect(SOURCE).messages == 3, "those of the other topic"
+    assert garbage.collect(SOURCE).messages == 3, "those of the other topic"
     assert relay(SOURCE, TARGET) == Relayed(more=True, repeats="the source was restored to an earlier state")
     send(7)
     assert pass_on() == []

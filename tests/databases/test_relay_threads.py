@@ -9,7 +9,8 @@ import pytest
 from django_mysqlqueue import publish
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import OutboxMessage, RelayPosition, RelayWatermark
-from tests.support.internals import Relay, Relays, relaying, relays, retention, sequence, sessions
+from tests.support import garbage
+from tests.support.internals import Relay, Relays, relaying, relays, sequence, sessions
 from tests.support.processes import wait_for
 
 SOURCE, TARGET = "default", "queue"
@@ -80,7 +81,7 @@ def test_what_a_restored_target_has_lost_is_logged(relay, caplog):
     wait_for(lambda: arrived() == 1)
     wait_for(relay.is_idle)
     offset = RelayWatermark.objects.get().relayed_offset
-    retention.collect(SOURCE)
+    garbage.collect(SOURCE)
     RelayPosition.objects.using(TARGET).update(relayed_offset=0, relayed_id="")
     relay.notify()
     wait_for(lambda: any(one.mysqlqueue["event"] == "relay.lost" for one in caplog.records))

@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
+from tests.support import garbage
 from tests.support.internals import (
     Relayed,
     Session,
@@ -22,7 +23,6 @@ from tests.support.internals import (
     close_connections,
     relay,
     relaying,
-    retention,
     sequence,
     watermark,
 )
@@ -165,10 +165,10 @@ def test_gc_keeps_what_has_not_arrived(db):
     publish_via(1, 2, 3)
     sequence(SOURCE)
     relay(SOURCE, TARGET, max_rows=2)
-    assert retention.collect(SOURCE).messages == 2
+    assert garbage.collect(SOURCE).messages == 2
     assert [bytes(row.payload) for row in QueueMessage.objects.using(SOURCE)] == [b"3"]
     assert pass_on() == 1
-    assert retention.collect(SOURCE).messages == 1
+    assert garbage.collect(SOURCE).messages == 1
     assert arrived() == ["1", "2", "3"]
 
 
@@ -176,7 +176,7 @@ def test_the_retention_is_that_of_the_topic(db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "TOPICS": {"orders": {"DATABASE": TARGET, "RETENTION": 60}}}
     publish_via(1)
     pass_on()
-    assert retention.collect(SOURCE).messages == 0
+    assert garbage.collect(SOURCE).messages == 0
 
 
 # -- crashes ------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_killed_at_every_statement(db, monkeypatch):
             with stops, contextlib.suppress(Crash):
                 relay(SOURCE, TARGET, max_rows=2)
         close_connections()
-        retention.collect(SOURCE)
+        garbage.collect(SOURCE)
         assert pass_on() in (0, 1, 3)
         assert arrived() == expected
         if stops.left >= 0:
@@ -256,7 +256,7 @@ def test_a_watermark_that_was_not_stored_is_stored_by_the_next_pass(db, monkeypa
     assert relay(SOURCE, TARGET) == Relayed()
     end = QueueMessage.objects.latest("offset").offset
     assert watermark(Session(SOURCE), TARGET) == Watermark(end, end)
-    assert retention.collect(SOURCE).messages == 2
+    assert garbage.collect(SOURCE).messages == 2
 
 
 def test_a_commit_whose_outcome_is_unknown(db, monkeypatch):
@@ -291,7 +291,7 @@ def test_many_relays_at_once(db):
                 try:
                     sequence(SOURCE)
                     relay(SOURCE, TARGET, max_rows=7)
-                    retention.collect(SOURCE)
+                    garbage.collect(SOURCE)
                     sequence(TARGET)
                 except OperationalError as error:  # SQLite
                     if "locked" not in str(error):
@@ -429,7 +429,7 @@ def test_a_target_that_was_restored_after_gc_does_not_wait_for_what_is_gone(db, 
     gone = QueueMessage.objects.latest("offset").offset
     publish("t", 1)
     sequence(SOURCE)
-    retention.collect(SOURCE)
+    garbage.collect(SOURCE)
     saved.save(using=TARGET, force_update=True)
     publish_many("other", range(20))
     publish_via(4)
@@ -443,14 +443,14 @@ def test_each_topic_of_a_restored_target_has_its_own_loss(db):
     """GC has deleted messages of other topics, too, and those of the second one only before the backup."""
     publish("events.a", 1, via=SOURCE)
     pass_on()
-    retention.collect(SOURCE)
+    garbage.collect(SOURCE)
     saved = RelayPosition.objects.using(TARGET).get()
     publish_many("other", range(3))
     publish_via(2)
     publish("events.b", 3, via=SOURCE)
     pass_on()
     lost = dict(QueueMessage.objects.filter(topic__endswith="@queue").values_list("topic", "offset"))
-    retention.collect(SOURCE)
+    garbage.collect(SOURCE)
     saved.save(using=TARGET, force_update=True)
     first = saved.relayed_offset + 1
     assert relay(SOURCE, TARGET).lost == (

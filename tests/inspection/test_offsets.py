@@ -8,11 +8,11 @@ from django_mysqlqueue import Message, naming, publish, publish_many
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import Bounds, get_partition_backlogs, list_partitions, partitions
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, QueueMessage
-from tests.support import oracle
+from tests.support import garbage, oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Count, GroupRef, Session, groups, retention
+from tests.support.internals import Count, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -99,8 +99,8 @@ def test_a_partition_whose_messages_were_deleted_has_no_end(settings):
     a, b = listed()
     assert (a.end, a.lag, a.head) == (None, Count(0), None)
     assert b.end == b.position == b.watermark
-    retention.collect(USING)
-    retention.collect(USING)
+    garbage.collect(USING)
+    garbage.collect(USING)
     assert listed() == []
 
 

@@ -42,7 +42,7 @@ from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
-from tests.support import job_worlds, schedule_worlds
+from tests.support import garbage, job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler
 from tests.support.internals import (
@@ -71,7 +71,6 @@ from tests.support.internals import (
     leasing,
     relaying,
     releasing,
-    retention,
     rollups,
     run_id,
     samples,
@@ -481,7 +480,7 @@ def _(a: Actor) -> object:
 
 @operation("collect", touches_all=True)
 def _(a: Actor) -> object:
-    found = retention.collect(ALIAS)
+    found = garbage.collect(ALIAS)
     return found.messages, found.offsets_rows
 
 

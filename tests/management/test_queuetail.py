@@ -18,8 +18,8 @@ from django.db import connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.management.commands import queuetail
 from django_mysqlqueue.models import QueueMessage
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import retention
 from tests.support.paths import ROOT
 from tests.support.processes import deaf_to_ctrl_c, environment, hear_ctrl_c
 
@@ -130,7 +130,7 @@ def test_a_gap_is_a_line_of_its_own(db, capsys, settings):
     send(1)
     last = QueueMessage.objects.latest("offset").offset
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0}
-    retention.collect(USING)
+    garbage.collect(USING)
     (line,) = lines(capsys, "t", "--offset", "0")
     assert json.loads(line) == {"topic": "t", "gap": {"after": 0, "until": last}}
     (line,) = lines(capsys, "t", "--offset", "0", "--format", "text", "--no-color")

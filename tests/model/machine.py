@@ -27,7 +27,7 @@ from tests.model.other_database import MOVES, OTHER, RELAYED, TOPIC, OtherDataba
 from tests.model.queue_model import Life, Model, Published, Spec
 from tests.model.refusals import Refusals
 from tests.model.sql_clients import SqlClients
-from tests.support import invariants, oracle
+from tests.support import garbage, invariants, oracle
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.internals import (
@@ -42,7 +42,6 @@ from tests.support.internals import (
     groups,
     lane,
     lane_of,
-    retention,
     sequencing,
 )
 from tests.support.tables import Tables
@@ -664,7 +663,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             self.model.lives[ref].rests_until.clear()
         elif what == "collect":
             self.model.may_collect = True
-            retention.collect(USING)
+            garbage.collect(USING)
         elif what == "clock":
             self.clock.hours_off = which - 3
 

@@ -10,9 +10,10 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryStat
 from django_mysqlqueue.operations import pausing, seeking
 from django_mysqlqueue.operations.seeking import Position
 from tests.app.models import Effect
+from tests.support import garbage
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import GroupRef, Session, groups, retention
+from tests.support.internals import GroupRef, Session, groups
 from tests.support.internals import log as service_log
 from tests.support.scenarios import G, frozen_before, log, offsets_of, resumed
 
@@ -107,7 +108,7 @@ def emptied(db, settings):
     sub = Sub(handler())
     sub.settle()
     sub.leave()
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
     return offsets[-1]
 

@@ -10,9 +10,9 @@ from django_mysqlqueue.models import ArchiveSegment, QueueMessage
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import files, run
 from django_mysqlqueue.pipeline.errors import PipelineError
+from tests.support import garbage
 from tests.support.archives import held, some
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import retention
 from tests.support.spark_log import collected, expected
 
 
@@ -22,12 +22,12 @@ def test_gc_deletes_nothing_that_is_not_archived(job, settings):
     sub = Sub(handler())
     publish_many("t", range(5))
     sub.settle()
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     before = expected()
     run.grow(job)
     publish_many("t", range(3))
     sub.settle()
-    assert retention.collect(USING).messages == 5
+    assert garbage.collect(USING).messages == 5
     assert held(job) == before
     assert QueueMessage.objects.count() == 3
     assert len(collected(frames.everything(job.spark, job.place, job.root))) == 8
@@ -39,12 +39,12 @@ def test_what_gc_took_before_a_run_is_said(job, settings, capsys):
     publish_many("t", range(4))
     sub.settle()
     run.grow(job)
-    assert retention.collect(USING).messages == 4
+    assert garbage.collect(USING).messages == 4
     assert run.grow(job).missed == 0
     publish_many("t", range(3))
     sub.settle()
     last = QueueMessage.objects.order_by("-offset")[0].offset
-    assert retention.collect(USING).messages == 3
+    assert garbage.collect(USING).messages == 3
     call_command("queuearchive")
     assert f"GC has removed messages up to offset {last}" in capsys.readouterr().out
     assert run.grow(job).missed == 0
@@ -77,7 +77,7 @@ def test_gc_stops_before_a_hole(job, settings):
     sub.settle()
     run.grow(job, segment_offsets=3)
     ArchiveSegment.objects.order_by("lo")[1].delete()
-    assert retention.collect(USING).messages == 3
+    assert garbage.collect(USING).messages == 3
 
 
 def test_what_gc_took_before_it_was_archived_is_an_error(job, settings):
@@ -88,6 +88,6 @@ def test_what_gc_took_before_it_was_archived_is_an_error(job, settings):
     run.grow(job)
     publish_many("t", range(5))
     sub.settle()
-    retention.collect(USING)
+    garbage.collect(USING)
     with pytest.raises(PipelineError, match="GC has removed messages"):
         frames.everything(job.spark, job.place, job.root)

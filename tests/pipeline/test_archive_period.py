@@ -12,10 +12,10 @@ from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.errors import PipelineError
+from tests.support import garbage
 from tests.support.archives import some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import retention
 from tests.support.spark_log import collected
 
 
@@ -64,7 +64,7 @@ def test_what_gc_took_of_a_period_is_an_error(job, settings):
     publish_many("t", range(3))
     sub.settle()
     some(2, "kept")
-    retention.collect(USING)
+    garbage.collect(USING)
     with pytest.raises(PipelineError, match="GC has removed messages"):
         frames.everything(job.spark, job.place, job.root, since=since)
     assert len(collected(frames.everything(job.spark, job.place, job.root, topics=["kept"], since=since))) == 2

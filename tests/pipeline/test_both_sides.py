@@ -12,10 +12,10 @@ from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.options import SourceOptions
-from tests.support import oracle
+from tests.support import garbage, oracle
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Session, log, retention
+from tests.support.internals import Session, log
 
 START = 1_790_000_000_000
 """Epoch milliseconds."""
@@ -72,7 +72,7 @@ def test_a_log_that_gc_has_emptied_ends_where_it_ended(place, settings):
     sub.leave()
     last = end(place)
     assert last == QueueMessage.objects.latest("offset").offset
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
     assert end(place) == last
     # Nothing is left of any time, so every moment is behind the end: what a stream begins with is new.
@@ -85,7 +85,7 @@ def test_a_read_from_a_moment_after_all_that_gc_has_deleted_misses_nothing(place
     sub = Sub(handler())
     sub.settle()
     sub.leave()
-    retention.collect(USING)
+    garbage.collect(USING)
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     options = SourceOptions(place, start=later)
     with place.connect() as database:

@@ -20,9 +20,10 @@ from django_mysqlqueue.pipeline import log_offsets, log_schema
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.frames import publisher_key
+from tests.support import garbage
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import lane, lane_of, messages, retention
+from tests.support.internals import lane, lane_of, messages
 from tests.support.spark_log import HOSTILE, LANES, collected, expected
 
 UTC = datetime.UTC
@@ -208,7 +209,7 @@ def collect_first(count: int, sub: Sub) -> list[int]:
     publish_many("t", (Message(n, key="k") for n in range(count)))
     sub.settle()
     known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
-    assert retention.collect(USING).messages == count
+    assert garbage.collect(USING).messages == count
     publish_many("t", (Message(n, key="k") for n in range(count, 10)))
     sequence()
     return known + list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
@@ -224,14 +225,14 @@ def test_gc_says_how_far_it_has_been(db, no_retention):
     assert (row.topic, row.collected_offset) == ("t", known[3])
     assert 0 < row.published_at <= row.collected_at
     sub.settle()
-    assert retention.collect(USING).messages == 6
+    assert garbage.collect(USING).messages == 6
     assert CollectedTopic.objects.get().collected_offset == known[9]
 
 
 def test_a_dry_run_of_gc_notes_nothing(db, no_retention):
     publish("t", 1)
     Sub(handler()).settle()
-    assert retention.collect(USING, dry_run=True).messages == 1
+    assert garbage.collect(USING, dry_run=True).messages == 1
     assert not CollectedTopic.objects.exists()
 
 
@@ -252,7 +253,7 @@ def test_what_gc_takes_between_planning_and_reading_is_an_error(spark, no_retent
     for frame in (plain, careless):
         assert frame.rdd.getNumPartitions() == 1  # it is planned
     sub.settle()
-    assert retention.collect(USING).messages == 6
+    assert garbage.collect(USING).messages == 6
     with pytest.raises(PySparkException, match="GC has removed messages"):
         plain.collect()
     assert careless.collect() == []
@@ -353,7 +354,7 @@ def test_a_stream_that_fell_behind_gc_fails(spark, tmp_path, no_retention):
     batches_of(stream(spark), tmp_path)
     publish_many("t", (Message(n, key="k") for n in range(3)))
     Sub(handler()).settle()
-    assert retention.collect(USING).messages == 6
+    assert garbage.collect(USING).messages == 6
     publish("t", "later")
     sequence()
     with pytest.raises(PySparkException, match="GC has removed messages"):
@@ -365,7 +366,7 @@ def test_a_stream_that_kept_up_with_gc_goes_on(spark, tmp_path, no_retention):
     publish_many("t", (Message(n, key="k") for n in range(3)))
     Sub(handler()).settle()
     batches_of(stream(spark), tmp_path)
-    assert retention.collect(USING).messages == 3
+    assert garbage.collect(USING).messages == 3
     publish("t", "later")
     sequence()
     assert sum(map(len, batches_of(stream(spark), tmp_path))) == 1

@@ -23,8 +23,9 @@ from django_mysqlqueue.models import (
     Rollup,
 )
 from django_mysqlqueue.testing import deliver_all
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import KEY_LENGTH, GroupRef, Session, coalescing, groups, retention, superseding
+from tests.support.internals import KEY_LENGTH, GroupRef, Session, coalescing, groups, superseding
 
 pytestmark = pytest.mark.promise("Coalescing")
 
@@ -796,12 +797,12 @@ def test_gc_keeps_what_is_noted_about_messages_of_the_log(db, settings, mode):
     sub = superseded_behind_one_in_flight(mode, got)
     sub.work()
     sub.flush()
-    retention.collect(USING)
+    garbage.collect(USING)
     coalescing.collect(USING)
     change_filter(ONLY_EU)
     sub.settle()
     assert got == ["before", "us"]
-    retention.collect(USING)
+    garbage.collect(USING)
     coalescing.collect(USING)
     assert not CoalesceKey.objects.exists()
 
@@ -830,7 +831,7 @@ def test_gc_deletes_the_keys_of_messages_that_are_gone(db, settings, monkeypatch
     publish("t", 5, coalesce="kept")
     sequence()
     assert CoalesceKey.objects.count() == 11
-    retention.collect(USING)
+    garbage.collect(USING)
     deleted, after = 0, None
     while True:
         number, after = coalescing.collect(USING, after=after, limit=3)

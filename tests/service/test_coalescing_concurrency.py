@@ -14,8 +14,9 @@ from django.db import connection, connections, transaction
 from django_mysqlqueue import publish
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, holding, in_thread, lag, sequence
-from tests.support.internals import Delivery, GroupRef, claiming, groups, redelivering, retention, superseding
+from tests.support.internals import Delivery, GroupRef, claiming, groups, redelivering, superseding
 
 pytestmark = [pytest.mark.promise("Coalescing"), pytest.mark.servers_only]
 
@@ -157,7 +158,7 @@ def test_gc_of_the_key_does_not_hide_the_message_in_flight(db, settings, monkeyp
     one, other = (Sub(handler(mode="shared"), name=name) for name in "ab")
     publish("t", 1, key="k", coalesce="c")
     one.settle()
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
     publish("t", 2, key="k", coalesce="c")
     sequence()

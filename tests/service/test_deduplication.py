@@ -7,9 +7,9 @@ from django.db import transaction
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import OutboxMessage
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread
-from tests.support.internals import retention
 
 
 def test_same_id_twice_is_delivered_once(db):
@@ -43,7 +43,7 @@ def test_an_id_is_dropped_while_the_first_is_in_the_log_handled_or_not(db, setti
         sub.settle()
     assert got.payloads == ["first"]
     assert not OutboxMessage.objects.exists()
-    retention.collect(USING)
+    garbage.collect(USING)
     assert publish("t", "after GC", key="a", id="refresh") == "refresh"
     sub.settle()
     assert got.payloads == ["first", "after GC"]

@@ -7,9 +7,10 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, problems_found, sequence
-from tests.support.internals import GroupRef, Session, Subscriber, Subset, get_settings, leasing, partitions, retention
+from tests.support.internals import GroupRef, Session, Subscriber, Subset, get_settings, leasing, partitions
 
 REF = GroupRef("g", "t")
 WITHOUT_KEY = 3
@@ -92,7 +93,7 @@ def test_messages_are_collected_and_offsets_rows_forgotten(log, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     Sub(handler()).settle()
     assert set(ConsumerOffset.objects.values_list("partition_key", flat=True)) == {"", "a", "b"}
-    found = retention.collect(USING)
+    found = garbage.collect(USING)
     assert (found.messages, found.offsets_rows) == (WITHOUT_KEY + 3, 3)
     assert not QueueMessage.objects.exists()
     assert not ConsumerOffset.objects.exists()

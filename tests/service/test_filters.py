@@ -13,6 +13,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Rollup
 from django_mysqlqueue.testing import deliver_all
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
     Claimant,
@@ -25,7 +26,6 @@ from tests.support.internals import (
     new_messages,
     register_groups,
     registry,
-    retention,
     rollups,
 )
 from tests.support.registered import handle
@@ -82,7 +82,7 @@ def test_gc_deletes_messages_that_were_passed(db, mode, clock):
     publish_from(*["us"] * 5)
     sub.settle()
     clock.advance(30 * 86400)
-    assert retention.collect(USING).messages == 5
+    assert garbage.collect(USING).messages == 5
     assert not QueueMessage.objects.exists()
 
 

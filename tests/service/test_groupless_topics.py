@@ -9,6 +9,7 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.operations import dropping
+from tests.support import garbage
 from tests.support.groupless import TYPO, command, found, in_log, register, send
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
@@ -33,9 +34,9 @@ def test_a_topic_without_groups_is_kept_for_the_longer_retention(clock, settings
     settings.MYSQLQUEUE = value
     send()
     clock.advance(kept - 20)
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     clock.advance(40)
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
 
 
 @pytest.mark.parametrize("value", [{"RETENTION": 0, "ORPHAN_RETENTION": None}, {"RETENTION": None}])
@@ -43,20 +44,20 @@ def test_a_topic_without_groups_may_be_kept_for_ever(clock, settings, value):
     settings.MYSQLQUEUE = value
     send()
     clock.advance(10**8)
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
 
 
 def test_a_group_that_is_registered_late_reads_what_is_there(clock, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     send(3)
     clock.advance(6 * DAY)
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     got = Recorder()
     register()
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     Sub(handler(topic=TYPO, function=got)).settle()
     assert sorted(got.payloads) == [0, 1, 2]
-    assert retention.collect(USING).messages == 3
+    assert garbage.collect(USING).messages == 3
 
 
 def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
@@ -69,9 +70,9 @@ def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
     assert found() == []
     dropping.drop(USING, GroupRef("other", TYPO))
     assert [one.topic for one in found()] == [TYPO]
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     clock.advance(7 * DAY)
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
 
 
 def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, caplog):
@@ -93,7 +94,7 @@ def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, cap
     clock.advance(100)
     last = Session(USING).now()
     send(1)
-    dry = retention.collect(USING, dry_run=True, limits=limits)
+    dry = garbage.collect(USING, dry_run=True, limits=limits)
     assert (dry.messages, in_log()) == (3 + 3 + 3 + 2 + 5, 6)
     steps = list(retention.steps(USING, limits=limits))
     told = [orphans for step in steps for orphans in step.orphans]

@@ -14,8 +14,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import ERROR_LENGTH, MAX_METADATA_BYTES, Limits, encode, publishing, retention, sequencing
+from tests.support.internals import ERROR_LENGTH, MAX_METADATA_BYTES, Limits, encode, publishing, sequencing
 
 BINARY = len(json.dumps({"content_type": "application/octet-stream"}, separators=(",", ":")))
 """Bytes of metadata of a payload of bytes."""
@@ -291,11 +292,11 @@ def test_plain_sql_for_nobody_is_passed_over_and_collected(db, clock, settings, 
     Sub(handler(function=lambda delivery: got.append(delivery.payload))).settle()
     assert got == ["next"]
     assert lag() == 0
-    retention.collect(USING)
-    retention.collect(USING)
+    garbage.collect(USING)
+    garbage.collect(USING)
     assert QueueMessage.objects.exists() is ("topic" in columns), "a topic without a group is kept for longer"
     clock.advance(7 * 86_400 + 1)
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
 
 
@@ -334,7 +335,7 @@ def test_thousands_of_keys_leave_nothing_behind(db, settings, mode):
         assert not one.todo
         assert not one.unfinished
     assert all(not [key for key in group.lanes if isinstance(key, str)] for group in sub.inbox._groups.values())
-    retention.collect(USING)
-    retention.collect(USING)
+    garbage.collect(USING)
+    garbage.collect(USING)
     for model in (PartitionLease, DeliveryState, ConsumerOffset, QueueMessage, OutboxMessage):
         assert not model.objects.exists(), model

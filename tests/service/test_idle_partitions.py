@@ -6,9 +6,9 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import retention
 
 
 @pytest.mark.promise("Retention")
@@ -22,7 +22,7 @@ def test_drained_partition_leaves_nothing_behind_and_comes_back(db, settings):
         sub.settle()
         assert got.payloads == list(range(number + 1))
         assert not DeliveryState.objects.exists()
-        collected = retention.collect(USING)
+        collected = garbage.collect(USING)
         assert collected.messages == 1
         assert not ConsumerOffset.objects.exists()
     sub.step(times=2)
@@ -35,7 +35,7 @@ def test_offsets_row_removed_under_a_lease_is_made_again(db, settings):
     sub = Sub(handler(function=got))
     publish("t", 1, key="k")
     sub.settle()
-    retention.collect(USING)
+    garbage.collect(USING)
     assert sub.owned() == {"k"}
     publish("t", 2, key="k")
     sub.settle()

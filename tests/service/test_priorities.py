@@ -13,8 +13,9 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.topics import read_topics
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import KEY_LENGTH, Count, Session, Subset, lane, retention, sequencing
+from tests.support.internals import KEY_LENGTH, Count, Session, Subset, lane, sequencing
 
 pytestmark = pytest.mark.promise("Priority")
 
@@ -425,7 +426,7 @@ def test_everything_is_settled_and_collected(db, settings, mode):
     sub = Sub(handler(mode=mode), lease_renewal_interval=0.0)
     sub.settle(rounds=100)
     sub.step(times=2)
-    retention.collect(USING)
-    retention.collect(USING)
+    garbage.collect(USING)
+    garbage.collect(USING)
     for model in (QueueMessage, DeliveryState, ConsumerOffset):
         assert not model.objects.exists()

@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage
 from django_mysqlqueue.operations import dropping
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
 from tests.support.internals import Checkpoint, GroupRef, Session, groups, retention, watermarks
@@ -23,11 +24,11 @@ def test_younger_than_the_retention_is_kept(db, clock, settings):
         publish(topic, 1)
         Sub(handler(topic=topic)).settle()
     clock.advance(11)
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
     clock.advance(50)
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
     clock.advance(10**8)
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     assert QueueMessage.objects.get().topic == "kept"
 
 
@@ -37,18 +38,18 @@ def test_a_group_that_never_touched_a_partition_keeps_it(db, no_retention):
     publish_many("t", (Message(number, key=f"k{number}") for number in range(3)))
     Sub(handler()).settle()
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     got = Recorder()
     Sub(handler(group="new", function=got)).settle()
     assert sorted(got.payloads) == [0, 1, 2]
-    assert retention.collect(USING).messages == 3
+    assert garbage.collect(USING).messages == 3
 
 
 def test_a_latest_group_does_not_hold_back_what_was_before_it(db, no_retention):
     publish("t", 1)
     Sub(handler()).settle()
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="latest")
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
 
 
 def test_unsettled_messages_are_kept_whatever_their_age(db, clock, no_retention):
@@ -56,7 +57,7 @@ def test_unsettled_messages_are_kept_whatever_their_age(db, clock, no_retention)
     sub = Sub(handler(function=lambda d: d.nack(delay=9e5) if d.payload == 2 else None))
     sub.settle()
     clock.advance(800_000)
-    assert retention.collect(USING).messages == 2
+    assert garbage.collect(USING).messages == 2
     assert lag() == 1
 
 
@@ -68,7 +69,7 @@ def test_a_busy_partition_is_collected_too(db, no_retention):
     for start in range(0, 50, 5):
         publish_many("t", (Message(number, key="k") for number in range(start, start + 5)))
         sub.settle()
-        retention.collect(USING)
+        garbage.collect(USING)
         kept.append(QueueMessage.objects.count())
     assert kept[0] == 1
     # Behind the first stuck message nothing may go; what was before it went.
@@ -81,9 +82,9 @@ def test_gc_by_chunks_takes_everything_in_the_end(db, no_retention, limits):
     publish_many("u", (Message(number, key=f"k{number % 10}") for number in range(50)))
     sub = Sub(handler(), handler(topic="u"))
     sub.settle()
-    assert retention.collect(USING, dry_run=True, limits=limits).messages == 250
+    assert garbage.collect(USING, dry_run=True, limits=limits).messages == 250
     assert QueueMessage.objects.count() == 250
-    collected = retention.collect(USING, limits=limits)
+    collected = garbage.collect(USING, limits=limits)
     assert (collected.messages, collected.offsets_rows) == (250, 20)
     assert not QueueMessage.objects.exists()
     assert not ConsumerOffset.objects.exists()
@@ -95,10 +96,10 @@ def test_dead_letters_without_a_handler_are_kept(db, clock, settings):
     Sub(handler(function=lambda d: d.reject("no"))).settle()
     sequence()
     clock.advance(10**8)
-    retention.collect(USING)
+    garbage.collect(USING)
     assert QueueMessage.objects.get().topic == "t_dlq"
     settings.MYSQLQUEUE = {"RETENTION": 0, "DLQ_RETENTION": 3600}
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
 
 
@@ -107,10 +108,10 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     publish("t", 1)
     groups.register(USING, GroupRef("gone", "t"), mode="ordered", start="earliest")
     Sub(handler()).settle()
-    assert retention.collect(USING).messages == 0
+    assert garbage.collect(USING).messages == 0
     assert [(one.kind, one.ref) for one in problems_found()] == [("no_subscriber", ("gone", "t"))]
     dropping.drop(USING, GroupRef("gone", "t"))
-    assert retention.collect(USING).messages == 1
+    assert garbage.collect(USING).messages == 1
 
 
 @pytest.mark.promise("Retention")
@@ -121,8 +122,8 @@ def test_an_offsets_row_that_is_in_use_is_not_removed(db, no_retention):
     QueueMessage.objects.all().delete()
     with transaction.atomic():
         watermarks.lock(Session(USING), REF, ["k"])
-        assert in_thread(lambda: retention.collect(USING)).offsets_rows == 0
-    assert retention.collect(USING).offsets_rows == 1
+        assert in_thread(lambda: garbage.collect(USING)).offsets_rows == 0
+    assert garbage.collect(USING).offsets_rows == 1
 
 
 @pytest.mark.promise("Interrupted operations")
@@ -137,11 +138,11 @@ def test_two_at_a_time_count_each_message_once(db, settings):
     def meanwhile(execute, sql, params, many, context):
         if sql.startswith("DELETE") and not others:
             others.append(None)
-            others.append(in_thread(lambda: retention.collect(USING)))
+            others.append(in_thread(lambda: garbage.collect(USING)))
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(meanwhile):
-        mine = retention.collect(USING)
+        mine = garbage.collect(USING)
     theirs = others[1]
     assert not QueueMessage.objects.exists()
     assert (theirs.messages, mine.messages) == (4, 0)

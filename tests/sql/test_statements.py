@@ -10,8 +10,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, PartitionLease
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import GroupRef, claiming, dialect_of, heartbeats, leasing, retention, sequencing, settling
+from tests.support.internals import GroupRef, claiming, dialect_of, heartbeats, leasing, sequencing, settling
 
 REF = GroupRef("g0", "t")
 TRANSACTION = re.compile(r"^(BEGIN|COMMIT|SET |ROLLBACK|SAVEPOINT|RELEASE)")
@@ -144,7 +145,7 @@ def protocol_statements():
         leasing.verify_owned(USING, REF, failing.name, ["k1"])
         held = claiming.Claimed(REF, "k1", 1, 1, 1, False, 1)
         settling.extend_all(USING, GroupRef("g1", "t"), [held], milliseconds=1)
-        retention.collect(USING)
+        garbage.collect(USING)
 
     return statements(life)
 

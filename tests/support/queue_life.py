@@ -85,7 +85,7 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.tails import reading
 from django_mysqlqueue.testing import deliver_all
-from tests.support import job_worlds, schedule_worlds
+from tests.support import garbage, job_worlds, schedule_worlds
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
 from tests.support.internals import (
@@ -116,7 +116,6 @@ from tests.support.internals import (
     quarantine,
     relaying,
     releasing,
-    retention,
     rollups,
     routing,
     run,
@@ -185,13 +184,13 @@ def live() -> None:
     _jobs()
     _recur()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
-    assert retention.collect(USING).offsets_rows
+    assert garbage.collect(USING).offsets_rows
     QueueMessage.objects.create(
         topic="old", partition_key="k", message_id="i", payload=b"", created_at=1, published_at=1
     )
     for required in (True, False):
         with override_settings(MYSQLQUEUE={"ARCHIVE_REQUIRED": required}):
-            assert retention.collect(USING).messages == (0 if required else 1)
+            assert garbage.collect(USING).messages == (0 if required else 1)
     with as_role("reader"):
         read_status(USING, PAGES)  # the command counts to the end, so it walks what is unsettled
     _operate(GroupRef("o", "t"))
@@ -304,7 +303,7 @@ def _relay() -> None:
     assert relaying.has_arrived(Session(USING), USING, 1)
     run(USING, lambda session: relaying._go_back(session, USING, 10**15))  # It changes nothing.
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
-        retention.collect(USING)
+        garbage.collect(USING)
     _move()
 
 

@@ -17,8 +17,9 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.operations import pausing, redriving, seeking
 from tests.conftest import Clock
+from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import DeadLetterFilter, GroupRef, Subset, groups, retention
+from tests.support.internals import DeadLetterFilter, GroupRef, Subset, groups
 
 SLACK = 20.0
 """Seconds that a test may take; the states are further apart than that."""
@@ -150,7 +151,7 @@ def garbage_collection_has_emptied_the_log(stage: Stage) -> State:
     stage.log(5)
     sub.settle()
     stage.wait(1)
-    assert retention.collect(USING).messages == 5
+    assert garbage.collect(USING).messages == 5
     assert not QueueMessage.objects.exists()
     stage.register("late", start="latest")
     stage.register("early", start="earliest")

@@ -14,8 +14,8 @@ from django.db import OperationalError, ProgrammingError, connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage, Sequencer
 from django_mysqlqueue.tails import Gap, following, tail
+from tests.support import garbage
 from tests.support.harness import USING, sequence
-from tests.support.internals import retention
 from tests.tails.conftest import POLL
 
 WAIT = 20.0
@@ -68,7 +68,7 @@ def in_the_hub():
 
 def collect(settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0, "POLL_INTERVAL": POLL, "MAX_POLL_INTERVAL": POLL}
-    retention.collect(USING)
+    garbage.collect(USING)
 
 
 def test_it_begins_with_the_next_message_and_waits_for_more(db):

@@ -14,8 +14,8 @@ from django.db import OperationalError, connection, connections
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.tails import Gap, following, reading, tail
+from tests.support import garbage
 from tests.support.harness import USING, sequence
-from tests.support.internals import retention
 
 SECONDS = 6
 
@@ -48,7 +48,7 @@ class World:
 
     def collect(self) -> None:
         while not self.stop.wait(0.05):
-            retention.collect(USING)
+            garbage.collect(USING)
 
     def kill(self) -> None:
         while not self.stop.wait(0.2):

@@ -12,8 +12,9 @@ from django.utils import timezone
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.tails import Gap, ReceivedMessage, reading, tail
+from tests.support import garbage
 from tests.support.harness import USING, sequence
-from tests.support.internals import Session, log_places, retention
+from tests.support.internals import Session, log_places
 
 MORNING = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -29,7 +30,7 @@ def payloads(events):
 
 def collect(settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0}
-    retention.collect(USING)
+    garbage.collect(USING)
 
 
 @pytest.fixture(params=["index", "walk"])
@@ -188,7 +189,7 @@ def test_gc_does_not_wait_for_a_reader(db, ways, settings):
         reader = tail("t", offset=0)
         assert (next(reader).payload, next(follower).payload) == (0, 0)
         settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0}
-        assert retention.collect(USING).messages == 30
+        assert garbage.collect(USING).messages == 30
 
 
 def test_a_message_that_is_deleted_while_it_is_read_is_a_gap(db, ways, settings, monkeypatch):

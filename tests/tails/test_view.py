@@ -12,8 +12,8 @@ from django.test import Client
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.tails import views
+from tests.support import garbage
 from tests.support.harness import USING, sequence
-from tests.support.internals import retention
 from tests.support.topic_permissions import OnTopics
 from tests.tails.servers import HEARTBEAT, Asgi, Stream, Wsgi
 
@@ -142,7 +142,7 @@ def test_a_gap_is_an_event(open_stream, settings):
     send(1, 2)
     last = QueueMessage.objects.latest("offset").offset
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RETENTION": 0, "ORPHAN_RETENTION": 0}
-    retention.collect(USING)
+    garbage.collect(USING)
     stream = open_stream("/tail/t/?offset=0")
     assert stream.take(1) == [{"after": 0, "until": last}]
     assert stream.last_id == 0, "what is left in it would follow"

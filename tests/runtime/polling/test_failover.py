@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import QueueMessage
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import Session, retention
+from tests.support.internals import Session
 
 
 def test_an_emptied_log_is_no_failover(db, settings, caplog):
@@ -14,7 +15,7 @@ def test_an_emptied_log_is_no_failover(db, settings, caplog):
     publish("t", 1)
     sub = Sub(handler())
     sub.settle()
-    retention.collect(USING)
+    garbage.collect(USING)
     assert not QueueMessage.objects.exists()
     tail = sub.poller._tail
     sub.poller.check_tail(Session(USING))

@@ -9,9 +9,10 @@ from django.db import OperationalError, connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.operations import dropping
+from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import GroupRef, Limits, claiming, retention, settling, watermarks
+from tests.support.internals import GroupRef, Limits, claiming, settling, watermarks
 
 REF = GroupRef("g", "t")
 
@@ -205,7 +206,7 @@ def test_an_error_after_a_claim_loses_no_delivery(db, monkeypatch):
     sub = Sub(handler(function=got))
     sub.settle()
     QueueMessage.objects.filter(partition_key="b").delete()
-    retention.collect(USING)
+    garbage.collect(USING)
     publish_many("t", [Message(2, key="a"), Message(2, key="b")])
     real = watermarks.create_missing
 
