@@ -258,8 +258,13 @@ def _in_one_place(tables: Tables, began_at: Mapping[GroupRef, int]) -> Iterator[
 
     Live is what the group has not settled: the message itself and what an
     operator has sent back from the DLQ. Letters from before the last seek has
-    ended, or from before the group was registered, do not count.
+    ended, or from before the group was registered, do not count. A drop deletes
+    the rows that tell what the group has settled.
     """
+
+    def is_live(one: Message, ref: GroupRef) -> bool:
+        return isinstance(one, Waiting) or not (is_being_dropped(tables, ref) or is_settled(tables, ref, one))
+
     letters: dict[tuple[GroupRef, int], int] = defaultdict(int)
     for one in dead_letters(tables):
         ref = GroupRef(one.failed_group, one.original_topic)
@@ -278,10 +283,8 @@ def _in_one_place(tables: Tables, began_at: Mapping[GroupRef, int]) -> Iterator[
         copies = redriven[ref, offset]
         if copies and tables.groups[ref].sought_at:
             continue  # a seek has made each of them live again
-        live = [one for one in copies if isinstance(one, Waiting) or not is_settled(tables, ref, one)]
         original = tables.log.get(offset)
-        if original is not None and not is_settled(tables, ref, original):
-            live.append(original)
+        live = [one for one in (*copies, original) if one is not None and is_live(one, ref)]
         if live:
             yield f"{_at(ref, offset)} is in the DLQ and still live"
         if count > 1:

@@ -203,6 +203,16 @@ BROKEN = {
         },
         "g/t[2] is in the DLQ and still live",
     ),
+    "dead and redriven in a drop": (
+        {
+            "log": {**SOUND.log, 7: letter(7)},
+            "outbox": [Waiting(2, "t", "a", "r", b"1", target_group="g", original_topic="t", original_offset=2)],
+            "sequencer": 7,
+            "groups": with_group(paused=True, after_seek="dropped", operation=1),
+            "leases": {},
+        },
+        "g/t[2] is in the DLQ and still live",
+    ),
     "dead before a seek and since": (
         {
             "log": {**SOUND.log, 7: letter(7), 8: letter(8, at=400)},
@@ -235,6 +245,14 @@ ALLOWED = {
     },
     "a drop has deleted the state rows": {
         "groups": with_group(paused=True, after_seek="dropped", operation=1),
+        "state": without(SOUND.state, (G, "a", 2), (G, "a", 3)),
+        "leases": {},
+    },
+    "a drop has deleted the rows that tell that a dead letter is settled": {
+        "log": {**SOUND.log, 7: letter(7)},
+        "sequencer": 7,
+        "groups": with_group(paused=True, after_seek="dropped", operation=1),
+        "offsets": without(SOUND.offsets, (G, "a")),
         "state": without(SOUND.state, (G, "a", 2), (G, "a", 3)),
         "leases": {},
     },

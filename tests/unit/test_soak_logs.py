@@ -12,6 +12,7 @@ EXPECTED = """\
 2026-01-01 10:00:00,000 WARNING poller.failed error="OperationalError: (2006, 'Server has gone away')" failures=1
 2026-01-01 10:00:00,000 ERROR [1] group.failed group=g error="OperationalError: (1205, 'Lock wait timeout')" failures=1
 2026-01-01 10:00:00,000 ERROR on_commit.failed group=g error="django.db.utils.OperationalError: (2013, 'Lost')"
+2026-01-01 10:00:00,000 ERROR release.failed name=s:1:a error="OperationalError: (2002, 'Cannot connect')"
 2026-01-01 10:00:00,000 ERROR [2] delivery.dead_lettered group=g error='soak.app.subscribers.Planned: poison'
 Traceback (most recent call last):
   File "handling.py", line 1, in handle
@@ -28,6 +29,7 @@ STRANGE = [
     "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
     "2026-01-01 10:00:00,000 ERROR group.broken group=g topic=t error='KeyError: 5' failures=1",
     "2026-01-01 10:00:00,000 ERROR on_commit.failed group=g error='KeyError: 5'",
+    "2026-01-01 10:00:00,000 ERROR release.failed name=s:1:a error='KeyError: 5'",
     "CommandError: There are no tables",
     "ValueError: too many values to unpack",
     "KeyError: 5",
@@ -48,14 +50,14 @@ def test_logs_with_nothing_unexpected():
 @pytest.mark.parametrize("line", STRANGE)
 def test_logs_with_something_unexpected(line):
     findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
-    assert findings.unexpected == [f"a.log:12: {line}"]
+    assert findings.unexpected == [f"a.log:13: {line}"]
     assert not findings.deadlocks
 
 
 @pytest.mark.parametrize("line", DEADLOCKED)
 def test_logs_with_a_deadlock(line):
     findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
-    assert findings.deadlocks == [f"a.log:12: {line}"]
+    assert findings.deadlocks == [f"a.log:13: {line}"]
 
 
 MARIADB = """\

@@ -28,6 +28,7 @@ BOUNDED = (
     "group.failed",
     "shutdown.timed_out",
     "handlers.abandoned",
+    "release.failed",
     "child.died",
     "child.killed",
 )
@@ -125,8 +126,9 @@ class Findings:
             if failures := _FAILURES.search(line):
                 self.in_a_row[found[2]] = max(self.in_a_row.get(found[2], 0), int(failures[1]))
             waited = found[2] == "group.failed" and codes == [LOCK_WAIT]
-            # After its COMMIT, a handler's connection was lost: the message is acked.
-            lost = found[2] == "on_commit.failed" and bool(codes) and LOST.issuperset(codes)
+            # After its COMMIT, a handler's connection was lost: the message is acked. Or a process was asked to end
+            # while the server was away: its messages are redelivered like those of a killed one.
+            lost = found[2] in ("on_commit.failed", "release.failed") and bool(codes) and LOST.issuperset(codes)
             expected = found[2] in EXPECTED_ERRORS or waited or lost
             if found[1] == "CRITICAL" or (found[1] == "ERROR" and not expected):
                 self.unexpected.append(f"{where}: {line[:300]}")
