@@ -34,22 +34,27 @@ class QuarantinedRow:
 
 
 @checked()
-def list_quarantined(*, after: int = 0, limit: int = 50, using: str | None = None) -> tuple[QuarantinedRow, ...]:
+def list_quarantined(
+    *, topic: str | None = None, after: int = 0, limit: int = 50, using: str | None = None
+) -> tuple[QuarantinedRow, ...]:
     """List the messages that the log has refused, the oldest first, without their payloads.
 
     Args:
+        topic: only messages of this topic.
         after: only messages after this ``quarantine_id``.
         limit: maximum number of messages.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: that of the topic, else ``MYSQLQUEUE["DATABASE"]``, else the router's
+            choice).
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    rows = Session(queue_alias(using)).rows(
+    of_topic, values = ("", ()) if topic is None else ("AND topic = %s ", (topic,))
+    rows = Session(queue_alias(using, topic=topic)).rows(
         "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, SUBSTR(reason, 1, %s) "
-        f"FROM {QUARANTINE} WHERE quarantine_id > %s ORDER BY quarantine_id LIMIT %s",
-        (REASON_SHOWN, after, limit),
+        f"FROM {QUARANTINE} WHERE quarantine_id > %s {of_topic}ORDER BY quarantine_id LIMIT %s",
+        (REASON_SHOWN, after, *values, limit),
     )
     return tuple(QuarantinedRow(*row) for row in rows)
 

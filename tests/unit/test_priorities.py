@@ -56,19 +56,10 @@ def test_names_are_those_that_are_documented(partition, priority, name):
     ("name", "found"),
     [
         ("__p:3", Lane(0, "__p:3")),
-        ("__p:+10:a", Lane(0, "__p:+10:a")),
-        ("__p:+0010:a", Lane(0, "__p:+0010:a")),
-        ("__p:+999:a", Lane(100, "a")),
-        ("__p:-101:a", Lane(-100, "a")),
-        ("__p:+1x3:a", Lane(0, "a")),
-        ("__p:+²²²:a", Lane(0, "a")),
-        ("__p:++10:a", Lane(0, "a")),
-        ("__p:-000:a", Lane(0, "a")),
-        ("__p:+010", Lane(0, "__p:+010")),
         ("__P:+010:a", Lane(0, "__P:+010:a")),
     ],
 )
-def test_what_plain_sql_may_have_stored_has_a_priority_too(name, found):
+def test_names_without_a_lane(name, found):
     assert lane_of(name) == found
     assert priority_of(name) == found.priority
 
