@@ -18,6 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from django.db.models import Model
@@ -176,7 +177,12 @@ def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -
     some = _bounded(session, [job for job in page if job.id in ended])
     if len(some) < len(ended):
         following = Place(place.status, some[-1].id)
-    locked, number = run(using, lambda session: _end(session, [job.id for job in some]))
+    locked: set[str] = set()
+    number = 0
+    for ids in job_stages.by_place(job.id for job in some).values():  # So locks are taken in their order.
+        left, ended_now = run(using, partial(_end, ids=ids))
+        locked |= left
+        number += ended_now
     return Ended(number, frozenset(job.topic for job in some if job.id not in locked), following)
 
 
@@ -229,7 +235,7 @@ def _end(session: Session, ids: Collection[str]) -> tuple[set[str], int]:
                 chunk,
             )
         ]
-    return {job.id for job in locked}, job_results.fail(session, cannot_run(session, locked))
+    return {job.id for job in locked}, job_results.follow(session, (), cannot_run(session, locked))
 
 
 def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[str, str]]:

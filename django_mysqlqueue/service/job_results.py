@@ -8,7 +8,7 @@ for example, are those of ``job_messages``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue import job_queues
@@ -30,6 +30,7 @@ from django_mysqlqueue.service.job_rows import (
     read,
     with_error,
 )
+from django_mysqlqueue.service.job_stages import Changes
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -94,14 +95,14 @@ def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) 
         now = session.now()
         skipped = [row for row in found.values() if row.ended_with("JobSkipped", "JobDeleted")]
         if back := [row.id for row in skipped if not row.cancel_requested_at]:
-            _restart(session, dict.fromkeys(back, ""))
+            restart(session, dict.fromkeys(back, ""))
             found |= read(session, back)
         waiting = [row for row in found.values() if not row.is_finished]
         begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
         job_rows.begin(session, begun, now)
-        if stopped := [_lost(row) for row in waiting if row.cancel_requested_at]:
-            _fail(session, dict.fromkeys(stopped, CANCELLED))
-            found |= read(session, [row.id for row in stopped])
+        if stopped := [row.id for row in waiting if row.cancel_requested_at]:
+            _end(session, stopped, lambda row: _failed(_lost(row), CANCELLED))
+            found |= read(session, stopped)
         return Begun(found | {row.id: row for row in begun}, now)
 
     return run(using, write, attempts=1) if wait else run(using, write)
@@ -125,12 +126,16 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
     )
 
 
-def follow(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
+def follow(
+    session: Session, ends: Sequence[tuple[JobEnd, str]], reasons: Mapping[str, tuple[str, str]] | None = None
+) -> int:
     """Write what has become of jobs, except those that have ended already.
 
     Args:
         session: the current transaction, which has locked or settled the deliveries.
         ends: the ends of attempts, each with the job's status. Of several of one job, those after its end do not count.
+        reasons: for jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its
+            text.
 
     Returns:
         The number of results that were changed.
@@ -139,31 +144,32 @@ def follow(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     for one in ends:
         if one[0].id not in by_job or by_job[one[0].id][1] not in (SUCCESSFUL, FAILED):
             by_job[one[0].id] = one
-    ends = list(by_job.values())
-    if not any(end.stage for end, _ in ends):
-        return job_rows.end(session, ends)
-    rows = read(session, [end.id for end, _ in ends], session.dialect.for_update)
-    ends = [one for one in ends if one[0].id in rows and not rows[one[0].id].is_finished]
-    changed = job_rows.end(session, ends)
-    job_stages.follow(session, [one for one in ends if one[0].stage])
-    return changed
+    if not reasons and not any(end.stage for end, _ in by_job.values()):
+        return job_rows.end(session, list(by_job.values()))
+    others = reasons or {}
+    return _end(session, {*by_job, *others}, lambda row: by_job.get(row.id) or _failed(row, others[row.id]))
 
 
-def fail_messages(session: Session, reasons: Mapping[int, tuple[str, str]]) -> None:
-    """End the jobs of messages that end without a call.
+def _end(
+    session: Session, ids: Iterable[str], end: Callable[[JobRow], tuple[JobEnd, str] | None], how: str = ""
+) -> int:
+    """Write the ends of jobs that have not ended, and what follows in their chains; return how many were changed."""
 
-    Args:
-        session: the current transaction.
-        reasons: by offset, the name of an exception in ``tasks.exceptions``, and its text.
-    """
-    if reasons:
-        fail(session, {job: reasons[offset] for offset, job in _ids(session, reasons).items()})
+    def decide(rows: Mapping[str, JobRow]) -> Changes:
+        return Changes([one for row in rows.values() if not row.is_finished and (one := end(row)) is not None])
+
+    return job_stages.write(session, ids, decide, how or session.dialect.for_update)
+
+
+def reasons_of(session: Session, reasons: Mapping[int, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the reasons of messages that end without a call, by their offsets, by the ids of their jobs."""
+    return {job: reasons[offset] for offset, job in _ids(session, reasons).items()}
 
 
 def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> None:
     """End the jobs of messages that a claim has settled: partition, offset and outcome of each."""
     if is_of_jobs(ref):
-        fail_messages(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended})
+        follow(session, (), reasons_of(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended}))
 
 
 def release(session: Session, deliveries: Iterable[Claimed], *, waits: bool = True) -> None:
@@ -209,25 +215,9 @@ def _ids(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def fail(session: Session, reasons: Mapping[str, tuple[str, str]]) -> int:
-    """End jobs that have not ended, without a call; return how many.
-
-    Args:
-        session: the current transaction.
-        reasons: by id, the name of an exception in ``tasks.exceptions``, and its text.
-    """
-    rows = read(session, reasons, session.dialect.for_update) if reasons else {}
-    return _fail(session, {row: reasons[row.id] for row in rows.values()})
-
-
-def _fail(session: Session, reasons: Mapping[JobRow, tuple[str, str]]) -> int:
-    return follow(
-        session,
-        [
-            (JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED)
-            for row, (name, text) in reasons.items()
-        ],
-    )
+def _failed(row: JobRow, reason: tuple[str, str]) -> tuple[JobEnd, str]:
+    name, text = reason
+    return JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED
 
 
 def cancel(session: Session, topics: Mapping[str, str]) -> int:
@@ -237,8 +227,11 @@ def cancel(session: Session, topics: Mapping[str, str]) -> int:
         session: the current transaction.
         topics: the topic of each job's queue, by id.
     """
-    rows = read(session, topics, session.dialect.for_update) if topics else {}
-    return _fail(session, {row: CANCELLED for row in rows.values() if topics[row.id] == JOB_PREFIX + row.queue_name})
+    return _end(
+        session,
+        topics,
+        lambda row: _failed(row, CANCELLED) if topics[row.id] == JOB_PREFIX + row.queue_name else None,
+    )
 
 
 def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -> CancelRequested:
@@ -251,9 +244,15 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
         ids: the ids of the jobs.
         wait: whether to wait for results that another transaction has locked, instead of skipping them.
     """
-    rows = read(session, ids, session.dialect.for_update if wait else session.dialect.skip_locked).values()
-    ended = _fail(session, {row: CANCELLED for row in rows if row.status == READY})
-    running = [row.id for row in rows if row.status == RUNNING and not row.cancel_requested_at]
+    running: list[str] = []
+
+    def end(row: JobRow) -> tuple[JobEnd, str] | None:
+        if row.status == READY:
+            return _failed(row, CANCELLED)
+        running.extend([] if row.cancel_requested_at else [row.id])
+        return None
+
+    ended = _end(session, ids, end, session.dialect.for_update if wait else session.dialect.skip_locked)
     asked = sum(
         session.execute(
             f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET cancel_requested_at = "
@@ -272,18 +271,23 @@ def redriven(session: Session, ids: Mapping[int, str]) -> None:
         session: the current transaction.
         ids: by offset of the dead letter, the id of the message that was published from it.
     """
-    _restart(session, {job: ids[offset] for offset, job in _ids(session, ids).items()})
+    restart(session, {job: ids[offset] for offset, job in _ids(session, ids).items()})
 
 
-def _restart(session: Session, messages: Mapping[str, str]) -> None:
+def restart(session: Session, messages: Mapping[str, str]) -> None:
     """Make jobs that have failed ready again, and those of later stages that have failed for that.
 
     Args:
         session: the current transaction.
         messages: by id of a job, the id of its new message; empty: it has no new one.
     """
-    job_rows.restart(session, messages)
-    job_stages.revive(session, {row.stage for row in read(session, messages).values() if row.stage})
+
+    def decide(rows: Mapping[str, JobRow]) -> Changes:
+        failed = [row for row in rows.values() if row.status == FAILED]
+        job_rows.restart(session, {row.id: messages[row.id] for row in failed})
+        return Changes(restarted={row.stage for row in failed if row.stage})
+
+    job_stages.write(session, messages, decide, session.dialect.for_update)
 
 
 def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
@@ -309,18 +313,21 @@ def collect(using: str) -> int:
                 (status, keep_ms, CHUNK),
             )
         )
-        if staged := [job for job, stage in old.items() if stage]:
-            # Only what this transaction deletes counts: another one may delete the same, or restart it.
-            found = read(session, staged, session.dialect.for_update)
-            kept = {job for job in staged if job not in found or not found[job].is_finished}
-            old = {job: stage for job, stage in old.items() if job not in kept}
-        number = sum(
-            session.execute(
-                session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i", "s.finished_at > 0"), chunk
+        number = 0
+        for ids in job_stages.by_place(old).values():
+            kept: set[str] = set()
+            if staged := [job for job in ids if old[job]]:
+                # Only what this transaction deletes counts: another one may delete the same, or restart it.
+                found = read(session, staged, session.dialect.for_update)
+                kept = {job for job in staged if job not in found or not found[job].is_finished}
+            gone = [job for job in ids if job not in kept]
+            number += sum(
+                session.execute(
+                    session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i", "s.finished_at > 0"), chunk
+                )
+                for chunk in session.chunks(gone)
             )
-            for chunk in session.chunks(sorted(old))
-        )
-        job_stages.forget(session, Counter(stage for stage in old.values() if stage))
+            job_stages.forget(session, Counter(old[job] for job in gone if old[job]))
         return number
 
     return run(using, delete)

@@ -4,14 +4,15 @@ All jobs of a chain are stored when it is enqueued; those of later stages have a
 that makes the last job of a stage SUCCESSFUL publishes the next stage, and the one that makes a job FAILED ends the
 jobs of all later stages. Both decide under the lock on the row of the stage.
 
-Locks: the results of the jobs that end, then the rows of their stages, then the results of later stages. The rows of
-later stages are not locked: a transaction that ends one of their jobs has locked its result before.
+Locks: place by place in their chains, first the results of jobs, by id, then the rows of their stages (``write``). The
+rows of later stages are not locked: a transaction that ends one of their jobs has locked its result before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from django_mysqlqueue.exceptions import InvalidMessage
@@ -25,6 +26,26 @@ from django_mysqlqueue.sql.session import Session, flat, last_row
 STAGES = JobStage._meta.db_table
 FIRST = ":0000"
 """The end of the id of the first stage of each chain."""
+
+
+class Changes(NamedTuple):
+    """What becomes of jobs whose results are locked."""
+
+    ends: Sequence[tuple[JobEnd, str]] = ()
+    """The ends of attempts, each with the job's status, of jobs that have not ended."""
+    restarted: Collection[str] = ()
+    """The stages of jobs that had failed, and have been made READY again."""
+
+
+Decide = Callable[[Mapping[str, JobRow]], Changes]
+
+
+class _Turn(Enum):
+    """What becomes of the jobs of a stage because of the one before."""
+
+    START = auto()
+    END = auto()
+    WAIT_AGAIN = auto()
 
 
 class Stage(NamedTuple):
@@ -55,6 +76,18 @@ def chain_of(stage: str) -> str:
 def job_id(stage: str, number: int) -> str:
     """Return the id of a job: that of its stage, and its number there."""
     return f"{stage}:{number:04}"
+
+
+def by_place(ids: Iterable[str]) -> dict[int, list[str]]:
+    """Return jobs by their places in their chains, as their ids tell, in the order of their locks.
+
+    Those in no chain have the first place.
+    """
+    found: dict[int, list[str]] = {}
+    for job in sorted(set(ids)):
+        *_, place = chain_of(job).rpartition(":")
+        found.setdefault(int(place) if place.isdecimal() else 0, []).append(job)
+    return dict(sorted(found.items()))
 
 
 def insert(session: Session, sizes: Mapping[str, int]) -> None:
@@ -119,54 +152,109 @@ def blocked(session: Session, stages: Collection[str]) -> set[str]:
     return found
 
 
-def follow(session: Session, ended: Iterable[tuple[JobEnd, str]]) -> None:
-    """Publish the stages that can start now, and end the jobs that cannot start any more.
+def write(session: Session, ids: Iterable[str], decide: Decide, how: str) -> int:
+    """Change results of jobs, and with them those of the next stages: these start, end, or wait again.
+
+    This goes from place to place in the chains, so that all transactions lock the results of several jobs, and their
+    stages, in one order.
 
     Args:
-        session: the current transaction, which has made these jobs SUCCESSFUL or FAILED.
-        ended: the ends of jobs of stages, each with the status.
+        session: the current transaction.
+        ids: the ids of the jobs.
+        decide: called with the locked results of each place.
+        how: the end of the statement that locks them.
+
+    Returns:
+        The number of results that were changed because of ``Changes.ends``, without those of the next stages.
     """
+    places, following, place, changed = by_place(ids), _Following(), 0, 0
+    while following or places:
+        place = place + 1 if following else min(places)
+        following, number = _write_at(session, places.pop(place, []), decide, how, following)
+        changed += number
+    return changed
+
+
+class _Following(dict[str, tuple[_Turn, str]]):
+    """The stages at the next place that have their turn, and the job that has failed, if they end."""
+
+    def note(self, stage: Stage, turn: _Turn, failed: str = "") -> None:
+        """Note the turn of the stage after one, unless it has another one."""
+        if stage.following:
+            self.setdefault(stage.following, (turn, failed))
+
+
+def _write_at(
+    session: Session, ids: Collection[str], decide: Decide, how: str, turns: _Following
+) -> tuple[_Following, int]:
+    """Do so at one place; return the turns at the next one, and the number of results."""
+    for_update = session.dialect.for_update
+    stages = [row for stage in sorted(turns) if (row := read(session, stage)) is not None]
+    theirs = {job for stage in stages for job in stage.job_ids}
+    rows = job_rows.read(session, theirs.union(ids if how == for_update else ()), for_update)
+    if how != for_update:
+        rows |= job_rows.read(session, set(ids) - theirs, how)
+    ends, restarted = decide({job: rows[job] for job in ids if job in rows}) if ids else Changes()
+    changed, ended = job_rows.end(session, ends), {one.id for one, _ in ends}
+    following = _Following()
+    for stage in stages:
+        jobs = [rows[job] for job in stage.job_ids if job in rows]
+        waiting = [job for job in jobs if not job.is_finished and job.id not in ended]
+        turn, failed = turns[stage.id]
+        if turn is _Turn.WAIT_AGAIN:
+            revived = [job.id for job in jobs if job.ended_with("EarlierJobFailed")]
+            job_rows.restart(session, dict.fromkeys(revived, ""))
+            if len(waiting) + len(revived) >= stage.remaining:
+                following.note(stage, turn)
+            # Otherwise one was cancelled, or its result was deleted: the later stages cannot start.
+        elif turn is _Turn.END:
+            text = f"The job {failed!r} of an earlier stage of the chain has failed."
+            _fail(session, waiting, "EarlierJobFailed", text)
+            following.note(stage, turn, failed)
+        elif failed := _publish(session, waiting):
+            following.note(stage, _Turn.END, failed)
+    _write_stages(session, ends, restarted, following)
+    return following, changed
+
+
+def _write_stages(
+    session: Session, ends: Iterable[tuple[JobEnd, str]], restarted: Iterable[str], following: _Following
+) -> None:
+    """Lock the stages of jobs that have ended or wait again, and note the turns of those after them."""
     succeeded: Counter[str] = Counter()
     failed: dict[str, str] = {}
-    for one, status in ended:
-        if status == SUCCESSFUL:
+    for one, status in ends:
+        if one.stage and status == SUCCESSFUL:
             succeeded[one.stage] += 1
-        elif status == FAILED:
+        elif one.stage and status == FAILED:
             failed[one.stage] = one.id
-    for stage in sorted(succeeded | dict.fromkeys(failed, 0)):
+    for stage in sorted({*succeeded, *failed, *restarted}):
         row = _lock(session, stage, succeeded[stage])
-        if row is None or not row.following:
+        if row is None:
             continue
         if stage in failed:
-            _fail_after(session, row, failed[stage])
-        elif row.remaining == 0:
-            _publish(session, row.following)
+            following.note(row, _Turn.END, failed[stage])
+        elif stage not in restarted:
+            if row.remaining == 0:
+                following.note(row, _Turn.START)
+        elif _alive(job_rows.statuses(session, row.job_ids).values()) >= row.remaining:
+            following.note(row, _Turn.WAIT_AGAIN)
+        # Otherwise another job of the stage can no longer succeed.
 
 
-def _publish(session: Session, stage: str) -> None:
-    row = read(session, stage)
-    if row is None:
-        return
-    waiting = [
-        job for job in job_rows.read(session, row.job_ids, session.dialect.for_update).values() if not job.is_finished
-    ]
+def _publish(session: Session, jobs: Iterable[JobRow]) -> str:
+    """Publish the jobs of a stage; return one that could not be published and has failed, if there is one."""
     by_topic: dict[str, list[JobRow]] = {}
-    for job in waiting:
+    for job in jobs:
         by_topic.setdefault(JOB_PREFIX + job.queue_name, []).append(job)
-    for topic, jobs in sorted(by_topic.items()):
+    failed = ""
+    for topic, those in sorted(by_topic.items()):
         try:
-            publishing.publish_many(topic, map(job_rows.message_of, jobs), using=session.using)
+            publishing.publish_many(topic, map(job_rows.message_of, those), using=session.using)
         except InvalidMessage as error:  # MAX_PAYLOAD_BYTES, for example, may have been lowered since.
-            _fail(session, jobs, "InvalidJob", f"The job could not be published: {error}")
-            _fail_after(session, row, jobs[0].id)
-
-
-def _fail_after(session: Session, stage: Stage, failed: str) -> None:
-    """End the jobs of the stages after one."""
-    for later in _after(session, stage):
-        rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
-        text = f"The job {failed!r} of an earlier stage of the chain has failed."
-        _fail(session, [row for row in rows.values() if not row.is_finished], "EarlierJobFailed", text)
+            _fail(session, those, "InvalidJob", f"The job could not be published: {error}")
+            failed = failed or those[0].id
+    return failed
 
 
 def _after(session: Session, stage: Stage) -> Iterator[Stage]:
@@ -192,27 +280,6 @@ def _fail(session: Session, rows: Iterable[JobRow], name: str, text: str) -> Non
     job_rows.end(
         session, [(JobEnd(row.id, errors=job_rows.with_error(row.errors, path, text)), FAILED) for row in rows]
     )
-
-
-def revive(session: Session, stages: Iterable[str]) -> None:
-    """Let the jobs after some stages wait again: jobs of these stages that had failed are READY again.
-
-    They stay FAILED if another job of their chain can no longer succeed.
-
-    Args:
-        session: the current transaction.
-        stages: the ids of the stages.
-    """
-    for stage in sorted(set(stages)):
-        row = _lock(session, stage)
-        if row is None or _alive(job_rows.statuses(session, row.job_ids).values()) < row.remaining:
-            continue
-        for later in _after(session, row):
-            rows = job_rows.read(session, later.job_ids, session.dialect.for_update)
-            revived = [job.id for job in rows.values() if job.ended_with("EarlierJobFailed")]
-            job_rows.restart(session, dict.fromkeys(revived, ""))
-            if _alive(job.status for job in rows.values()) + len(revived) < later.remaining:
-                break  # One was cancelled, or its result was deleted: the later stages cannot start.
 
 
 def _alive(statuses: Iterable[str]) -> int:

@@ -347,10 +347,9 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
             uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
         elif action in UNENDED:
             released.append(delivery)
-    job_results.follow(session, ends)
-    if released:
+    if released:  # First, because nobody waits for the result of a job that it has claimed and holds another one.
         job_results.release(session, released, waits=waits)
-    job_results.fail_messages(session, uncalled)
+    job_results.follow(session, ends, job_results.reasons_of(session, uncalled))
 
 
 def _mark_acked(

@@ -122,7 +122,8 @@ def cancel_job(result: AnyResult) -> None:
     ended stays as it is.
 
     This is part of the open transaction of the queue's database, if there is one. Commit it soon: subscribers wait for
-    it to store the outcome of the job, and in a chain that of each job of its stage.
+    it to store the outcome of the job, and in a chain that of each job of its stage. If it cancels several jobs of a
+    chain, begin with those of the earliest stage: otherwise it may end with a deadlock.
 
     Args:
         result: the result of the job. One of another backend is left as it is.

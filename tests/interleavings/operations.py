@@ -359,6 +359,30 @@ def cancel_running(a: Actor) -> object:
     return job_worlds.request_cancel(ALIAS, job_worlds.FIRST, job_worlds.SECOND)
 
 
+@operation("cancel jobs of two stages")
+def cancel_two_stages(a: Actor) -> object:
+    return job_worlds.request_cancel(ALIAS, job_worlds.FIRST, job_worlds.LATER)
+
+
+@operation("cancel jobs of two stages, the later first")
+def cancel_two_stages_backwards(a: Actor) -> object:
+    return job_worlds.request_cancel(ALIAS, job_worlds.LATER, job_worlds.SECOND)
+
+
+@operation("end a job of a stage that waits")
+def end_waiting(a: Actor) -> object:
+    """As the handler of an atomic job does that has been started meanwhile."""
+    end = JobEnd(job_worlds.SECOND, 5, 5, "2", stage=job_worlds.STAGES[0])
+    return groups.run(ALIAS, lambda session: job_results.follow(session, [(end, job_rows.SUCCESSFUL)]))
+
+
+@operation("fail a job of a stage that waits")
+def fail_waiting(a: Actor) -> object:
+    """As a claim does that passes its message."""
+    reasons = {job_worlds.SECOND: ("JobExpired", "It expired.")}
+    return groups.run(ALIAS, lambda session: job_results.follow(session, (), reasons))
+
+
 @operation("cancel jobs as operators do")
 def _(a: Actor) -> object:
     with job_worlds.configured():

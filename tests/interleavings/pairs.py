@@ -253,6 +253,9 @@ def jobs() -> Iterable[Pair]:
     operators = "cancel jobs as operators do"
     others = (first, fail, "begin the jobs of a stage", "restart the second job of a stage", *cancels)
     yield from each("with_chain", (operators,), (operators, *others, "collect results"))
+    two = ("cancel jobs of two stages", "cancel jobs of two stages, the later first")
+    waiting = ("end a job of a stage that waits", "fail a job of a stage that waits", "begin the jobs of a stage")
+    yield from each("with_waiting_chain", two, (*two, *waiting, operators))
     unique = "enqueue a unique job"
     yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage"))
     skips = "end skipped jobs"

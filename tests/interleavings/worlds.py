@@ -296,6 +296,13 @@ def with_chain() -> Start:
     return start
 
 
+def with_waiting_chain() -> Start:
+    """A chain of jobs that nobody has claimed, beside everything else."""
+    start = busy()
+    job_worlds.waiting_chain()
+    return start
+
+
 def with_skipped_chain() -> Start:
     """As ``with_chain``, but a seek that was interrupted has skipped the first stage."""
     start = busy()
@@ -525,6 +532,7 @@ _ALL = (
     relayed,
     with_chain,
     with_jobs,
+    with_waiting_chain,
     with_skipped_chain,
     with_unique_job,
     scheduled,

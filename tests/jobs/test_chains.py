@@ -17,7 +17,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
-from tests.support.internals import JobEnd, job_results, job_rows, job_stages, registry, run
+from tests.support.internals import JobEnd, job_results, job_stages, registry, run
 
 READY, FAILED, SUCCESSFUL = TaskResultStatus.READY, TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
 
@@ -339,11 +339,7 @@ def test_cancelled_jobs_are_not_revived():
     assert len(JobResult.objects.get(id=later[0].id).errors.splitlines()) == 1, "it had ended"
     JobResult.objects.filter(id=first.id).update(cancel_requested_at=5, progress='{"done": 1}')
 
-    def restart(session):
-        job_rows.restart(session, {first.id: ""})
-        job_stages.revive(session, [JobResult.objects.get(id=first.id).stage])
-
-    run(USING, restart)
+    run(USING, lambda session: job_results.restart(session, {first.id: ""}))
     assert statuses([[first], later, [last]]) == [["READY"], ["FAILED", "READY"], ["FAILED"]]
     row = JobResult.objects.get(id=first.id)
     assert (row.cancel_requested_at, row.progress, row.finished_at) == (0, "", 0)

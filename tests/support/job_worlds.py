@@ -156,6 +156,15 @@ def chained() -> dict[str, Claimed]:
     return held
 
 
+@configured()
+def waiting_chain() -> None:
+    """The same chain, of which no job has been claimed."""
+    run(USING, lambda session: job_stages.insert(session, {STAGES[0]: 2, STAGES[1]: 1}))
+    enqueued(FIRST, SECOND)
+    JobResult.objects.using(USING).update(stage=STAGES[0])
+    job_rows.insert(Session(USING), [NewResult(LATER, "default", "default", PATH, ARGUMENTS, 0, 0, 1, stage=STAGES[1])])
+
+
 def statuses() -> dict[str, str]:
     """The status of each job, and whether the second stage of the chain has been published."""
     found = dict(JobResult.objects.using(USING).values_list("id", "status"))

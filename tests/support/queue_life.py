@@ -398,8 +398,7 @@ def _chains() -> None:
     ids = [stage[0].id for stage in stages]
     with as_role("scheduler"):
         job_worlds.request_cancel(USING, ids[0])
-    stage = JobResult.objects.get(id=ids[0]).stage
-    run(USING, lambda session: (job_rows.restart(session, {ids[0]: ""}), job_stages.revive(session, [stage])))
+    run(USING, lambda session: job_results.restart(session, {ids[0]: ""}))
     assert set(job_rows.statuses(Session(USING), ids).values()) == {"READY"}
     assert job_stages.before(Session(USING), JobResult.objects.get(id=ids[1]).stage) is not None
     job_results.begin(USING, "worker", ids[:1])

@@ -1,0 +1,151 @@
+"""Transactions that change several jobs take their locks in one order, so that none waits for another in a circle."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_mysqlqueue.models import JobResult, JobStage
+from tests.support import job_worlds
+from tests.support.harness import USING
+from tests.support.internals import JobEnd, NewResult, Session, job_results, job_rows, job_stages
+
+pytestmark = [pytest.mark.servers_only, pytest.mark.django_db(transaction=True)]
+
+MOMENT = 0.1
+"""Seconds after which a transaction that has not ended waits for the other one."""
+X, Y = ([f"{chain}:000{place}" for place in range(3)] for chain in "xy")
+"""The stages of two chains."""
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+
+
+def job(stage, number=0):
+    return job_stages.job_id(stage, number)
+
+
+def two_chains():
+    """Two chains, each of three stages of two jobs, which wait."""
+    JobResult.objects.all().delete()
+    JobStage.objects.all().delete()
+    session = Session(USING)
+    for stages in (X, Y):
+        job_stages.insert(session, dict.fromkeys(stages, 2))
+        names = [(job(stage, number), stage) for stage in stages for number in range(2)]
+        job_rows.insert(
+            session,
+            [
+                NewResult(name, "default", "default", job_worlds.PATH, job_worlds.ARGUMENTS, 0, 0, 1, stage=stage)
+                for name, stage in names
+            ],
+        )
+
+
+def half_old():
+    """As ``two_chains``, but all results of ``x`` are old except the one because of which the chain has failed."""
+    two_chains()
+    finish(job(X[0]), "SUCCESSFUL")(Session(USING))
+    cancel(job(X[1]))(Session(USING))
+    finish(job(X[0], 1), "FAILED")(Session(USING))
+    JobResult.objects.filter(finished_at__gt=0).exclude(id=job(X[0], 1)).update(finished_at=1)
+
+
+def fail(*names):
+    return lambda session: job_results.follow(session, (), dict.fromkeys(names, ("JobExpired", "It expired.")))
+
+
+def finish(name, status):
+    return lambda session: job_results.follow(session, [(JobEnd(name, stage=name[:6], errors=""), status)])
+
+
+def cancel(*names):
+    """As operators do."""
+    return lambda session: job_results.request_cancel(session, names, wait=False)
+
+
+def cancel_waiting(*names):
+    return lambda session: job_results.request_cancel(session, names)
+
+
+PAIRS = {
+    "cancel two stages, fail the first": (two_chains, cancel(job(X[0]), job(X[1])), finish(job(X[0], 1), "FAILED")),
+    "cancel three stages, cancel the first": (
+        two_chains,
+        cancel_waiting(job(X[2]), job(X[0]), job(X[1])),
+        cancel(job(X[0], 1)),
+    ),
+    "cancel two stages, end the first": (two_chains, cancel(job(X[0]), job(X[1])), finish(job(X[0], 1), "SUCCESSFUL")),
+    "cancel two stages, twice": (
+        two_chains,
+        cancel_waiting(job(X[0]), job(X[1])),
+        cancel_waiting(job(X[1], 1), job(X[0], 1)),
+    ),
+    "fail jobs of two chains, crosswise": (
+        two_chains,
+        fail(job(X[0]), job(Y[1])),
+        fail(job(Y[0]), job(X[1])),
+    ),
+    "fail jobs of two chains, cancel them": (
+        two_chains,
+        fail(job(X[0]), job(Y[0], 1)),
+        cancel(job(Y[0]), job(X[1]), job(X[2])),
+    ),
+    "restart a job, collect the others": (
+        half_old,
+        lambda session: job_results.restart(session, {job(X[0], 1): ""}),
+        lambda session: job_results.collect(USING),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_no_circle(in_thread, name):
+    """One stops before each of its statements in turn, while the other one goes as far as it can."""
+    setup, *operations = PAIRS[name]
+    for first, second in (operations, operations[::-1]):
+        for place in count():
+            setup()
+            errors, reached = meet(in_thread, first, second, place)
+            assert not errors, f"statement {place}: {errors}"
+            if not reached:
+                break
+
+
+def meet(in_thread, first, second, place):
+    """Returns the errors of both, and whether the first one has so many statements."""
+    stopped, go_on, errors, reached = threading.Event(), threading.Event(), [], []
+    numbers = count()
+
+    def stop(execute, sql, params, many, context):
+        if next(numbers) == place:
+            reached.append(sql)
+            stopped.set()
+            assert go_on.wait(30)
+        return execute(sql, params, many, context)
+
+    def run(operation, *wrappers):
+        try:
+            with transaction.atomic():
+                for wrapper in wrappers:
+                    connection.execute_wrappers.append(wrapper)
+                operation(Session(USING))
+        except OperationalError as error:
+            errors.append(str(error))
+        finally:
+            connection.execute_wrappers.clear()
+            stopped.set()
+
+    threads = [in_thread(lambda: run(first, stop))]
+    assert stopped.wait(30)
+    threads.append(in_thread(lambda: run(second)))
+    threads[1].join(MOMENT)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    return errors, bool(reached)
