@@ -1,8 +1,9 @@
 """Claims: taking messages for one group, from many partitions, in one transaction.
 
-Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, slots, coalesce keys, outbox;
-within a table by primary key, in key order. After the lock of a group's slots, a claim waits for nothing but the
-results and stages of jobs that it passes: it locks rows of delivery state with SKIP LOCKED, and inserts rows.
+Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, slots, coalesce keys, outbox,
+results and stages of jobs; within a table by primary key, in key order. After the lock of a group's slots, a claim
+waits for nothing but the results and stages of jobs that are in chains, or that it passes: it locks rows of delivery
+state with SKIP LOCKED, and inserts rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from secrets import randbits
 from django.db import IntegrityError
 
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service import groups, leasing, settling, slots, watermarks
+from django_mysqlqueue.service import groups, job_results, leasing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.new_messages import take_new
@@ -61,7 +62,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     touched = keys | set(request.also) | {settlement.delivery.key for settlement in request.settlements}
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
     flushed = settling.apply(
-        session, ref, request.settlements, offsets, max_attempts=claimant.max_attempts, also=request.also
+        session, ref, request.settlements, offsets, max_attempts=claimant.max_attempts, also=request.also, chains=False
     )
     result = Claim(flushed, lost=lost, began=began, dropped=fence is None, paused=fence is not None and fence.paused)
     if fence is not None and fence.mode != claimant.mode:
@@ -71,6 +72,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     if fence is None or fence.paused or result.other_mode or result.options is not None:
         if request.holding is not None and fence is not None:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
+        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
     is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
@@ -87,6 +89,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     coalescing.store()
     if reservation is not None:
         result.held = reservation.store()
+    job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
     # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
     flushed.unfinished |= positions.keys() - {delivery.key for delivery in fresh}
     watermarks.store(session, ref, offsets, flushed.watermarks, positions)

@@ -162,6 +162,16 @@ class Holding:
 
 
 @dataclass(slots=True)
+class JobEnds:
+    """What has become of jobs of chains, to be written by the same transaction after its slots."""
+
+    ends: list[tuple[JobEnd, str]] = field(default_factory=list)
+    """The ends of attempts, each with the job's status."""
+    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """For jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its text."""
+
+
+@dataclass(slots=True)
 class Flushed:
     """The result of a flush."""
 
@@ -177,6 +187,8 @@ class Flushed:
     """New watermarks, to be stored by the same transaction."""
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark can advance further: flush them again."""
+    jobs: JobEnds = field(default_factory=JobEnds)
+    """The jobs that were left to the caller."""
     held: dict[str, int] | None = None
     """By limited key, the slots that the subscriber's rows say it holds; None if none was to be written."""
     skipped: set[str] = field(default_factory=set)

@@ -166,10 +166,11 @@ def reasons_of(session: Session, reasons: Mapping[int, tuple[str, str]]) -> dict
     return {job: reasons[offset] for offset, job in _ids(session, reasons).items()}
 
 
-def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> None:
-    """End the jobs of messages that a claim has settled: partition, offset and outcome of each."""
-    if is_of_jobs(ref):
-        follow(session, (), reasons_of(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended}))
+def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> dict[str, tuple[str, str]]:
+    """Return why jobs end whose messages a claim has settled, by id. ``ended``: partition, offset, outcome of each."""
+    if not is_of_jobs(ref):
+        return {}
+    return reasons_of(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended})
 
 
 def release(session: Session, deliveries: Iterable[Claimed], *, waits: bool = True) -> None:

@@ -73,6 +73,11 @@ def chain_of(stage: str) -> str:
     return stage.rpartition(":")[0]
 
 
+def is_in_chain(job: str) -> bool:
+    """Return whether a job is one of a chain, as its id tells."""
+    return bool(chain_of(chain_of(job)))
+
+
 def job_id(stage: str, number: int) -> str:
     """Return the id of a job: that of its stage, and its number there."""
     return f"{stage}:{number:04}"

@@ -91,7 +91,7 @@ def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claim
     _insert_rows(taking, new.taken)
     _park(taking, new.parked)
     delivery_events.record_passed(taking.session, taking.claimant.ref, new.ended, taking.claimant.subscriber)
-    job_results.passed(taking.session, taking.claimant.ref, new.ended)
+    taking.result.flushed.jobs.reasons |= job_results.passed(taking.session, taking.claimant.ref, new.ended)
     return new.taken, new.positions
 
 

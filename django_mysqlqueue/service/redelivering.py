@@ -289,7 +289,7 @@ def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
         )
     ended = [(*one, Outcome.SUPERSEDED) for one in passed]
     delivery_events.record_passed(session, ref, ended, taking.claimant.subscriber)
-    job_results.passed(session, ref, ended)
+    taking.result.flushed.jobs.reasons |= job_results.passed(session, ref, ended)
 
 
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:

@@ -12,7 +12,16 @@ from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, job_results, job_rows, losses, slots, watermarks
+from django_mysqlqueue.service import (
+    dead_letters,
+    delivery_events,
+    job_results,
+    job_rows,
+    job_stages,
+    losses,
+    slots,
+    watermarks,
+)
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
@@ -227,9 +236,10 @@ def flush(
     def write(session: Session) -> Flushed:
         keys = {settlement.delivery.key for settlement in settlements} | set(also)
         offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
-        flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also)
+        flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also, chains=False)
         if holding is not None:
             flushed.held = slots.settle(session, ref, limits, holding)
+        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 
@@ -245,6 +255,7 @@ def apply(
     max_attempts: int | None,
     also: Collection[str] = (),
     waits: bool = True,
+    chains: bool = True,
 ) -> Flushed:
     """Do a flush in the caller's transaction.
 
@@ -259,6 +270,8 @@ def apply(
         also: further partitions whose watermarks can advance.
         waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
             stay RUNNING until their next claim.
+        chains: whether to write what has become of jobs of chains. Otherwise the caller does, after it has locked
+            slots (``Flushed.jobs``).
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
@@ -284,7 +297,7 @@ def apply(
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
     if job_results.is_of_jobs(ref):
-        _follow_jobs(session, settlements, flushed, waits=waits)
+        _follow_jobs(session, settlements, flushed, waits=waits, chains=chains)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # A partition without an offsets row (the group was dropped, or GC deleted it) has no watermark to advance.
@@ -328,7 +341,9 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
     )
 
 
-def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: Flushed, *, waits: bool) -> None:
+def _follow_jobs(
+    session: Session, settlements: Sequence[Settlement], flushed: Flushed, *, waits: bool, chains: bool
+) -> None:
     """Write what has become of the jobs, except those whose outcome was not written now."""
     not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
     dead = {delivery for delivery, _ in flushed.dead}
@@ -349,7 +364,13 @@ def _follow_jobs(session: Session, settlements: Sequence[Settlement], flushed: F
             released.append(delivery)
     if released:  # First, because nobody waits for the result of a job that it has claimed and holds another one.
         job_results.release(session, released, waits=waits)
-    job_results.follow(session, ends, job_results.reasons_of(session, uncalled))
+    reasons = job_results.reasons_of(session, uncalled)
+    if not chains:
+        flushed.jobs.ends = [one for one in ends if one[0].stage]
+        flushed.jobs.reasons = {job: reason for job, reason in reasons.items() if job_stages.is_in_chain(job)}
+        ends = [one for one in ends if not one[0].stage]
+        reasons = {job: reason for job, reason in reasons.items() if job not in flushed.jobs.reasons}
+    job_results.follow(session, ends, reasons)
 
 
 def _mark_acked(

@@ -3,7 +3,7 @@
 A message of a group with limits starts only with a slot, which its claim reserves. A table has, for each key that is
 limited, when its next slot is free, and for each subscriber how many slots of the key it holds. The row of the group as
 a whole is the lock of all of them: claims of one group reserve slots one after another. A transaction that has locked
-it waits only for coalesce keys, and for results and stages of jobs that it passes.
+it waits only for coalesce keys, and for results and stages of jobs that are in chains, or that it passes.
 """
 
 from __future__ import annotations

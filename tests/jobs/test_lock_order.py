@@ -8,10 +8,39 @@ from itertools import count
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_mysqlqueue.models import JobResult, JobStage
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits
+from django_mysqlqueue.models import (
+    ConsumerOffset,
+    DeliveryState,
+    JobResult,
+    JobStage,
+    OutboxMessage,
+    QueueMessage,
+    Slots,
+)
+from django_mysqlqueue.outcomes import Outcome
 from tests.support import job_worlds
-from tests.support.harness import USING
-from tests.support.internals import JobEnd, NewResult, Session, job_results, job_rows, job_stages
+from tests.support.harness import USING, sequence
+from tests.support.internals import (
+    Action,
+    Claimant,
+    ClaimRequest,
+    Holding,
+    JobEnd,
+    NewResult,
+    Returned,
+    Session,
+    Settlement,
+    Want,
+    claiming,
+    groups,
+    job_results,
+    job_rows,
+    job_stages,
+    settling,
+    watermarks,
+)
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.django_db(transaction=True)]
 
@@ -73,7 +102,66 @@ def cancel_waiting(*names):
     return lambda session: job_results.request_cancel(session, names)
 
 
+# -- with limits: two subscribers, each of which holds a job of the first stage ----------------
+
+
+LIMITS = DeliveryLimits(max_in_flight=10)
+held = {}
+
+
+@job_worlds.configured()
+def limited():
+    """As ``two_chains``; a subscriber holds a job, and another one of the stage waits and has expired."""
+    for model in (QueueMessage, OutboxMessage, DeliveryState, ConsumerOffset, Slots):
+        model.objects.all().delete()
+    two_chains()
+    groups.register(USING, job_worlds.JOBS, mode="shared", start="earliest")
+    watermarks.create_missing(USING, job_worlds.JOBS, ["a", "b"])
+    put("a", job(X[0]))
+    held["one"] = claim("a", "one")(Session(USING)).deliveries[0]
+    put("a", "takes a slot")
+    put("b", "takes another one", job(X[0], 1))
+    QueueMessage.objects.filter(message_id=job(X[0], 1)).update(expires_at=1)
+
+
+def put(partition, *names):
+    """Messages in a partition of the log."""
+    publish_many(job_worlds.JOBS.topic, [Message(1, id=name) for name in names])
+    OutboxMessage.objects.update(partition_key=partition)
+    sequence()
+
+
+def claim(key, who, *settlements):
+    """A claim of a partition, which writes outcomes."""
+
+    def make(session):
+        request = ClaimRequest(
+            Claimant(job_worlds.JOBS, who, 5, 60_000, limits=LIMITS, lease_ms=30_000),
+            [Want(key, look_at=10)],
+            claiming.new_token(),
+            [settlement() for settlement in settlements],
+            holding=Holding(who),
+            passes=frozenset({Outcome.EXPIRED}),
+        )
+        return claiming._claim(session, request)
+
+    return make
+
+
+def success():
+    end = JobEnd(job(X[0]), 5, 5, "2", stage=X[0])
+    return Settlement(held["one"], Action.ACK, job=end)
+
+
+def flush_success(session):
+    """It returns a slot, too."""
+    holding = Holding("one", {NO_KEY: 0}, {NO_KEY: 1}, returned={NO_KEY: Returned(1, 1)})
+    settling.flush(USING, job_worlds.JOBS, [success()], max_attempts=None, shared=True, limits=LIMITS, holding=holding)
+
+
 PAIRS = {
+    "flush the end of a job, pass one of its stage": (limited, flush_success, claim("b", "two")),
+    "claim with the end of a job, pass one of its stage": (limited, claim("a", "one", success), claim("b", "two")),
     "cancel two stages, fail the first": (two_chains, cancel(job(X[0]), job(X[1])), finish(job(X[0], 1), "FAILED")),
     "cancel three stages, cancel the first": (
         two_chains,
