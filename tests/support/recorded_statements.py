@@ -14,7 +14,7 @@ from pathlib import Path
 from django.db import connection
 
 from tests.conftest import QUEUE_MODELS
-from tests.support.internals import dialect_of, partitions
+from tests.support.internals import dialect_of
 from tests.support.rooms import module_of
 from tests.support.statement_names import name_of, without_lock
 
@@ -22,9 +22,6 @@ TABLES = {model._meta.db_table for model in QUEUE_MODELS}
 FEW, COUNTED = 6000, 25_000
 """Rows that a statement may read: more than any LIMIT here lets through, as a plan of type ref may stand for a whole
 topic; and those that a statement may read that counts up to 10,000 of them, for people."""
-LAST_OFFSETS = "select:messages by topic order topic, partition_key"
-"""It may read ``partitions.ROWS`` messages for each partition that is wanted, if the server does not jump from one to
-the next, which depends on when the server counts again what is in a short log."""
 EXCEPTIONS = Path(__file__).parent.parent / "sql" / "exceptions.txt"
 SMALL = {
     "queue_consumer_groups": "a row for each group",
@@ -186,8 +183,7 @@ def complaints(sql, params) -> list[tuple[str, str]]:
         names = [column[0].lower() for column in cursor.description]
         locking = re.match(r"UPDATE|DELETE", sql) is not None or re.search(r"FOR UPDATE|SHARE MODE", sql) is not None
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-        walked = partitions.ROWS[0] * params[-1] if name_of(sql) == LAST_OFFSETS else 10
-        return list(_of_server(rows, walked=0 if locking else walked))
+        return list(_of_server(rows, walked=0 if locking else 10))
 
 
 def _of_server(rows, *, walked) -> Iterator[tuple[str, str]]:
