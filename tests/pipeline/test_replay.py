@@ -150,13 +150,12 @@ def test_metadata_of_any_form(job):
     forms = [{}, {"a": "}"}, {CAME_FROM: "before"}, {"nested": {"a": [1, "{"]}}]
     for metadata in forms:
         QueueMessageFactory(metadata=metadata)
-    QueueMessageFactory(metadata=[1, 2])
     run.grow(job)
     replay.play(job, Replay("t", to="again"))
     sequence()
     copies = [row.metadata for row in QueueMessage.objects.filter(topic="again").order_by("offset")]
     assert all(isinstance(one.pop(CAME_FROM), dict) for one in copies)
-    assert copies == [{}, {"a": "}"}, {}, {"nested": {"a": [1, "{"]}}, {}]
+    assert copies == [{}, {"a": "}"}, {}, {"nested": {"a": [1, "{"]}}]
 
 
 def test_white_space_around_metadata(job):
