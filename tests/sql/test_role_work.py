@@ -43,7 +43,6 @@ from django_mysqlqueue.models import (
     Operation,
     OutboxMessage,
     PartitionLease,
-    QuarantinedMessage,
     QueueMessage,
     Slots,
     SubscriberHeartbeat,
@@ -93,10 +92,6 @@ def queue(db, full, settings):
     full.restore()
     empty(OTHER)
     sequencing.identify(OTHER)  # as ``migrate`` does
-    for number in (1, 2, 3):
-        QuarantinedMessage.objects.create(
-            pk=number, topic="t", payload=b"1", deliver_at=0, created_at=1, reason="an error"
-        )
 
 
 @contextlib.contextmanager
@@ -435,6 +430,7 @@ FUNCTIONS = {
         "list_messages": lambda: (inspection.list_messages(), inspection.list_messages(topic="t", key="k1")),
         "list_options": inspection.list_options,
         "list_partitions": lambda: (inspection.list_partitions(), inspection.list_partitions(owner="")),
+        "list_quarantined": lambda: (inspection.list_quarantined(), inspection.list_quarantined(topic="t")),
         "list_scheduled": inspection.list_scheduled,
         "list_schedules": lambda: inspection.list_schedules(runs=5),
         "status_of": lambda: inspection.status_of(inspection.get_overview(), inspection.find_causes()),

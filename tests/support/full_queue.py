@@ -24,6 +24,7 @@ from django_mysqlqueue.tasks import call, enqueue_chain
 from tests.app import jobs
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Delivery, GroupRef, Handler, groups, registry, schedules
 
@@ -95,6 +96,8 @@ def fill() -> None:
     CollectedTopic.objects.create(topic="old", collected_offset=1, published_at=1)
     RelayPosition.objects.create(source_log="0" * 32, target="queue", source=USING, relayed_offset=1)
     RelayWatermark.objects.create(target="elsewhere", relayed_offset=10**9, read_offset=10**9)
+    for number in (1, 2, 3):
+        QuarantinedMessageFactory(pk=number)
     ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=0)
     _complete()
 
