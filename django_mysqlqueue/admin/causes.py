@@ -90,8 +90,8 @@ def _shown(dashboard: DashboardContext, cause: Cause, now: int, errors: ErrorTex
     first = cause.problems[0]
     name = first.ref or first.topic or first.database or ""
     error, sample = "", cause.sample
-    if sample is not None and sample.ref is not None:
-        error = errors.whole(sample.error, sample.ref.topic)
+    if sample is not None and (topic := sample.ref.topic if sample.ref else sample.topic):
+        error = errors.whole(sample.error, topic)
     several = len(cause.problems) > 1
     symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
     place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")
@@ -102,6 +102,8 @@ def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
     """Return the link for a cause: that of its most telling problem, unless others of the kind have other pages."""
     if cause.kind == "no_subscriber" and len(cause.problems) > 1:
         return dashboard.url("subscribers"), _("Open subscribers")
+    if cause.kind == "quarantined" and len(cause.problems) > 1:
+        return dashboard.url("quarantine"), _("Open quarantine")
     if len(cause.refs) > 1:
         return "", ""
     first = cause.problems[0]
@@ -129,7 +131,7 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
         case "outbox" | "outbox_behind":
             return to("subscribers"), _("Open subscribers")
         case "quarantined":
-            return to("quarantine"), _("Open quarantine")
+            return to("quarantine", topic=problem.topic), _("Open quarantine")
         case "retrying":
             return to("errors", state="retrying", **named), _("Open errors")
         case "recurring" | "recurring_failed":

@@ -113,6 +113,11 @@ SEVERAL = {
     "dead_letters": ngettext_lazy(
         "%(number)s group has dead-lettered messages", "%(number)s groups have dead-lettered messages", "number"
     ),
+    "quarantined": ngettext_lazy(
+        "The log has refused messages of %(number)s topic",
+        "The log has refused messages of %(number)s topics",
+        "number",
+    ),
     "groupless": ngettext_lazy(
         "%(number)s topic has messages but no consumer group",
         "%(number)s topics have messages but no consumer group",

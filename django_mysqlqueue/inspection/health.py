@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
@@ -19,6 +20,7 @@ from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.problems import find_problems
+from django_mysqlqueue.limits import relayed_from
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
@@ -245,7 +247,9 @@ class _Scope:
             return any(problem.database in works_on(topic) for topic in self.topics)
         if problem.ref is not None:
             return problem.ref in self.refs
-        return problem.topic is None and bool(self.topics)
+        if problem.topic is not None:
+            return naming.first_topic(relayed_from(problem.topic)) in self.topics
+        return bool(self.topics)
 
 
 def _topics_of(groups: Collection[str]) -> set[str]:

@@ -118,7 +118,8 @@ class Problem:
     messages: Count = NONE
     """The messages that wait because of it."""
     error: str = ""
-    """The last error of the message or of the subscriber that has the problem: the last line of the traceback."""
+    """The last error of the message or of the subscriber that has the problem: the last line of the traceback. For
+    messages that the log has refused, the error of the database."""
     failed: Count = NONE
     """The messages that failed lately and fail still, or are dead letters."""
     is_private: bool = False

@@ -11,9 +11,6 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.sql.session import Session
 
-REASON_SHOWN = 500
-"""Maximum number of characters of a reason that a list reads."""
-
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRow:
@@ -30,7 +27,7 @@ class QuarantinedRow:
     """When the publisher wrote it."""
     quarantined_at: int
     reason: str
-    """The error of the database, cut after 500 characters."""
+    """The error of the database."""
 
 
 @checked()
@@ -50,11 +47,15 @@ def list_quarantined(
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    of_topic, values = ("", ()) if topic is None else ("AND topic = %s ", (topic,))
-    rows = Session(queue_alias(using, topic=topic)).rows(
-        "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, SUBSTR(reason, 1, %s) "
-        f"FROM {QUARANTINE} WHERE quarantine_id > %s {of_topic}ORDER BY quarantine_id LIMIT %s",
-        (REASON_SHOWN, after, *values, limit),
+    session = Session(queue_alias(using, topic=topic))
+    index, condition = "PRIMARY", "quarantine_id > %s"
+    values: tuple[object, ...] = (after, limit)
+    if topic is not None:
+        index, condition, values = "queue_quarantine_topic", f"topic = %s AND {condition}", (topic, *values)
+    rows = session.rows(
+        "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, reason "
+        f"FROM {QUARANTINE}{session.force_index(index)} WHERE {condition} ORDER BY quarantine_id LIMIT %s",
+        values,
     )
     return tuple(QuarantinedRow(*row) for row in rows)
 

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import duration, moment, shortened
+from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview
@@ -19,7 +19,7 @@ from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, replaced
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import open_transactions
+from django_mysqlqueue.service import log, open_transactions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.open_transactions import Holder
@@ -31,7 +31,7 @@ LEASES = PartitionLease._meta.db_table
 REPEATED = 600.0
 """Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
 QUARANTINED = 100
-"""Maximum number of messages of the quarantine that are counted."""
+"""Maximum number of messages of a topic in the quarantine that are counted."""
 NAMES = 100
 """Maximum number of lost subscribers, replaced ones and those of idle groups, whose leases are read."""
 
@@ -140,35 +140,36 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
 
 
 def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:
-    """Yield that the log has refused messages."""
-    found = list_quarantined(limit=QUARANTINED + 1, using=session.using)
-    if not found:
-        return
-    count = Count(min(len(found), QUARANTINED), exact=len(found) <= QUARANTINED)
-    text = ngettext(
-        "The log has refused %(number)s message, which is in the quarantine: message %(id)s of topic %(topic)s, "
-        "%(age)s ago (%(reason)s).",
-        "The log has refused %(number)s messages, which are in the quarantine, the first %(age)s ago: message %(id)s "
-        "of topic %(topic)s (%(reason)s).",
-        count.value,
-    )
-    first = found[0]
-    values = {
-        "number": count,
-        "id": repr(first.message_id),
-        "topic": repr(first.topic),
-        "age": duration(age(overview.now, first.quarantined_at)),
-        "reason": shortened(first.reason),
-    }
-    yield Problem(
-        0,
-        "quarantined",
-        text % values,
-        since=first.quarantined_at,
-        messages=count,
-        message_id=first.message_id,
-        is_private=True,
-    )
+    """Yield the topics of which the log has refused messages."""
+    for topic in log.quarantined(session):
+        found = list_quarantined(topic=topic, limit=QUARANTINED + 1, using=session.using)
+        if not found:  # They were requeued or deleted meanwhile.
+            continue
+        count = Count.up_to(QUARANTINED, len(found))
+        text = ngettext(
+            "The log has refused %(number)s message of topic %(topic)s, which is in the quarantine: message %(id)s, "
+            "%(age)s ago.",
+            "The log has refused %(number)s messages of topic %(topic)s, which are in the quarantine: the first is "
+            "message %(id)s, %(age)s ago.",
+            count.value,
+        )
+        first = found[0]
+        values = {
+            "number": count,
+            "id": repr(first.message_id),
+            "topic": repr(topic),
+            "age": duration(age(overview.now, first.quarantined_at)),
+        }
+        yield Problem(
+            0,
+            "quarantined",
+            text % values,
+            topic=topic,
+            message_id=first.message_id,
+            since=first.quarantined_at,
+            messages=count,
+            error=first.reason,
+        )
 
 
 def _held_text(holder: Holder) -> str:

@@ -177,6 +177,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "quarantined message",
                 "verbose_name_plural": "quarantined messages",
                 "db_table": "queue_quarantine",
+                "indexes": [models.Index(fields=["topic", "quarantine_id"], name="queue_quarantine_topic")],
             },
         ),
         migrations.CreateModel(

@@ -76,6 +76,7 @@ class QuarantinedMessage(QuarantineKey, MessageColumns):
         db_table = "queue_quarantine"
         verbose_name = _("quarantined message")
         verbose_name_plural = _("quarantined messages")
+        indexes = [models.Index(fields=["topic", "quarantine_id"], name="queue_quarantine_topic")]
 
     def __str__(self) -> str:
         return f"{self.topic} {self.message_id}"

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from django_mysqlqueue import job_queues, log_queries
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
+from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.service import partitions
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
+QUARANTINE = QuarantinedMessage._meta.db_table
 PUBLISHED_ID = "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END"
 """SQL, with the log as ``m``, for the id that ``publish`` returned. Dead letters and redriven messages have others."""
 NEWEST = 2000
@@ -34,13 +35,15 @@ def first_since(session: Session, moment: int) -> int:
     return log_queries.first_since(session, moment)
 
 
-def all_topics(session: Session) -> list[str]:
-    """Return all topics that have messages in the log, by one query along the index for each."""
-    hint = session.dialect.force_index("queue_messages_partition")
+def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:
+    """Return all topics that have messages in the log or another table, by one query along the index for each."""
+    hint = session.dialect.force_index(index)
     found: list[str] = []
     while True:
         comparison, last = (">", found[-1]) if found else (">=", "")
-        row = session.row(f"SELECT topic FROM {LOG}{hint} WHERE topic {comparison} %s ORDER BY topic LIMIT 1", (last,))
+        row = session.row(
+            f"SELECT topic FROM {table}{hint} WHERE topic {comparison} %s ORDER BY topic LIMIT 1", (last,)
+        )
         if row is None:
             return found
         found.append(row[0])
@@ -60,11 +63,19 @@ def used(session: Session) -> list[str]:
 
 
 def known(session: Session) -> list[str]:
-    """Return all topics that operators may name, in order: those in use, of groups, in ``TOPICS``, and of ``TASKS``."""
+    """Return all topics that operators may name, in order.
+
+    They are those in use, in the quarantine, of groups, in ``TOPICS``, and of ``TASKS``.
+    """
     of_groups = ConsumerGroup.objects.using(session.using).values_list("topic", flat=True)
     named = (*get_settings().topics.names(), *job_queues.topics())
     configured = [name for name in named if queue_alias(topic=name) == session.using]
-    return sorted({*used(session), *of_groups, *configured})
+    return sorted({*used(session), *quarantined(session), *of_groups, *configured})
+
+
+def quarantined(session: Session) -> list[str]:
+    """Return all topics that have messages in the quarantine, in order."""
+    return all_topics(session, QUARANTINE, "queue_quarantine_topic")
 
 
 class Ends:

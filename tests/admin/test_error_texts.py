@@ -14,6 +14,7 @@ from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.dashboard import ROOT, confirm
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import Sub, handler, sequence
 from tests.support.internals import registry
 from tests.support.job_worlds import JOBS
@@ -43,7 +44,9 @@ def world(db, no_handlers, settings):
     dead = QueueMessage.objects.get(topic="jobs.default_dlq")
     operations.retry(*JOBS, error=TEXT, at=LATER, actor="ada")
     OutboxMessage.objects.all().delete()
+    QuarantinedMessageFactory(topic=JOBS.topic, reason=TEXT)
     return {
+        "quarantine": [{}, {"topic": JOBS.topic}],
         "errors": [{}, {"topic": JOBS.topic}, {"state": "retrying"}, {"group": "jobs"}],
         "deadletters": [{"topic": JOBS.topic}, {"topic": JOBS.topic, "format": "csv"}],
         "deadletter": [{"offset": dead.offset}],

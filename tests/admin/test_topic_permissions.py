@@ -28,6 +28,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import group_settings
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, hidden
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import Sub, handler, sequence
 from tests.support.internals import heartbeats, registry
 from tests.support.job_pages import job
@@ -81,6 +82,8 @@ def parameters(name, topic):
     if name in ("requeue", "delete-quarantined"):
         refused = {"payload": b"1", "deliver_at": 0, "created_at": 1, "reason": "an error"}
         return {"row": str(QuarantinedMessage.objects.get_or_create(topic=topic, defaults=refused)[0].pk)}
+    if name in ("requeue-topic", "delete-quarantined-topic"):
+        return {"topic": topic, "upto": parameters("requeue", topic)["row"]}
     if name.endswith("-recurring"):
         return {"schedule": f"{topic}.s"}
     if name == "edit":
@@ -196,6 +199,7 @@ def hidden_queue(db):
         publish_many(topic, (Message(f"{topic} {n}", key=key) for n in range(3)))
         publish(topic, "later", id=f"{topic}.later", key=key, delay=600)
         schedule_worlds.registered(schedule_worlds.of_topic(topic), age=200, name=f"{topic}.s")
+        QuarantinedMessageFactory(topic=topic, partition_key=key, message_id=f"{topic}.q", reason=f"{topic} refused")
         sequence()
         sub = Sub(handler(topic, group, function=_handle), name=f"{group}.subscriber").step()
         sub.work(2)
@@ -234,6 +238,8 @@ OF_THE_TOPIC = (
     ("errors/", {"topic": "t"}),
     ("errors/", {"state": "retrying"}),
     ("scheduled/", {"topic": "t"}),
+    ("quarantine/", {}),
+    ("quarantine/", {"topic": "t"}),
     ("recurring/", {}),
     ("recurring/", {"topic": "t"}),
     ("inflight/", {}),
@@ -309,6 +315,7 @@ def _problems(text):
         ("scheduled/", {}),
         ("scheduled/", {"topic": "hidden.topic"}),
         ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),
+        ("quarantine/", {"topic": "hidden.topic"}),
         ("recurring/", {"topic": "hidden.topic"}),
         ("inflight/", {"group": "hidden.group", "topic": "hidden.topic"}),
         ("offsets/", {"group": "hidden.group", "topic": "hidden.topic"}),

@@ -12,11 +12,14 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.inspection import find_problems
-from django_mysqlqueue.models import Operation, OutboxMessage, QuarantinedMessage, QueueMessage
+from django_mysqlqueue.inspection import check_health, find_causes, find_problems, queue_problems
+from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QuarantinedMessage, QueueMessage
+from django_mysqlqueue.operations import quarantine as quarantine_operations
+from django_mysqlqueue.operations.limits import Limits
 from tests.support import refusing as refusals
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import sequencing
+from tests.support.internals import quarantine, sequencing
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -128,9 +131,35 @@ def test_nothing_else_deletes_it(row, clock):
 @pytest.mark.promise("Health")
 def test_it_is_a_problem(row):
     found = [one for one in find_problems() if one.kind == "quarantined"]
-    assert [(one.severity, one.message_id, one.messages.value) for one in found] == [(0, "i", 1)]
-    assert "The log has refused 1 message, which is in the quarantine: message 'i' of topic 't'" in found[0].text
-    assert "no bad ones" in found[0].text
+    assert [(one.severity, one.topic, one.message_id, one.messages.value) for one in found] == [(0, "t", "i", 1)]
+    assert "The log has refused 1 message of topic 't', which is in the quarantine: message 'i'," in found[0].text
+    assert "no bad ones" in found[0].error
+
+
+def test_each_topic_is_a_problem(db, monkeypatch):
+    monkeypatch.setattr(queue_problems, "QUARANTINED", 2)
+    for topic in ("u", "t", "t", "t", "t_dlq", "u@queue"):
+        QuarantinedMessageFactory(topic=topic)
+    found = [(one.topic, str(one.messages)) for one in find_problems() if one.kind == "quarantined"]
+    assert found == [("t", "2+"), ("t_dlq", "1"), ("u", "1"), ("u@queue", "1")]
+    (cause,) = [one for one in find_causes() if one.kind == "quarantined"]
+    assert cause.text.startswith("The log has refused messages of 4 topics: t, t_dlq, u and 1 more")
+
+
+@pytest.mark.promise("Health")
+def test_health_of_a_topic_is_about_its_own_messages(db):
+    Sub(*(handler(topic) for topic in "tuv"))
+    for topic in ("u", "v_dlq", "w@queue"):
+        QuarantinedMessageFactory(topic=topic)
+
+    def found(**selected):
+        return [one.topic for one in check_health(**selected).findings if one.kind == "quarantined"]
+
+    assert found() == ["u", "v_dlq", "w@queue"]
+    assert (found(topics=["t"]), found(topics=["u"]), found(topics=["v"])) == ([], ["u"], ["v_dlq"])
+    assert found(groups=["g"]) == ["u", "v_dlq"]
+    ConsumerGroup.objects.create(consumer_group="g", topic="w", mode="shared")
+    assert found(topics=["w"]) == ["w@queue"], "on its way to another database"
 
 
 def run_command(*arguments):
@@ -148,3 +177,77 @@ def test_the_command(row):
     assert run_command() == "The quarantine is empty.\n"
     with pytest.raises(CommandError, match="require --requeue or --delete"):
         run_command("--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("option", "done", "moved"),
+    [
+        ("--requeue", "Messages moved back into the outbox: 3.", 3),
+        ("--delete", "Messages deleted from the quarantine: 3.", 0),
+    ],
+)
+def test_the_command_on_a_topic(db, monkeypatch, option, done, moved):
+    monkeypatch.setattr(quarantine_operations, "LIMITS", Limits(dead_letters=2))
+    Sub(handler("t")).step()
+    for topic in ("t", "u", "t", "t"):
+        QuarantinedMessageFactory(topic=topic)
+    listed = json.loads(run_command("--topic", "t", "--format", "json"))["quarantined"]
+    assert [one["topic"] for one in listed] == ["t"] * 3
+    previewed = run_command("--topic", "t", option, "--dry-run")
+    assert "3" in previewed
+    assert "Nothing was changed (--dry-run)." in previewed
+    assert QuarantinedMessage.objects.count() == 4
+    assert done in run_command("--topic", "t", option, "--noinput")
+    assert list(QuarantinedMessage.objects.values_list("topic", flat=True)) == ["u"]
+    assert OutboxMessage.objects.filter(topic="t").count() == moved
+    assert list(Operation.objects.order_by("id").values_list("topic", "changed")) == [("t", 2), ("t", 1)]
+    assert run_command("--topic", "t") == "The quarantine has no messages of topic 't'.\n"
+    for arguments, said in (
+        (("--topic", "t", option), "The quarantine has no messages of topic 't'"),
+        (("--topic", "typo", option), "There is no topic 'typo'"),
+        (("--topic", "typo"), "There is no topic 'typo'"),
+        ((option,), "rows or topic: pass exactly one of them"),
+        (("--topic", "u", option, "1"), "rows or topic: pass exactly one of them"),
+    ):
+        with pytest.raises(CommandError, match=said):
+            run_command(*arguments)
+
+
+def test_messages_that_are_refused_meanwhile_are_not_requeued_for_ever(db, monkeypatch):
+    monkeypatch.setattr(quarantine_operations, "LIMITS", Limits(dead_letters=1))
+    QuarantinedMessageFactory.create_batch(2)
+    real = quarantine.requeue
+
+    def requeue(session, ids):
+        QuarantinedMessageFactory(message_id="again")
+        return real(session, ids)
+
+    monkeypatch.setattr(quarantine, "requeue", requeue)
+    assert operations.requeue_quarantined(topic="t", actor="me").changed == 2
+    assert set(QuarantinedMessage.objects.values_list("message_id", flat=True)) == {"again"}
+
+
+def test_the_preview_counts_what_no_group_will_receive(db, clock):
+    publish("t", 1, key="k", id="in the log")
+    sequence()
+    publish("t", 1, key="k", id="in the outbox", delay=600)
+    for topic, key, name in (
+        ("t", "k", "in the log"),
+        ("t", "k", "in the outbox"),
+        ("t", "k", "twice"),
+        ("t", "k", "twice"),
+        ("t", "other", "in the log"),
+        ("u", "k", "in the outbox"),
+    ):
+        QuarantinedMessageFactory(topic=topic, partition_key=key, message_id=name)
+    QuarantinedMessageFactory(expires_at=1)
+    QuarantinedMessageFactory(expires_at=2**47)
+    rows = list(QuarantinedMessage.objects.values_list("pk", flat=True))
+    for how in ({"dry_run": True}, {}):
+        _said, duplicates, expired = operations.requeue_quarantined(rows, actor="me", **how).summary
+        assert "duplicates" in duplicates
+        assert duplicates.endswith(": 3.")
+        assert "expired" in expired
+        assert expired.endswith(": 1.")
+    sequence()
+    assert QueueMessage.objects.exclude(message_id="in the outbox", topic="t").count() == 6

@@ -321,9 +321,10 @@ def _quarantine() -> None:
         with as_role("reader"):
             rows = [one.quarantine_id for one in list_quarantined(using=USING)]
             assert quarantined.topics_of(USING, rows) == {"t"}
+            assert len(list_quarantined(topic="t", using=USING)) == 2
             operations.requeue_quarantined(rows, actor="test", dry_run=True)
-        operations.requeue_quarantined(rows[:1], actor="test")
         operations.delete_quarantined(rows[1:], actor="test")
+        operations.requeue_quarantined(topic="t", actor="test")
     sequence()
 
 

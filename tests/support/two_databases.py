@@ -109,6 +109,8 @@ def prepare(alias, name):
         "move": {"row": str(scheduled.outbox_id), "time": LATER},
         "requeue": {"row": quarantined},
         "delete-quarantined": {"row": quarantined},
+        "requeue-topic": {"topic": "orders", "upto": quarantined},
+        "delete-quarantined-topic": {"topic": "orders", "upto": quarantined},
     }.get(name, {})
     of_no_group = ("forget", "edit", "cancel", "cancel-jobs", "deliver-now", "move", "requeue", "delete-quarantined")
     needs_group = name not in of_no_group and "topic" not in given

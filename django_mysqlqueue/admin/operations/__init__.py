@@ -48,6 +48,8 @@ OPERATIONS = {
         jobs.CancelJobs,
         quarantine.Requeue,
         quarantine.DeleteQuarantined,
+        quarantine.RequeueTopic,
+        quarantine.DeleteTopic,
         recurring.RunRecurring,
         recurring.PauseRecurring,
         recurring.ResumeRecurring,

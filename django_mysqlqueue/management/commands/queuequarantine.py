@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -12,7 +12,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import QuarantinedRow, list_quarantined
 from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.operations import OperationCommand, check_topics
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 
@@ -32,11 +32,24 @@ class Command(OperationCommand, ReadingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument("--topic", help="only messages of this topic")
         change = parser.add_mutually_exclusive_group()
         change.add_argument(
-            "--requeue", metavar="ROW", nargs="+", type=int, help="move these messages back into the outbox"
+            "--requeue",
+            metavar="ROW",
+            nargs="*",
+            type=int,
+            help="move these messages back into the outbox; without rows, all of --topic",
         )
-        change.add_argument("--delete", metavar="ROW", nargs="+", type=int, help="delete these messages")
+        change.add_argument(
+            "--delete", metavar="ROW", nargs="*", type=int, help="delete these messages; without rows, all of --topic"
+        )
+
+    def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
+        found = super().databases(options)
+        if _change(options) is not None and len(found) > 1:
+            raise CommandError("--requeue and --delete require --database: each database has rows of its own.")
+        return found
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if _change(options) is not None:
@@ -49,14 +62,19 @@ class Command(OperationCommand, ReadingCommand):
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         change = _change(options)
         assert change is not None  # noqa: S101  # ``run_on`` has checked it.
-        return CHANGES[change](options[change], **how)
+        return CHANGES[change](options[change] or None, topic=options["topic"], **how)
 
     def read(self, using: str, options: dict[str, Any]) -> tuple[QuarantinedRow, ...]:
-        return list_quarantined(limit=SHOWN, using=using)
+        self._topic = options["topic"]
+        found = list_quarantined(topic=self._topic, limit=SHOWN, using=using)
+        if not found and self._topic is not None:
+            check_topics(using, [self._topic])
+        return found
 
     def show(self, using: str, found: Sequence[QuarantinedRow]) -> None:
         if not found:
-            self.stdout.write("The quarantine is empty.")
+            of_topic = f"has no messages of topic {self._topic!r}" if self._topic is not None else "is empty"
+            self.stdout.write(f"The quarantine {of_topic}.")
             return
         write_table(
             self.stdout,
