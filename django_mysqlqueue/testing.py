@@ -20,7 +20,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
-from django_mysqlqueue.humanize import listed
+from django_mysqlqueue.humanize import counted, listed
 from django_mysqlqueue.limits import (
     LATEST_DELIVERY,
     RELAY_MARK,
@@ -28,7 +28,14 @@ from django_mysqlqueue.limits import (
     relay_target,
     relayed_from,
 )
-from django_mysqlqueue.models import DebouncedMessage, DeliveryState, OutboxMessage, QueueMessage, Slots
+from django_mysqlqueue.models import (
+    DebouncedMessage,
+    DeliveryState,
+    OutboxMessage,
+    QuarantinedMessage,
+    QueueMessage,
+    Slots,
+)
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
@@ -282,7 +289,9 @@ def deliver_all(
             that it had caught; the text says what to do.
         SubscriberError: one of the ``groups`` has no handler, a group is registered with a mode other than its
             handler's, or its filter cannot be parsed.
-        QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start.
+        QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start; or, if
+            ``raise_exceptions`` is True, the log has refused messages, for example because of a trigger. The others
+            were delivered.
     """
     aliases = queue_aliases() if using is None else [queue_alias(using)]
     handlers = registry.handlers()
@@ -296,7 +305,22 @@ def deliver_all(
         for alias in aliases:
             _advance(alias, milliseconds)
     chosen = {alias: registry.handlers_in(alias, handlers) for alias in aliases}
-    return _deliver(chosen, raise_exceptions=raise_exceptions)
+    reported = {alias: _last_quarantined(alias) for alias in aliases} if raise_exceptions else {}
+    delivered = _deliver(chosen, raise_exceptions=raise_exceptions)
+    for alias, last in reported.items():
+        _require_none_refused(alias, last)
+    return delivered
+
+
+def _last_quarantined(using: str) -> int:
+    return QuarantinedMessage.objects.using(using).order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def _require_none_refused(using: str, after: int) -> None:
+    refused = QuarantinedMessage.objects.using(using).filter(pk__gt=after).order_by("pk")
+    texts = [f"message {one.message_id!r} of topic {one.topic!r} ({one.reason})" for one in refused]
+    if texts:
+        raise QueueError(f"The log has refused {counted(len(texts), 'message')}: {listed(texts)}.")
 
 
 def _advance(using: str, milliseconds: int) -> None:

@@ -142,6 +142,7 @@ def test_sequence(db):
         "database": USING,
         "moved": 3,
         "replaced": 0,
+        "quarantined": 0,
         "busy": False,
     }
 

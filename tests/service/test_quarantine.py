@@ -10,12 +10,13 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue import Message, operations, publish, publish_many, subscriber
+from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems, queue_problems
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.operations import quarantine as quarantine_operations
 from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.testing import deliver_all
 from tests.support import refusing as refusals
 from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
@@ -162,9 +163,9 @@ def test_health_of_a_topic_is_about_its_own_messages(db):
     assert found(topics=["w"]) == ["w@queue"], "on its way to another database"
 
 
-def run_command(*arguments):
+def run_command(*arguments, name="queuequarantine"):
     output = io.StringIO()
-    call_command("queuequarantine", *arguments, stdout=output, no_color=True)
+    call_command(name, *arguments, stdout=output, no_color=True)
     return output.getvalue()
 
 
@@ -251,3 +252,26 @@ def test_the_preview_counts_what_no_group_will_receive(db, clock):
         assert expired.endswith(": 1.")
     sequence()
     assert QueueMessage.objects.exclude(message_id="in the outbox", topic="t").count() == 6
+
+
+def test_queuesequence_says_what_the_log_has_refused(refusing):
+    publish_many("t", ["bad", 1])
+    assert run_command(name="queuesequence") == (
+        "Moved 1 message.\n1 message was refused by the log: see “manage.py queuequarantine”.\n"
+    )
+    publish("t", "bad")
+    found = json.loads(run_command("--format", "json", name="queuesequence"))
+    assert (found["moved"], found["quarantined"]) == (0, 1)
+
+
+def test_deliver_all_raises_if_the_log_refuses_a_message(refusing, no_handlers):
+    subscriber("t", group="g")(lambda delivery: got.append(delivery.payload))
+    got = []
+    publish_many("t", [Message("bad", id="i"), Message(1)])
+    with pytest.raises(QueueError, match=r"The log has refused 1 message: message 'i' of topic 't' .*no bad ones"):
+        deliver_all()
+    assert got == [1]
+    assert deliver_all() == [], "that one was reported"
+    publish("t", "bad")
+    assert deliver_all(raise_exceptions=False) == [], "as with a subscriber"
+    assert QuarantinedMessage.objects.count() == 2

@@ -22,20 +22,26 @@ class Command(QueueCommand):
         add_format(parser)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        moved = replaced = 0
+        moved = replaced = quarantined = 0
         with progress_bar("sequence", None, options) as bar:
             while True:
                 done = sequencing.sequence(using)
-                moved += done.moved
+                moved += done.moved - done.quarantined
+                quarantined += done.quarantined
                 replaced += done.replaced
                 bar.update(done.moved)
                 if done.busy or not done.more:
                     break
         if options["format"] == "json":
-            self.write_json({"database": using, "moved": moved, "replaced": replaced, "busy": done.busy})
+            counts = {"moved": moved, "replaced": replaced, "quarantined": quarantined}
+            self.write_json({"database": using, **counts, "busy": done.busy})
             return
         if done.busy:
             self.stdout.write("Another process is moving messages.")
         self.stdout.write(f"Moved {counted(moved, 'message')}.")
         if replaced:
             self.stdout.write(f"{counted(replaced, 'debounced message')} replaced by later ones.")
+        if quarantined:
+            verb = "was" if quarantined == 1 else "were"
+            text = f"{counted(quarantined, 'message')} {verb} refused by the log: see “manage.py queuequarantine”."
+            self.stdout.write(self.style.ERROR(text))
