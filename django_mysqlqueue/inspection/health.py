@@ -112,7 +112,7 @@ class HealthFinding:
     topic: str | None = None
     """The topic that has the problem, if it has no group."""
     message_id: str | None = None
-    """Id of the message that has the problem; the text then contains it, and an error."""
+    """Id of the message that has the problem; the text then contains it."""
     is_private: bool = False
     """Whether the text names a host, a database user or a subscriber, or contains an error."""
 

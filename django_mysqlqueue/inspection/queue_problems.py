@@ -213,8 +213,8 @@ def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
 
 def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Problem:
     text = _(
-        "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here (%(error)s). "
-        "%(lag)s to be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
+        "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here. %(lag)s to "
+        "be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
         "trigger."
     )
     values = {
@@ -222,7 +222,6 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
         "id": repr(message.id),
         "topic": repr(message.topic),
         "offset": message.offset,
-        "error": message.error,
         "lag": waiting(relay.messages),
         "age": duration(waits),
     }
@@ -236,7 +235,7 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
         database=relay.target,
         since=relay.oldest_at,
         messages=relay.messages,
-        is_private=True,
+        error=message.error,
     )
 
 

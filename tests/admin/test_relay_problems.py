@@ -34,6 +34,22 @@ def test_a_refused_message_is_opened(client):
     assert "i1" in page(client, "message", offset=offset, database=VIA)
 
 
+@pytest.mark.promise("Permissions by topic")
+def test_the_error_is_redacted(client, settings):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.admin.test_relay_problems.hide"}
+    publish("orders", 1, id="i1")
+    sequence(VIA)
+    note_refusal(VIA, HOME, first_place(VIA), "DataError: Incorrect value: 'secret'")
+    one = linked(client)
+    assert "secret" not in one.cause.text
+    assert one.error == "DataError: Incorrect value: '[error of orders]'"
+    assert "secret" not in page(client, "", database=VIA)
+
+
+def hide(text, *, topic, kind):
+    return text.replace("secret", f"[{kind} of {topic}]")
+
+
 def test_a_database_that_does_not_answer_has_no_page(client, clock):
     publish("orders", 1)
     sequence(VIA)

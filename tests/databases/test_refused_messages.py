@@ -11,7 +11,7 @@ from django.db import DatabaseError, OperationalError, connections
 from django_mysqlqueue import Message, checks, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.health import QueueHealth
-from django_mysqlqueue.inspection import check_health, get_overview
+from django_mysqlqueue.inspection import check_health, find_problems, get_overview
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from tests.support.internals import (
     NotInserted,
@@ -108,9 +108,10 @@ def test_only_what_follows_a_refused_message_waits(db, refusing, relay, caplog):
     wait_for(lambda: relaying.refusal(Session(SOURCE), TARGET).offset == offset)
     found = problem()
     assert (found.topic, found.message_id) == ("orders", "irefused")
-    text = f"The database 'queue' refuses message 'irefused' of topic 'orders', at offset {offset} here ("
+    text = f"The database 'queue' refuses message 'irefused' of topic 'orders', at offset {offset} here. "
     assert found.text.startswith(text)
-    assert "no such order" in found.text
+    assert "no such order" not in found.text
+    assert ["no such order" in one.error for one in find_problems(using=SOURCE) if one.kind == "relay"] == [True]
     assert "21 messages are waiting to be relayed there" in found.text
     assert not logged(caplog, "relay.failed")
     refusing()
