@@ -21,7 +21,8 @@ def requeue_quarantined(
 ) -> Result:
     """Move messages that the log has refused back into the outbox, after you have fixed the cause.
 
-    They enter the log after the messages that did so in the meantime. All of them are moved, or none.
+    They enter the log after the messages that did so in the meantime, and have no coalesce key. One whose id has entered
+    the log in the meantime is dropped. All of them are moved, or none.
 
     Args:
         rows: their primary keys in ``queue_quarantine``.
