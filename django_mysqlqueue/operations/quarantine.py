@@ -33,9 +33,10 @@ def requeue_quarantined(
 ) -> Result:
     """Move messages that the log has refused back into the outbox, after you have fixed the cause.
 
-    They enter the log after the messages that did so in the meantime. The summary counts those that no group will
-    receive, among the first 10,000: they have expired, or have the id of a message that is in the log, in the outbox or
-    among them, so that they are dropped as duplicates. Messages that GC has deleted from the log are not known.
+    They enter the log after the messages that did so in the meantime, and have no coalesce key. The summary counts
+    those that no group will receive, among the first 10,000: they have expired, or have the id of a message that is in
+    the log, in the outbox or among them, so that they are dropped as duplicates. Messages that GC has deleted from the
+    log are not known.
 
     Args:
         rows: their primary keys in ``queue_quarantine``. All of them are moved, or none.

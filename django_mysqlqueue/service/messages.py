@@ -382,10 +382,11 @@ def publisher_key(partition_key: str, stored: str | None) -> str | None:
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata from the driver's value.
 
-    What Python cannot decode (a number of 5,000 digits, an array in 1,000 others) counts as empty. Only plain SQL can
-    store that. No subscriber may stop because of it.
+    What Python cannot decode (a number of 5,000 digits, an array in 1,000 others) counts as empty, and so does what is
+    not an object. Only plain SQL can store that, the latter where constraints are switched off. No subscriber may stop
+    because of it.
     """
     try:
         return dict(json.loads(text) if isinstance(text, (str, bytes)) else text)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return {}

@@ -16,6 +16,8 @@ from django_mysqlqueue.sql.session import Session
 OUTBOX = OutboxMessage._meta.db_table
 QUARANTINE = QuarantinedMessage._meta.db_table
 COLUMNS = ", ".join((*COPIED_COLUMNS, "deliver_at", "created_at"))
+REQUEUED = COLUMNS.replace("coalesce_key, ", "")
+"""Without the coalesce key: a message that comes late must not supersede a later one."""
 
 
 def append_each(session: Session, append: Callable[[Sequence[int]], object], ids: Sequence[int]) -> int:
@@ -52,6 +54,20 @@ def append_each(session: Session, append: Callable[[Sequence[int]], object], ids
     return 1
 
 
+def in_due_order(session: Session, ids: Sequence[int]) -> list[int]:
+    """Return scheduled rows of the outbox in the order in which they enter the log."""
+    places = [
+        (deliver_at, -priority, outbox_id)
+        for chunk in session.chunks(sorted(ids))
+        for outbox_id, deliver_at, priority in session.rows(
+            f"SELECT s.outbox_id, s.deliver_at, s.priority FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
+            chunk,
+        )
+    ]
+    return [outbox_id for *_, outbox_id in sorted(places)]
+
+
 def requeue(session: Session, ids: Sequence[int]) -> int:
     """Move messages of the quarantine back into the outbox; return how many there were.
 
@@ -61,7 +77,7 @@ def requeue(session: Session, ids: Sequence[int]) -> int:
     found = _lock(session, ids)
     for chunk in session.chunks(found):
         session.execute(
-            f"INSERT INTO {OUTBOX} ({COLUMNS}) SELECT {COLUMNS} FROM {QUARANTINE}{session.force_index('PRIMARY')} "
+            f"INSERT INTO {OUTBOX} ({REQUEUED}) SELECT {REQUEUED} FROM {QUARANTINE}{session.force_index('PRIMARY')} "
             f"WHERE quarantine_id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY quarantine_id",
             chunk,
         )

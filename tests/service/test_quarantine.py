@@ -109,6 +109,37 @@ def test_a_message_is_requeued(row):
         operations.requeue_quarantined([row], actor="me")
 
 
+def test_a_requeued_message_supersedes_none_that_came_meanwhile(refusing):
+    publish("t", "bad", key="k", coalesce="c")
+    publish("t", "newer", key="k", coalesce="c")
+    sequence()
+    refusals.stop()
+    operations.requeue_quarantined([QuarantinedMessage.objects.get().pk], actor="me")
+    got = []
+    Sub(handler(function=lambda delivery: got.append(delivery.payload))).settle()
+    assert got == ["newer", "bad"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_debounced_messages_enter_the_log_in_the_order_of_their_times(db, clock, refused):
+    """A debounced message may enter the log earlier than at its own time."""
+    publish("t", "a1", key="k", coalesce="a", delay=20, max_delay=20)
+    publish("t", "other", key="k", delay=30)
+    publish("t", "bad" if refused else "good", key="z", delay=40)
+    publish("t", "a2", key="k", coalesce="a", delay=60, max_delay=60)
+    clock.advance(100)
+    with refusals.refusing():
+        sequence()
+    assert contents(QueueMessage) == [b'"a2"', b'"other"', *([] if refused else [b'"good"'])]
+
+
+def test_a_pass_looks_for_them_among_a_bounded_number_of_rows(refusing, monkeypatch):
+    monkeypatch.setattr(sequencing, "ISOLATED_ROWS", 4)
+    publish_many("t", ["bad", *range(9)])
+    passes = [sequencing.sequence(USING) for _ in range(2)]
+    assert [(done.moved, done.quarantined, done.more) for done in passes] == [(4, 1, True), (6, 0, False)]
+
+
 def test_a_message_that_the_outbox_refuses_stays(row):
     QuarantinedMessage.objects.update(deliver_at=-1)
     with pytest.raises(OperationRefused, match="deliver_at_from_0_to_year_9999"):

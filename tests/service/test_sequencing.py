@@ -119,6 +119,16 @@ def test_immediate_and_scheduled_share_a_batch(db, clock):
     assert [name for name in in_order if name[0] == "s"] == [f"s{n}" for n in range(20)]
 
 
+@pytest.mark.parametrize(("scheduled", "urgent"), [(1, 0), (0, 1), (1, 1), (2, 3)])
+def test_few_messages_of_another_kind_leave_their_share_to_the_others(db, clock, scheduled, urgent):
+    publish_many("t", [Message(n, delay=1) for n in range(scheduled)])
+    publish_many("t", [Message(n, priority=5) for n in range(urgent)])
+    publish_many("t", range(20))
+    clock.advance(2)
+    assert sequencing.sequence(USING, max_rows=10).moved == 10
+    assert OutboxMessage.objects.count() == 20 - (10 - scheduled - urgent)
+
+
 def test_a_flushed_database_gets_its_mutex_back(db):
     from django_mysqlqueue.models import Sequencer
 

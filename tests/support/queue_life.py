@@ -316,6 +316,7 @@ def _quarantine() -> None:
     publish_many("t", range(2))
     ids = list(OutboxMessage.objects.values_list("pk", flat=True))[-2:]
     assert run(USING, lambda session: quarantine.append_each(session, refuse, ids)) == 2
+    assert quarantine.in_due_order(Session(USING), ids) == ids
     OutboxMessage.objects.filter(pk__in=ids).delete()
     with as_role("operator"):
         with as_role("reader"):
