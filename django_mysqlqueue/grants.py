@@ -97,7 +97,7 @@ ROLES: dict[str, Role] = {
                     models.Slots: "SIUD",
                     models.CoalesceKey: "SIUD",
                     models.DebouncedMessage: "SIUD",
-                    models.QuarantinedMessage: "I",
+                    models.QuarantinedMessage: "SI",
                     models.SubscriberHeartbeat: "SIUD",
                     models.DeliveryEvent: "SID",
                     models.Operation: "SD",
