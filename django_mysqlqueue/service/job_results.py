@@ -135,7 +135,7 @@ def follow(
         session: the current transaction, which has locked or settled the deliveries.
         ends: the ends of attempts, each with the job's status. Of several of one job, those after its end do not count.
         reasons: for jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its
-            text.
+            text. What an attempt has left counts, too, but not that it is to be retried.
 
     Returns:
         The number of results that were changed.
@@ -147,7 +147,12 @@ def follow(
     if not reasons and not any(end.stage for end, _ in by_job.values()):
         return job_rows.end(session, list(by_job.values()))
     others = reasons or {}
-    return _end(session, {*by_job, *others}, lambda row: by_job.get(row.id) or _failed(row, others[row.id]))
+
+    def end(row: JobRow) -> tuple[JobEnd, str]:
+        one, status = by_job.get(row.id, (JobEnd(row.id), READY))
+        return (one, status) if status != READY or row.id not in others else _failed(row, others[row.id], one)
+
+    return _end(session, {*by_job, *others}, end)
 
 
 def _end(
@@ -216,9 +221,12 @@ def _ids(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _failed(row: JobRow, reason: tuple[str, str]) -> tuple[JobEnd, str]:
+def _failed(row: JobRow, reason: tuple[str, str], attempt: JobEnd | None = None) -> tuple[JobEnd, str]:
+    """Return the end of a job without a call, after what an attempt has left that is not retried."""
     name, text = reason
-    return JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED
+    one = attempt or JobEnd(row.id)
+    errors = row.errors if one.errors is None else one.errors
+    return one._replace(errors=with_error(errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED
 
 
 def cancel(session: Session, topics: Mapping[str, str]) -> int:
