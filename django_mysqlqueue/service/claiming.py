@@ -1,9 +1,10 @@
 """Claims: taking messages for one group, from many partitions, in one transaction.
 
 Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, slots, coalesce keys, outbox,
-results and stages of jobs; within a table by primary key, in key order. After the lock of a group's slots, a claim
-waits for nothing but the results and stages of jobs that are in chains, or that it passes: it locks rows of delivery
-state with SKIP LOCKED, and inserts rows.
+results and stages of jobs; within a table by primary key, in key order. Only the results of jobs in no chain whose
+outcomes a claim writes come before slots. After the lock of a group's slots, a claim waits for nothing but the results
+and stages of jobs that are in chains, or that it passes: it locks rows of delivery state with SKIP LOCKED, and inserts
+rows.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     if fence is None or fence.paused or result.other_mode or result.options is not None:
         if request.holding is not None and fence is not None:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
-        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
+        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
     is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
@@ -89,7 +90,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     coalescing.store()
     if reservation is not None:
         result.held = reservation.store()
-    job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
+    job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
     # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
     flushed.unfinished |= positions.keys() - {delivery.key for delivery in fresh}
     watermarks.store(session, ref, offsets, flushed.watermarks, positions)

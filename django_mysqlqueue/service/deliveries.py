@@ -105,7 +105,7 @@ class JobEnd(NamedTuple):
     progress: str | None = None
     """The last progress, as JSON; None: leave it."""
     worker_ids: str | None = None
-    """The subscribers that had the job; None: leave them."""
+    """The subscribers that had the job; None: leave them; empty: it has not been attempted."""
     stage: str = ""
     """The stage of its chain, if it has one."""
 
@@ -163,12 +163,14 @@ class Holding:
 
 @dataclass(slots=True)
 class JobEnds:
-    """What has become of jobs of chains, to be written by the same transaction after its slots."""
+    """What has become of jobs, to be written by the transaction that writes it for their deliveries."""
 
     ends: list[tuple[JobEnd, str]] = field(default_factory=list)
     """The ends of attempts, each with the job's status."""
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
     """For jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its text."""
+    released: dict[str, str] = field(default_factory=dict)
+    """For jobs whose claims have ended before they started, by id: the subscriber."""
 
 
 @dataclass(slots=True)
@@ -188,7 +190,7 @@ class Flushed:
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark can advance further: flush them again."""
     jobs: JobEnds = field(default_factory=JobEnds)
-    """The jobs that were left to the caller."""
+    """The jobs of chains, if they were left to the caller."""
     held: dict[str, int] | None = None
     """By limited key, the slots that the subscriber's rows say it holds; None if none was to be written."""
     skipped: set[str] = field(default_factory=set)

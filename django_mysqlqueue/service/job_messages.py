@@ -2,13 +2,14 @@
 
 A result ends with its message, except where nobody who knows the result sees that the message ends: a seek skips it,
 its group is dropped, or somebody deletes its row. One rule covers all of them. A message can run while it is in the
-outbox, or in the log above the group's position, or has a delivery that is not settled; a job of a later stage also
-while the stage before it has not ended. ``end_some`` ends the jobs for which none of this holds. A seek and a drop call
-it for what they have skipped, and GC calls it all the time.
+outbox or the quarantine, or in the log above the group's position, or has a delivery that is not settled; a job of a
+later stage also while the stage before it has not ended. ``end_some`` ends the jobs for which none of this holds. A
+seek and a drop call it for what they have skipped, and GC calls it all the time.
 
-Messages only move from the outbox to the log, and a job only gets another message by a redrive, which waits for the
-lock on its result. So what is not found in the outbox, and then not in the log, is gone. If a seek then brings back
-what was skipped, its delivery restarts the job (``job_results.begin``).
+Messages go from the outbox to the log or to the quarantine, and from there back to the outbox. So one statement, which
+reads one snapshot, looks into both; and what is not found there, and then not in the log, is gone: a job only gets
+another message by a redrive, which waits for the lock on its result. If a seek then brings back what was skipped, its
+delivery restarts the job (``job_results.begin``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from django_mysqlqueue.models import (
     JobResult,
     JobStage,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
 )
 from django_mysqlqueue.service import job_results, job_stages, partitions
@@ -42,6 +44,7 @@ from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
+QUARANTINE = QuarantinedMessage._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -252,7 +255,7 @@ def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[
         later = {job.id for job in missing if job.status == READY and job.run_after > now}
         jobs = [job for job in jobs if job.id not in later]
         missing = [job for job in missing if job.id not in later]
-        known |= _in_outbox(session, missing)
+        known |= _before_log(session, missing)
         known |= _in_partitions(session, _idle(missing, known))
     return {job.id: SKIPPED if known.keys() & set(job.messages) else DELETED for job in _idle(jobs, known)}
 
@@ -321,8 +324,8 @@ def _groups(session: Session, topics: Collection[str]) -> dict[str, tuple[int, s
     return found
 
 
-def _in_outbox(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
-    """Return those messages of jobs that are in the outbox, which has no index by id alone."""
+def _before_log(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
+    """Return those messages of jobs that are in the outbox or the quarantine, which have no index by id alone."""
     wanted = {message for job in jobs for message in job.messages}
     found: set[tuple[str, str]] = set()
     # Most of them have just been published. The others may have been rescheduled meanwhile, so all rows are read.
@@ -333,8 +336,10 @@ def _in_outbox(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str
                 (topic, message)
                 for topic, message in session.whole(
                     f"SELECT topic, id FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
-                    f"WHERE {condition} AND id IN ({marks}){last_row(2)}",
-                    chunk,
+                    f"WHERE {condition} AND id IN ({marks}) UNION ALL "
+                    f"SELECT topic, id FROM {QUARANTINE}{session.dialect.force_index('PRIMARY')} "
+                    f"WHERE quarantine_id > 0 AND id IN ({marks}){last_row(2)}",
+                    (*chunk, *chunk),
                 )
             }
     return dict.fromkeys(found & wanted, True)

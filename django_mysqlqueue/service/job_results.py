@@ -17,7 +17,7 @@ from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import job_rows, job_stages
-from django_mysqlqueue.service.deliveries import Claimed, JobEnd
+from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import (
     EXCEPTIONS,
     FAILED,
@@ -33,7 +33,7 @@ from django_mysqlqueue.service.job_rows import (
 from django_mysqlqueue.service.job_stages import Changes
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.sql.session import Session, run
 
 LOG = QueueMessage._meta.db_table
 CHUNK = 1000
@@ -127,7 +127,12 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
 
 
 def follow(
-    session: Session, ends: Sequence[tuple[JobEnd, str]], reasons: Mapping[str, tuple[str, str]] | None = None
+    session: Session,
+    ends: Sequence[tuple[JobEnd, str]],
+    reasons: Mapping[str, tuple[str, str]] | None = None,
+    released: Mapping[str, str] | None = None,
+    *,
+    waits: bool = True,
 ) -> int:
     """Write what has become of jobs, except those that have ended already.
 
@@ -135,7 +140,12 @@ def follow(
         session: the current transaction, which has locked or settled the deliveries.
         ends: the ends of attempts, each with the job's status. Of several of one job, those after its end do not count.
         reasons: for jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its
-            text.
+            text. What an attempt has left counts, too, but not that it is to be retried.
+        released: for jobs whose claims have ended before they started, by id: the subscriber. They are READY again, and
+            the subscriber does not count as a worker. A job without an attempt keeps ``started_at``: the time for which
+            its task may be unknown counts from there.
+        waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
+            stay RUNNING until their next claim.
 
     Returns:
         The number of results that were changed.
@@ -144,10 +154,27 @@ def follow(
     for one in ends:
         if one[0].id not in by_job or by_job[one[0].id][1] not in (SUCCESSFUL, FAILED):
             by_job[one[0].id] = one
-    if not reasons and not any(end.stage for end, _ in by_job.values()):
+    others, by = reasons or {}, released or {}
+    if by:
+        # Without a lock: what was passed over by the claim may be locked for long, and is READY.
+        statuses = job_rows.statuses(session, by)
+        by = {job: worker for job, worker in by.items() if statuses.get(job) == RUNNING}
+    if not others and not by and not any(map(job_stages.is_in_chain, by_job)):
         return job_rows.end(session, list(by_job.values()))
-    others = reasons or {}
-    return _end(session, {*by_job, *others}, lambda row: by_job.get(row.id) or _failed(row, others[row.id]))
+
+    def end(row: JobRow) -> tuple[JobEnd, str] | None:
+        one, status = by_job.get(row.id, (None, READY))
+        if one is None and row.id in by and row.status == RUNNING:
+            one = JobEnd(row.id, worker_ids=row.worker_ids.removesuffix(f"{by[row.id]}\n"))
+        if row.id in others and status == READY:
+            return _failed(row, others[row.id], one)
+        return None if one is None else (one, status)
+
+    ended = {*by_job, *others}
+    if waits:
+        return _end(session, ended | by.keys(), end)
+    # These come last, so that nothing is waited for while they are locked out of order.
+    return _end(session, ended, end) + _end(session, by.keys() - ended, end, session.dialect.skip_locked)
 
 
 def _end(
@@ -161,51 +188,16 @@ def _end(
     return job_stages.write(session, ids, decide, how or session.dialect.for_update)
 
 
-def reasons_of(session: Session, reasons: Mapping[int, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return the reasons of messages that end without a call, by their offsets, by the ids of their jobs."""
-    return {job: reasons[offset] for offset, job in _ids(session, reasons).items()}
-
-
 def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> dict[str, tuple[str, str]]:
     """Return why jobs end whose messages a claim has settled, by id. ``ended``: partition, offset, outcome of each."""
     if not is_of_jobs(ref):
         return {}
-    return reasons_of(session, {offset: UNCALLED[outcome] for _, offset, outcome in ended})
+    reasons = {offset: UNCALLED[outcome] for _, offset, outcome in ended}
+    return {job: reasons[offset] for offset, job in of_messages(session, reasons).items()}
 
 
-def release(session: Session, deliveries: Iterable[Claimed], *, waits: bool = True) -> None:
-    """Make jobs ready again whose claims ended before they started. Their subscribers do not count as workers.
-
-    A job without an attempt keeps ``started_at``: the time for which its task may be unknown counts from there.
-    """
-    by = {delivery.offset: delivery.by for delivery in deliveries}
-    ids = {job: by[offset] for offset, job in _ids(session, by).items()}
-    # Without a lock: what was passed over by the claim may be locked for long, and is READY.
-    statuses = job_rows.statuses(session, ids)
-    ids = {job: worker for job, worker in ids.items() if statuses.get(job) == RUNNING}
-    rows = [
-        (row.id, row.worker_ids.removesuffix(f"{ids[row.id]}\n"))
-        for row in read(session, ids, session.dialect.for_update if waits else session.dialect.skip_locked).values()
-        if row.status == RUNNING
-    ]
-    for chunk in session.chunks(rows, weight=lambda row: len(row[1])):
-        session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                ("id", "worker_ids"),
-                len(chunk),
-                "s.id = v.id",
-                {
-                    "status": f"'{READY}'",
-                    "worker_ids": "v.worker_ids",
-                    "last_attempted_at": "CASE WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
-                },
-            ),
-            flat(chunk),
-        )
-
-
-def _ids(session: Session, offsets: Iterable[int]) -> dict[int, str]:
+def of_messages(session: Session, offsets: Iterable[int]) -> dict[int, str]:
+    """Return the ids of jobs by the offsets of their messages."""
     found: dict[int, str] = {}
     for chunk in session.chunks(sorted(offsets)):
         found |= session.rows(
@@ -216,9 +208,12 @@ def _ids(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _failed(row: JobRow, reason: tuple[str, str]) -> tuple[JobEnd, str]:
+def _failed(row: JobRow, reason: tuple[str, str], attempt: JobEnd | None = None) -> tuple[JobEnd, str]:
+    """Return the end of a job without a call, after what an attempt has left that is not retried."""
     name, text = reason
-    return JobEnd(row.id, errors=with_error(row.errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED
+    one = attempt or JobEnd(row.id)
+    errors = row.errors if one.errors is None else one.errors
+    return one._replace(errors=with_error(errors, f"{EXCEPTIONS}.{name}", text), stage=row.stage), FAILED
 
 
 def cancel(session: Session, topics: Mapping[str, str]) -> int:
@@ -272,7 +267,7 @@ def redriven(session: Session, ids: Mapping[int, str]) -> None:
         session: the current transaction.
         ids: by offset of the dead letter, the id of the message that was published from it.
     """
-    restart(session, {job: ids[offset] for offset, job in _ids(session, ids).items()})
+    restart(session, {job: ids[offset] for offset, job in of_messages(session, ids).items()})
 
 
 def restart(session: Session, messages: Mapping[str, str]) -> None:
@@ -316,12 +311,10 @@ def collect(using: str) -> int:
         )
         number = 0
         for ids in job_stages.by_place(old).values():
-            kept: set[str] = set()
-            if staged := [job for job in ids if old[job]]:
+            gone = ids
+            if any(old[job] for job in ids):
                 # Only what this transaction deletes counts: another one may delete the same, or restart it.
-                found = read(session, staged, session.dialect.for_update)
-                kept = {job for job in staged if job not in found or not found[job].is_finished}
-            gone = [job for job in ids if job not in kept]
+                gone = [job for job, row in read(session, ids, session.dialect.for_update).items() if row.is_finished]
             number += sum(
                 session.execute(
                     session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i", "s.finished_at > 0"), chunk

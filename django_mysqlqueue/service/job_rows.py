@@ -312,7 +312,7 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
                     "finished_at": f"CASE WHEN {is_over} THEN {session.dialect.now_ms} ELSE 0 END",
                     "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
                     "last_attempted_at": "CASE WHEN v.attempted_at > 0 THEN v.attempted_at "
-                    "ELSE s.last_attempted_at END",
+                    "WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
                     "return_value": "v.return_value",
                     "errors": "COALESCE(v.errors, s.errors)",
                     "progress": "COALESCE(v.progress, s.progress)",
@@ -342,7 +342,7 @@ def _end_one(session: Session, one: JobEnd, status: str) -> int:
     """Store the end of an attempt as ``end`` does, in an UPDATE by primary key of the columns that it changes."""
     values: dict[str, object] = {"status": status, "return_value": one.return_value}
     values |= {"started_at": one.started_at} if one.started_at else {}
-    values |= {"last_attempted_at": one.attempted_at} if one.attempted_at else {}
+    values |= {"last_attempted_at": one.attempted_at} if one.attempted_at or one.worker_ids == "" else {}
     values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
     sets = ", ".join(f"{name} = %s" for name in values)
     finished = session.dialect.now_ms if status in (FAILED, SUCCESSFUL) else "0"

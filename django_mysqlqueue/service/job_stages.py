@@ -4,8 +4,9 @@ All jobs of a chain are stored when it is enqueued; those of later stages have a
 that makes the last job of a stage SUCCESSFUL publishes the next stage, and the one that makes a job FAILED ends the
 jobs of all later stages. Both decide under the lock on the row of the stage.
 
-Locks: place by place in their chains, first the results of jobs, by id, then the rows of their stages (``write``). The
-rows of later stages are not locked: a transaction that ends one of their jobs has locked its result before.
+Locks: the results of jobs in no chain, by id; then place by place in the chains, first the results of jobs, by id, then
+the rows of their stages (``write``). The rows of later stages are not locked: a transaction that ends one of their jobs
+has locked its result before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNIN
 from django_mysqlqueue.sql.session import Session, flat, last_row
 
 STAGES = JobStage._meta.db_table
+NO_CHAIN = -1
+"""The place of jobs in no chain."""
 FIRST = ":0000"
 """The end of the id of the first stage of each chain."""
 
@@ -73,9 +76,15 @@ def chain_of(stage: str) -> str:
     return stage.rpartition(":")[0]
 
 
+def place_of(job: str) -> int:
+    """Return the place of a job in its chain, as its id tells."""
+    chain, _, place = chain_of(job).rpartition(":")
+    return int(place) if chain and place.isdecimal() else NO_CHAIN
+
+
 def is_in_chain(job: str) -> bool:
     """Return whether a job is one of a chain, as its id tells."""
-    return bool(chain_of(chain_of(job)))
+    return place_of(job) != NO_CHAIN
 
 
 def job_id(stage: str, number: int) -> str:
@@ -84,14 +93,10 @@ def job_id(stage: str, number: int) -> str:
 
 
 def by_place(ids: Iterable[str]) -> dict[int, list[str]]:
-    """Return jobs by their places in their chains, as their ids tell, in the order of their locks.
-
-    Those in no chain have the first place.
-    """
+    """Return jobs by their places in their chains, in the order of their locks."""
     found: dict[int, list[str]] = {}
     for job in sorted(set(ids)):
-        *_, place = chain_of(job).rpartition(":")
-        found.setdefault(int(place) if place.isdecimal() else 0, []).append(job)
+        found.setdefault(place_of(job), []).append(job)
     return dict(sorted(found.items()))
 
 
@@ -200,7 +205,7 @@ def _write_at(
     if how != for_update:
         rows |= job_rows.read(session, set(ids) - theirs, how)
     ends, restarted = decide({job: rows[job] for job in ids if job in rows}) if ids else Changes()
-    changed, ended = job_rows.end(session, ends), {one.id for one, _ in ends}
+    changed, ended = job_rows.end(session, ends), {one.id for one, status in ends if status != READY}
     following = _Following()
     for stage in stages:
         jobs = [rows[job] for job in stage.job_ids if job in rows]

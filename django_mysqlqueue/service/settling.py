@@ -17,14 +17,23 @@ from django_mysqlqueue.service import (
     delivery_events,
     job_results,
     job_rows,
-    job_stages,
     losses,
     slots,
     watermarks,
 )
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
-from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.service.deliveries import (
+    OUTCOMES,
+    UNCALLED,
+    Action,
+    Claimed,
+    Flushed,
+    Holding,
+    JobEnds,
+    Settlement,
+)
 from django_mysqlqueue.service.delivery_events import Event
+from django_mysqlqueue.service.job_stages import is_in_chain
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
@@ -239,7 +248,7 @@ def flush(
         flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also, chains=False)
         if holding is not None:
             flushed.held = slots.settle(session, ref, limits, holding)
-        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons)
+        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 
@@ -271,7 +280,7 @@ def apply(
         waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
             stay RUNNING until their next claim.
         chains: whether to write what has become of jobs of chains. Otherwise the caller does, after it has locked
-            slots (``Flushed.jobs``).
+            slots (``Flushed.jobs``): others that hold the slots may wait for them.
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
@@ -347,7 +356,7 @@ def _follow_jobs(
     """Write what has become of the jobs, except those whose outcome was not written now."""
     not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
     dead = {delivery for delivery, _ in flushed.dead}
-    ends, released, uncalled = [], [], {}
+    ends, released, uncalled = [], {}, {}
     for settlement in settlements:
         delivery, action = settlement.delivery, settlement.action
         if id(settlement) in not_written or settlement.is_written or action is Action.STALE:
@@ -361,16 +370,29 @@ def _follow_jobs(
         elif action in UNCALLED:
             uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
         elif action in UNENDED:
-            released.append(delivery)
-    if released:  # First, because nobody waits for the result of a job that it has claimed and holds another one.
-        job_results.release(session, released, waits=waits)
-    reasons = job_results.reasons_of(session, uncalled)
+            released[delivery.offset] = delivery.by
+    names = job_results.of_messages(session, [*released, *uncalled])
+    jobs = JobEnds(
+        ends,
+        {names[offset]: reason for offset, reason in uncalled.items() if offset in names},
+        {names[offset]: by for offset, by in released.items() if offset in names},
+    )
     if not chains:
-        flushed.jobs.ends = [one for one in ends if one[0].stage]
-        flushed.jobs.reasons = {job: reason for job, reason in reasons.items() if job_stages.is_in_chain(job)}
-        ends = [one for one in ends if not one[0].stage]
-        reasons = {job: reason for job, reason in reasons.items() if job not in flushed.jobs.reasons}
-    job_results.follow(session, ends, reasons)
+        jobs, flushed.jobs = _without_chains(jobs)
+    job_results.follow(session, jobs.ends, jobs.reasons, jobs.released, waits=waits)
+
+
+def _without_chains(jobs: JobEnds) -> tuple[JobEnds, JobEnds]:
+    """Return what has become of jobs in no chain, and of those in chains."""
+
+    def those(*, chained: bool) -> JobEnds:
+        return JobEnds(
+            [one for one in jobs.ends if is_in_chain(one[0].id) is chained],
+            {job: reason for job, reason in jobs.reasons.items() if is_in_chain(job) is chained},
+            {job: by for job, by in jobs.released.items() if is_in_chain(job) is chained},
+        )
+
+    return those(chained=False), those(chained=True)
 
 
 def _mark_acked(

@@ -353,6 +353,15 @@ def test_a_scheduled_job(client):
     assert text.startswith("Its message is at offset")
 
 
+def test_a_job_in_the_quarantine(client):
+    job_worlds.scheduled("refused")
+    OutboxMessage.objects.update(deliver_at=0)
+    JobResult.objects.update(run_after=0)
+    job_worlds.set_aside()
+    [(text, _)] = notes(client, "refused")
+    assert "is in the quarantine" in text
+
+
 def test_a_scheduled_message_without_a_result_is_no_job(client):
     job_worlds.scheduled("later")
     address = f"{ROOT}scheduled/?topic=jobs.default&id=later"

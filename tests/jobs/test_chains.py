@@ -290,6 +290,23 @@ def test_two_ends_of_a_job_in_one_flush():
     assert sorted(JobResult.objects.values_list("status", flat=True)) == ["FAILED", "FAILED", "SUCCESSFUL"]
 
 
+@pytest.mark.parametrize("released", [True, False])
+def test_a_job_that_is_ready_again_ends_with_the_stage_before(released):
+    """In one transaction."""
+    [first], [later] = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
+    JobResult.objects.filter(id=later.id).update(status="RUNNING", worker_ids="w\n")
+    stage = JobResult.objects.get(id=later.id).stage
+    again = {} if released else {later.id: (JobEnd(later.id, stage=stage), "READY")}
+    run(
+        USING,
+        lambda session: job_results.follow(
+            session, list(again.values()), {first.id: ("JobExpired", "")}, {later.id: "w"} if released else {}
+        ),
+    )
+    later.refresh()
+    assert (later.status, later.errors[-1].exception_class) == (FAILED, exceptions.EarlierJobFailed)
+
+
 # -- exactly when -------------------------------------------------------------
 
 

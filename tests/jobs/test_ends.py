@@ -10,7 +10,8 @@ from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import TransactionMismatch
-from django_mysqlqueue.models import DeliveryState, JobResult, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.tasks import exceptions, job
 from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
 from django_mysqlqueue.tasks.handlers import Attempt
@@ -18,13 +19,17 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
-from tests.support.harness import USING, Sub
+from tests.support.harness import USING, Sub, sequence
 from tests.support.internals import (
     Action,
+    Claimant,
+    ClaimRequest,
     JobEnd,
     NewResult,
     Session,
     Settlement,
+    Want,
+    claiming,
     get_settings,
     job_results,
     job_rows,
@@ -78,6 +83,9 @@ def test_what_has_ended_is_not_changed():
         (JobEnd("", 0, 8, "2", progress='{"done": 2}'), "SUCCESSFUL"),
         (JobEnd("", 7, 8, "", "two\n", ""), "FAILED"),
         (JobEnd("", 7, 8, "", "two\n"), "READY"),
+        (JobEnd("", attempted_at=8, worker_ids=""), "READY"),
+        (JobEnd("", worker_ids="w\n"), "READY"),
+        (JobEnd("", worker_ids=""), "READY"),
         (JobEnd(""), "READY"),
     ],
 )
@@ -124,6 +132,54 @@ def test_an_attempt_without_an_end_leaves_the_job_ready():
     held = job_worlds.claimed("nacked")
     flush(Settlement(held["nacked"], Action.NACK, error="no", is_final=False))
     assert (row("nacked").status, row("nacked").worker_ids) == ("READY", "")
+
+
+EXPIRED = ("JobExpired", "It expired.")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (("SUCCESSFUL", "2", None), ("SUCCESSFUL", [])),
+        (("FAILED", "", "no"), ("FAILED", ["no"])),
+        (("READY", "", "no"), ("FAILED", ["no", "It expired."])),
+        (("READY", "", None), ("FAILED", ["earlier", "It expired."])),
+    ],
+)
+def test_an_attempt_and_a_message_that_ends_without_a_call(end, expected):
+    """Of one job, in one transaction: what the attempt has left counts, but the job is not retried."""
+    job_worlds.claimed("a")
+    before = job_rows.error_line("builtins.ValueError", "earlier")
+    JobResult.objects.update(errors="" if end[2] or end[1] else before)
+    status, value, error = end
+    made = JobEnd("a", 5, 6, value, None if error is None else job_rows.error_line("builtins.ValueError", error))
+    run(USING, lambda session: job_results.follow(session, [(made, status)], {"a": EXPIRED}))
+    found = row("a")
+    assert (found.status, found.started_at, found.last_attempted_at) == (expected[0], 5, 6)
+    assert [error.traceback for error in task_backends["default"].get_result("a").errors] == expected[1]
+
+
+def test_a_claim_that_writes_a_failure_and_passes_another_message_of_the_job():
+    """It ends, as if this had come in two transactions: then its first message finds it so."""
+    held = job_worlds.chained()
+    first = job_worlds.FIRST
+    publish(JOBS.topic, 1, id="redriven")
+    OutboxMessage.objects.update(partition_key=held[first].key)
+    sequence()
+    QueueMessage.objects.filter(message_id="redriven").update(original_id=first, expires_at=1)
+    error = job_rows.error_line("builtins.ValueError", "no")
+    end = JobEnd(first, 5, 5, errors=error, stage=job_worlds.STAGES[0])
+    nack = Settlement(held[first], Action.NACK, error="no", is_final=False, job=end)
+    request = ClaimRequest(
+        Claimant(JOBS, job_worlds.WORKER, 5, 60_000),
+        [Want(held[first].key, look_at=100)],
+        claiming.new_token(),
+        [nack],
+        passes=frozenset({Outcome.EXPIRED}),
+    )
+    assert not claiming.claim(USING, request).deliveries
+    assert (row(first).status, errors(first)) == ("FAILED", [ValueError, exceptions.JobExpired])
+    assert row(job_worlds.LATER).status == "FAILED"
 
 
 @pytest.mark.parametrize("claimed_before", [True, False])

@@ -76,6 +76,22 @@ def two_chains():
         )
 
 
+def plain(*names, **columns):
+    """Jobs in no chain."""
+    job_rows.insert(
+        Session(USING),
+        [NewResult(name, "default", "default", job_worlds.PATH, job_worlds.ARGUMENTS, 0, 0, 1) for name in names],
+    )
+    JobResult.objects.filter(id__in=names).update(**columns)
+
+
+def all_old():
+    """As ``two_chains``, with a job in no chain; all of them have ended long ago."""
+    two_chains()
+    plain("a")
+    JobResult.objects.update(status="FAILED", finished_at=1)
+
+
 def half_old():
     """As ``two_chains``, but all results of ``x`` are old except the one because of which the chain has failed."""
     two_chains()
@@ -102,7 +118,7 @@ def cancel_waiting(*names):
     return lambda session: job_results.request_cancel(session, names)
 
 
-# -- with limits: two subscribers, each of which holds a job of the first stage ----------------
+# -- with limits: two subscribers, of which one holds jobs -------------------------------------
 
 
 LIMITS = DeliveryLimits(max_in_flight=10)
@@ -110,18 +126,25 @@ held = {}
 
 
 @job_worlds.configured()
-def limited():
-    """As ``two_chains``; a subscriber holds a job, and another one of the stage waits and has expired."""
+def limited(*names):
+    """As ``two_chains``; a subscriber holds jobs, and another one of the first stage of ``x`` waits and has expired."""
     for model in (QueueMessage, OutboxMessage, DeliveryState, ConsumerOffset, Slots):
         model.objects.all().delete()
     two_chains()
+    plain(*set(names) - set(JobResult.objects.values_list("id", flat=True)))
     groups.register(USING, job_worlds.JOBS, mode="shared", start="earliest")
     watermarks.create_missing(USING, job_worlds.JOBS, ["a", "b"])
-    put("a", job(X[0]))
-    held["one"] = claim("a", "one")(Session(USING)).deliveries[0]
+    put("a", *names)
+    ids = dict(QueueMessage.objects.values_list("offset", "message_id"))
+    held.update({ids[one.offset]: one for one in claim("a", "one")(Session(USING)).deliveries})
+    JobResult.objects.filter(id__in=names).update(status="RUNNING", worker_ids="one\n")
     put("a", "takes a slot")
     put("b", "takes another one", job(X[0], 1))
     QueueMessage.objects.filter(message_id=job(X[0], 1)).update(expires_at=1)
+
+
+def hold(*names):
+    return lambda: limited(*names)
 
 
 def put(partition, *names):
@@ -148,20 +171,58 @@ def claim(key, who, *settlements):
     return make
 
 
-def success():
-    end = JobEnd(job(X[0]), 5, 5, "2", stage=X[0])
-    return Settlement(held["one"], Action.ACK, job=end)
+def success(name):
+    stage = name.rpartition(":")[0]
+    return lambda: Settlement(held[name], Action.ACK, job=JobEnd(name, 5, 5, "2", stage=stage))
 
 
-def flush_success(session):
+def release(name):
+    return lambda: Settlement(held[name], Action.RELEASE)
+
+
+def flush(*settlements):
     """It returns a slot, too."""
-    holding = Holding("one", {NO_KEY: 0}, {NO_KEY: 1}, returned={NO_KEY: Returned(1, 1)})
-    settling.flush(USING, job_worlds.JOBS, [success()], max_attempts=None, shared=True, limits=LIMITS, holding=holding)
+
+    def write(session):
+        made = [settlement() for settlement in settlements]
+        holding = Holding("one", {NO_KEY: 0}, {NO_KEY: 1}, returned={NO_KEY: Returned(1, 1)})
+        settling.flush(USING, job_worlds.JOBS, made, max_attempts=None, shared=True, limits=LIMITS, holding=holding)
+
+    return write
 
 
 PAIRS = {
-    "flush the end of a job, pass one of its stage": (limited, flush_success, claim("b", "two")),
-    "claim with the end of a job, pass one of its stage": (limited, claim("a", "one", success), claim("b", "two")),
+    "flush the end of a job, pass one of its stage": (
+        hold(job(X[0])),
+        flush(success(job(X[0]))),
+        claim("b", "two"),
+    ),
+    "claim with the end of a job, pass one of its stage": (
+        hold(job(X[0])),
+        claim("a", "one", success(job(X[0]))),
+        claim("b", "two"),
+    ),
+    "release a job, pass one of the stage before": (hold(job(X[1])), flush(release(job(X[1]))), claim("b", "two")),
+    "flush the end of a job and release another one, cancel both": (
+        hold(job(X[0]), job(Y[0])),
+        flush(success(job(X[0])), release(job(Y[0]))),
+        cancel_waiting(job(X[0]), job(Y[0])),
+    ),
+    "flush the ends of a job in no chain and of one in a chain, cancel both": (
+        hold("z", job(X[0])),
+        flush(success("z"), success(job(X[0]))),
+        cancel_waiting("z", job(X[0])),
+    ),
+    "release a job in no chain and one in a chain, cancel both": (
+        hold("z", job(X[0])),
+        claim("a", "one", release("z"), release(job(X[0]))),
+        cancel_waiting("z", job(X[0])),
+    ),
+    "collect a job in no chain and those of chains, cancel some": (
+        all_old,
+        lambda session: job_results.collect(USING),
+        cancel_waiting("a", job(X[0]), job(Y[1])),
+    ),
     "cancel two stages, fail the first": (two_chains, cancel(job(X[0]), job(X[1])), finish(job(X[0], 1), "FAILED")),
     "cancel three stages, cancel the first": (
         two_chains,

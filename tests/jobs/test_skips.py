@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import datetime
+from itertools import count
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from django_mysqlqueue import operations, reschedule
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Schedule
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    JobResult,
+    OutboxMessage,
+    QuarantinedMessage,
+    QueueMessage,
+    Schedule,
+)
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
@@ -21,7 +30,7 @@ from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
-from tests.support.internals import groups, job_messages, pruning, registry
+from tests.support.internals import Session, groups, job_messages, pruning, registry
 from tests.support.schedule_worlds import of_task, registered, tick
 
 pytestmark = [pytest.mark.promise("Jobs")]
@@ -374,6 +383,20 @@ def redriven():
     return result
 
 
+def in_quarantine():
+    result = jobs.add.enqueue(1)
+    job_worlds.set_aside()
+    return result
+
+
+def redriven_into_the_quarantine():
+    result = jobs.fail.enqueue()
+    deliver_all(raise_exceptions=False)
+    operations.redrive(JOBS.topic, actor="ops")
+    job_worlds.set_aside()
+    return result
+
+
 def with_a_priority():
     result = jobs.add.using(priority=7).enqueue(1)
     register()
@@ -391,6 +414,8 @@ WAITING = [
     of_a_later_stage,
     of_a_stage_that_was_just_published,
     redriven,
+    in_quarantine,
+    redriven_into_the_quarantine,
     with_a_priority,
 ]
 
@@ -438,6 +463,108 @@ def test_a_job_for_later_whose_message_is_gone_ends_at_its_time():
     JobResult.objects.update(run_after=1)
     assert gc() == 1
     assert end_of(result) == DELETED
+
+
+# -- the quarantine ---------------------------------------------------------------
+
+
+def rows():
+    return list(QuarantinedMessage.objects.values_list("pk", flat=True))
+
+
+def requeue():
+    operations.requeue_quarantined(rows(), actor="ops")
+
+
+@pytest.mark.promise("Quarantine")
+def test_a_job_in_the_quarantine_runs_when_it_is_requeued():
+    stages = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
+    job_worlds.set_aside()
+    assert gc() == 0
+    requeue()
+    assert gc() == 0
+    deliver_all()
+    assert ends(*(one for stage in stages for one in stage)) == [("SUCCESSFUL", None)] * 2
+    assert jobs.log == [(1, 1), (2, 1)]
+
+
+@pytest.mark.promise("Quarantine")
+def test_a_job_that_is_deleted_from_the_quarantine_ends():
+    stages = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
+    job_worlds.set_aside()
+    operations.delete_quarantined(rows(), actor="ops")
+    assert gc() == 1
+    assert ends(*(one for stage in stages for one in stage)) == [DELETED, ("FAILED", "EarlierJobFailed")]
+
+
+@pytest.mark.promise("Quarantine")
+@pytest.mark.parametrize("by_operator", [False, True])
+@pytest.mark.parametrize("enqueued", [in_outbox, scheduled])
+def test_a_job_in_the_quarantine_can_be_cancelled(enqueued, by_operator):
+    """It ends at once. Its message stays there, and ends without a call after an operator has requeued it."""
+    result = enqueued()
+    OutboxMessage.objects.filter(deliver_at__gt=0).update(deliver_at=1)  # Its time has come.
+    job_worlds.set_aside()
+    if by_operator:
+        assert operations.cancel(JOBS.topic, [result.id], actor="ops").changed == 1
+    else:
+        cancel_job(result)
+    assert end_of(result) == ("FAILED", "JobCancelled")
+    requeue()
+    assert (gc(), OutboxMessage.objects.count()) == (0, 1)
+    deliver_all()
+    assert not jobs.log
+    assert end_of(result) == ("FAILED", "JobCancelled")
+    assert not DeliveryState.objects.exists()
+
+
+@pytest.mark.promise("Quarantine")
+def test_a_unique_job_in_the_quarantine_waits():
+    first = jobs.alone.enqueue(1)
+    job_worlds.set_aside()
+    assert gc() == 0
+    assert jobs.alone.enqueue(1).id == first.id
+    requeue()
+    deliver_all()
+    assert jobs.log == [1]
+    assert jobs.alone.enqueue(1).id != first.id
+
+
+@pytest.mark.promise("Quarantine")
+@pytest.mark.parametrize("begun", [0, 1])
+def test_no_job_ends_whose_message_moves_meanwhile(begun):
+    """It moves before each statement of a search, from one on: into the quarantine, back, and at last into the log."""
+    moves = (*(job_worlds.set_aside, requeue) * 4, sequence)
+    for first in count():
+        result = jobs.add.enqueue(1)
+        for move in moves[:begun]:
+            move()
+        found, left = search_beside(moves[begun:], first)
+        assert not found, f"from statement {first} on"
+        for move in left:
+            move()
+        deliver_all()
+        assert end_of(result) == ("SUCCESSFUL", None)
+        if len(left) == len(moves) - begun:
+            break
+    assert first > 3
+
+
+def search_beside(moves, first):
+    """Returns the jobs that would end, and the moves that are left."""
+    left, numbers, moving = list(moves), count(), []
+    session = Session(USING)
+    waiting = job_messages.unfinished(session, ("", "~"), 10)
+
+    def move(execute, sql, params, many, context):
+        if not moving and next(numbers) >= first and left:
+            moving.append(True)
+            left.pop(0)()
+            moving.clear()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(move):
+        return job_messages.cannot_run(session, waiting), left
 
 
 @pytest.mark.servers_only
@@ -537,6 +664,9 @@ def test_a_schedule_runs_on_after_its_job_was_skipped(how, interrupted, monkeypa
         return tick(USING).skipped
 
     assert is_skipped()
+    job_worlds.set_aside()
+    assert is_skipped()
+    requeue()
     if how != "outbox":
         sequence()
         assert is_skipped()

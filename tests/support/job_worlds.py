@@ -11,7 +11,14 @@ from django.db.models import F
 from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, publish, publish_many
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, JobResult, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import (
+    ConsumerOffset,
+    DeliveryState,
+    JobResult,
+    OutboxMessage,
+    QuarantinedMessage,
+    QueueMessage,
+)
 from django_mysqlqueue.tasks import handlers
 from django_mysqlqueue.tasks.backend import _all_or_none
 from django_mysqlqueue.tasks.framework import AnyResult, task_backends
@@ -99,6 +106,20 @@ def scheduled(name: str) -> None:
     """A job that waits in the outbox."""
     job_rows.insert(Session(USING), [NewResult(name, "default", "default", PATH, "{}", 0, 1, 1)])
     publish(JOBS.topic, name, id=name, delay=60)
+
+
+def set_aside() -> None:
+    """The log refuses what is in the outbox."""
+    columns = [
+        one.attname
+        for one in QuarantinedMessage._meta.local_concrete_fields
+        if not (one.primary_key or one.generated or one.name in ("reason", "quarantined_at"))
+    ]
+    waiting = OutboxMessage.objects.using(USING)
+    QuarantinedMessage.objects.using(USING).bulk_create(
+        QuarantinedMessage(**row, reason="no") for row in waiting.values(*columns)
+    )
+    waiting.all().delete()
 
 
 @configured()

@@ -181,8 +181,8 @@ class JobPage(Page):
             yield Step(_("No message with its id is in the log: it was redriven as a message with another id."))
         else:
             text = _(
-                "No message with its id is in the log: it is scheduled, has not entered the log yet, or was redriven "
-                "as a message with another id."
+                "No message with its id is in the log: it is scheduled, has not entered the log yet, is in the "
+                "quarantine, or was redriven as a message with another id."
             )
             if is_ahead:
                 text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self._now) / 1000)}
