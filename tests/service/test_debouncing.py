@@ -68,6 +68,8 @@ def test_each_new_one_starts_the_wait_again(db):
 
 def test_without_another_one_it_is_delivered_after_its_delay(db):
     debounced(1, id="1")
+    row = OutboxMessage.objects.get()
+    assert row.deliver_at - row.created_at == 30_000
     pass_time(20)
     assert in_log() == []
     pass_time(11)
