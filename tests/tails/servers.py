@@ -32,6 +32,9 @@ class Public(TailView):
     def serialize(self, message: ReceivedMessage) -> dict[str, Any] | None:
         if message.payload == "raise":
             raise ValueError("on purpose")
+        if message.payload == "slow secret":
+            time.sleep(HEARTBEAT / 4)
+            return None
         return None if message.payload == "secret" else {"payload": message.payload}
 
 
@@ -51,12 +54,18 @@ class Server:
 
     port: int
 
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
     def stop(self) -> None:
-        raise NotImplementedError
+        """Close what a failed test has left open, too: it would fail the tests after it."""
+        for stream in self.streams:
+            stream.close()
 
 
 class Wsgi(Server):
     def __init__(self) -> None:
+        super().__init__()
         self._server = ThreadedWSGIServer(("127.0.0.1", 0), QuietWSGIRequestHandler, allow_reuse_address=True)
         self._server.daemon_threads = True
         self._server.set_app(WSGIHandler())
@@ -65,6 +74,7 @@ class Wsgi(Server):
         self._thread.start()
 
     def stop(self) -> None:
+        super().stop()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(WAIT)
@@ -72,6 +82,7 @@ class Wsgi(Server):
 
 class Asgi(Server):
     def __init__(self) -> None:
+        super().__init__()
         config = uvicorn.Config(ASGIHandler(), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
@@ -83,6 +94,7 @@ class Asgi(Server):
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
 
     def stop(self) -> None:
+        super().stop()
         self._server.should_exit = True
         self._thread.join(WAIT)
 
@@ -97,6 +109,7 @@ class Stream:
         self.last_id: int | None = None
         self.retry: int | None = None
         self.blocks = 0
+        server.streams.append(self)
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Yield (type, data), and set ``last_id`` even if a block has no data."""
