@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.models import QuarantinedMessage
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.sql.session import Session
@@ -58,9 +56,3 @@ def list_quarantined(
         values,
     )
     return tuple(QuarantinedRow(*row) for row in rows)
-
-
-def topics_of(using: str, ids: Sequence[int]) -> set[str]:
-    """Return the topics of quarantined messages, without those that no longer exist."""
-    found = QuarantinedMessage.objects.using(using).filter(pk__in=ids)
-    return set(found.values_list("topic", flat=True))

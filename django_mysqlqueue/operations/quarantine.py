@@ -109,7 +109,7 @@ def _change(
             planned = offsets_of(rows, "rows")
             pages = iter([planned])
             if dry_run:
-                planned = _present(session, planned)
+                planned = list(quarantine.topics(session, planned))
         else:
             pages = _of_topic(session, topic, LIMITS.dead_letters)
             planned = next(_of_topic(session, topic, COUNTED), [])
@@ -146,12 +146,6 @@ def _recorded(
     if number:
         audit.once(session, operation, number, actor=actor, reason=reason, topic=topic)
     return number
-
-
-def _present(session: Session, rows: Sequence[int]) -> list[int]:
-    """Return those of some primary keys that are in the quarantine."""
-    found = QuarantinedMessage.objects.using(session.using).filter(pk__in=rows)
-    return list(found.values_list("pk", flat=True))
 
 
 def _of_topic(session: Session, topic: str, size: int) -> Iterator[list[int]]:

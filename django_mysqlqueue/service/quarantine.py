@@ -68,13 +68,27 @@ def in_due_order(session: Session, ids: Sequence[int]) -> list[int]:
     return [outbox_id for *_, outbox_id in sorted(places)]
 
 
+def topics(session: Session, ids: Sequence[int], lock: str = "") -> dict[int, str]:
+    """Return the topics of messages in the quarantine by primary key, without those that are not in it."""
+    return {
+        int(key): topic
+        for chunk in session.chunks(sorted(set(ids)))
+        for key, topic in session.rows(
+            f"SELECT s.quarantine_id, s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{lock}",
+            chunk,
+        )
+    }
+
+
 def requeue(session: Session, ids: Sequence[int]) -> int:
     """Move messages of the quarantine back into the outbox; return how many there were.
 
     Raises:
         django.db.Error: the outbox refuses one of them.
     """
-    found = _lock(session, ids)
+    # The lock, so that two operators do not requeue one twice.
+    found = list(topics(session, ids, session.dialect.for_update))
     for chunk in session.chunks(found):
         session.execute(
             f"INSERT INTO {OUTBOX} ({REQUEUED}) SELECT {REQUEUED} FROM {QUARANTINE}{session.force_index('PRIMARY')} "
@@ -91,16 +105,3 @@ def delete(session: Session, ids: Sequence[int]) -> int:
         sql = session.dialect.delete_joined(QUARANTINE, ("i",), len(chunk), "s.quarantine_id = v.i")
         number += session.execute(sql, chunk)
     return number
-
-
-def _lock(session: Session, ids: Sequence[int]) -> list[int]:
-    """Lock messages, so that two operators do not requeue one twice; return their primary keys."""
-    return [
-        int(row[0])
-        for chunk in session.chunks(sorted(set(ids)))
-        for row in session.rows(
-            f"SELECT s.quarantine_id FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{session.dialect.for_update}",
-            chunk,
-        )
-    ]

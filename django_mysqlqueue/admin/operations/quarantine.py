@@ -16,9 +16,10 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import list_quarantined
-from django_mysqlqueue.inspection.quarantine import topics_of
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.quarantine import topics
+from django_mysqlqueue.sql.session import Session
 
 
 class QuarantineForm(ReasonForm):
@@ -43,7 +44,7 @@ class QuarantineOperation(AdminOperation):
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
         rows = form.cleaned_data.get("row")
-        return (topics_of(form.using, rows) or None) if rows else None
+        return (set(topics(Session(form.using), rows).values()) or None) if rows else None
 
     def subject(self) -> str:
         number = len(self.values["row"])
@@ -68,7 +69,7 @@ class QuarantineOperation(AdminOperation):
             if not isinstance(error.__cause__, Error):
                 raise
             text = str(error)
-            for topic in topics_of(self.using, rows):
+            for topic in set(topics(Session(self.using), rows).values()):
                 text = self.errors.whole(text, topic)
             raise OperationRefused(text) from error
 
