@@ -438,7 +438,7 @@ MUTATIONS = (
         "a requeue that does not lock the messages",
         "A message of the quarantine is requeued by whoever has locked it.",
         "refused: requeue x requeue",
-        locking("quarantine._lock", LOCK, ""),
+        locking("quarantine.topics", LOCK, ""),
         by=BROKEN,
     ),
     Mutation(
