@@ -22,6 +22,7 @@ from django_mysqlqueue.models import (
     JobResult,
     Operation,
     OutboxMessage,
+    QuarantinedMessage,
     QueueMessage,
     Schedule,
     SubscriberHeartbeat,
@@ -79,6 +80,8 @@ def queue(db: None, settings: Any) -> Sub:
     pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
     recur()
     record()
+    refused = {"payload": b"1", "deliver_at": 0, "created_at": 1, "reason": f"(1644, '{'x' * 300}')"}
+    QuarantinedMessage.objects.create(topic="orders", partition_key="k" * 150, message_id="refused", **refused)
     return sub
 
 
@@ -132,6 +135,7 @@ def queries(sub: Sub) -> list[str]:
         "errors": ["errors/", "errors/?group=billing", "errors/?state=settled"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
+        "quarantine": ["quarantine/", "quarantine/?topic=orders"],
         "operations": ["operations/", "operations/?state=running", "operations/?by=nobody"],
         "offsets": ["offsets/", "offsets/?group=billing", "offsets/?group=billing&topic=orders&order=behind"],
         "changelist": ["", "?span=day", "?sort=-backlog"],
@@ -153,6 +157,9 @@ def queries(sub: Sub) -> list[str]:
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]
+    refused = QuarantinedMessage.objects.get().pk
+    found += [f"do/{name}/?row={refused}" for name in ("requeue", "delete-quarantined")]
+    found += [f"do/{name}-topic/?topic=orders&upto={refused}" for name in ("requeue", "delete-quarantined")]
     names = ("run", "pause", "delete")
     found += [f"do/{name}-recurring/?schedule=cleanup" for name in names] + ["do/resume-recurring/?schedule=prices"]
     found += [f"do/replay/?group=billing&topic=orders&first={offset}&last={offset + 9}"]
