@@ -357,17 +357,19 @@ def replay_id(run: str, offset: object) -> str:
     return f"replay-{run}-{offset}"
 
 
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""Of a UUID, the digit with the variant's two bits and two random ones."""
+
+
 def new_message_id() -> str:
     """Return a new id: a UUID of version 7 (RFC 9562).
 
     Its leading timestamp keeps inserts into the unique index of a partition close to each other. Nothing relies on the
     client's clock.
     """
-    milliseconds = time.time_ns() // 1_000_000
-    random = int.from_bytes(urandom(10)) >> 6
-    value = (milliseconds & 0xFFFFFFFFFFFF) << 80 | 0x7 << 76 | random >> 62 << 64 | 0b10 << 62 | random & (1 << 62) - 1
-    text = f"{value:032x}"  # twice as fast as uuid.UUID, which matters for bulk publishing
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    # Twice as fast as uuid.UUID, which matters for bulk publishing.
+    milliseconds, random = f"{time.time_ns() // 1_000_000 & 0xFFFFFFFFFFFF:012x}", urandom(10).hex()
+    return f"{milliseconds[:8]}-{milliseconds[8:]}-7{random[:3]}-{_VARIANT[random[3]]}{random[4:7]}-{random[8:]}"
 
 
 def run_id(schedule: str, tick: int, suffix: str = "") -> str:
