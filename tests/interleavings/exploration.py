@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import shorten
 from unittest.mock import patch
@@ -20,7 +19,7 @@ from tests.interleavings import explore, pictures, reasons
 from tests.interleavings.engine import Engine, ToolError
 from tests.interleavings.explore import Report, Unserial
 from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
-from tests.interleavings.trials import Beginning, Pair, Trial
+from tests.interleavings.trials import Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
 from tests.support import job_worlds, refusing
@@ -40,13 +39,12 @@ THREADS = "ABC"
 
 @dataclass
 class Exploration:
-    """Threads on a server, and the worlds that have been made there."""
+    """Threads on a server."""
 
     engine: Engine
-    begin: Callable[[str], Beginning]
 
     def trial(self, pair: Pair) -> Trial:
-        return Trial(pair, self.engine, self.begin(pair.world))
+        return Trial(pair, self.engine)
 
     def renew(self) -> None:
         """Other threads, after an error of the tool."""
@@ -90,7 +88,7 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
             cursor.execute(f"ALTER TABLE queue_messages AUTO_INCREMENT = {pictures.FIRST_OFFSET}")
         waiting = Waiting()
         stack.callback(waiting.close)
-        found = Exploration(Engine(THREADS, waiting), functools.cache(Beginning))
+        found = Exploration(Engine(THREADS, waiting))
         stack.callback(lambda: found.engine.close())
         yield found
 

@@ -153,8 +153,12 @@ class Verdict:
         return False
 
 
+YOUNG = 15.0
+"""Seconds for which a world is put back. Later, what is due in a minute there would soon be due now."""
+
+
 class Beginning:
-    """A world, made once and put back for every schedule."""
+    """A world, put back for every schedule."""
 
     def __init__(self, world: str) -> None:
         empty()
@@ -170,20 +174,27 @@ class Beginning:
 class Trial:
     """Runs a pair's operations under one schedule after another, each from the same start."""
 
-    def __init__(self, pair: Pair, engine: Engine, beginning: Beginning | None = None) -> None:
+    def __init__(self, pair: Pair, engine: Engine) -> None:
         self.pair, self._engine = pair, engine
         self.threads = "ABC"[: len(pair.operations)]
-        beginning = beginning or Beginning(pair.world)
+        self._begin()
+        self.spent: Counter[str] = Counter()
+        """Seconds, by what they were spent on."""
+
+    def _begin(self) -> None:
+        beginning = Beginning(self.pair.world)
         assert not beginning.broken, beginning.broken
         self._start, self._snapshot, self._drained = beginning.start, beginning.snapshot, beginning.drained
         self.before, self._names = beginning.tables, beginning.names
         self._changed: set[str] | None = None
-        self.spent: Counter[str] = Counter()
-        """Seconds, by what they were spent on."""
+        self._begun_at = time.perf_counter()
 
     def run(self, director: Director) -> Verdict:
         times = [time.perf_counter()]
-        self._snapshot.restore(self._changed)
+        if times[0] - self._begun_at < YOUNG:
+            self._snapshot.restore(self._changed)
+        else:
+            self._begin()
         self._changed = None
         times.append(time.perf_counter())
         tokens = {one.token: "held" for one in self._start.held.values()}
