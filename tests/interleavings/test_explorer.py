@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.interleavings import exploration, explore, schedules, statements
+from tests.interleavings import exploration, explore, schedules, statements, trials
 from tests.interleavings.engine import ToolError
 from tests.interleavings.exploration import exploring
 from tests.interleavings.known import Known
@@ -63,6 +63,15 @@ def test_a_sample_of_all_pairs(db, found):
     print(f"{number} pairs, seed {SEED}")
     assert not problems, "\n".join(problems)
     assert number > 50
+
+
+def test_a_world_is_made_anew_before_what_waits_there_comes_due(db, found):
+    trial = found.trial(pairs()["with_jobs: end jobs x end jobs"])
+    young, made = explore.explore(trial, 0), trial.before
+    assert trial.before is made
+    trial._begun_at -= trials.YOUNG
+    assert explore.explore(trial, 0).digests == young.digests
+    assert trial.before is not made
 
 
 def test_each_operation_sends_the_statements_that_are_recorded(db, found):
