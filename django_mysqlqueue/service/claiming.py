@@ -73,7 +73,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     if fence is None or fence.paused or result.other_mode or result.options is not None:
         if request.holding is not None and fence is not None:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
-        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
+        job_results.follow(session, flushed.jobs)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
     is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
@@ -90,7 +90,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     coalescing.store()
     if reservation is not None:
         result.held = reservation.store()
-    job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
+    job_results.follow(session, flushed.jobs)
     # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
     flushed.unfinished |= positions.keys() - {delivery.key for delivery in fresh}
     watermarks.store(session, ref, offsets, flushed.watermarks, positions)

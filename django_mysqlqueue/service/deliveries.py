@@ -166,11 +166,14 @@ class JobEnds:
     """What has become of jobs, to be written by the transaction that writes it for their deliveries."""
 
     ends: list[tuple[JobEnd, str]] = field(default_factory=list)
-    """The ends of attempts, each with the job's status."""
+    """The ends of attempts, each with the job's status. Of several of one job, those after its end do not count."""
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """For jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its text."""
+    """For jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its text. What an
+    attempt has left counts, too, but not that it is to be retried."""
     released: dict[str, str] = field(default_factory=dict)
-    """For jobs whose claims have ended before they started, by id: the subscriber."""
+    """For jobs whose claims have ended before they started, by id: the subscriber, which does not count as a worker.
+    They are READY again. A job without an attempt keeps ``started_at``: the time for which its task may be unknown
+    counts from there."""
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ outbox or the quarantine, or in the log above the group's position, or has a del
 later stage also while the stage before it has not ended. ``end_some`` ends the jobs for which none of this holds. A
 seek and a drop call it for what they have skipped, and GC calls it all the time.
 
-Messages go from the outbox to the log or to the quarantine, and from there back to the outbox. So one statement, which
-reads one snapshot, looks into both; and what is not found there, and then not in the log, is gone: a job only gets
-another message by a redrive, which waits for the lock on its result. If a seek then brings back what was skipped, its
-delivery restarts the job (``job_results.begin``).
+Messages go from the outbox to the log, or to the quarantine and from the quarantine back to the outbox. So one
+statement, which reads one snapshot, looks into outbox and quarantine; and what is in neither, and then not in the log,
+is gone: a job only gets another message by a redrive, which waits for the lock on its result. If a seek then brings
+back what was skipped, its delivery restarts the job (``job_results.begin``).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
 )
 from django_mysqlqueue.service import job_results, job_stages, partitions
+from django_mysqlqueue.service.deliveries import JobEnds
 from django_mysqlqueue.service.job_rows import READY, RESULTS, RUNNING, UNFINISHED
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
@@ -238,7 +239,7 @@ def _end(session: Session, ids: Collection[str]) -> tuple[set[str], int]:
                 chunk,
             )
         ]
-    return {job.id for job in locked}, job_results.follow(session, (), cannot_run(session, locked))
+    return {job.id for job in locked}, job_results.follow(session, JobEnds(reasons=cannot_run(session, locked)))
 
 
 def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[str, str]]:

@@ -8,7 +8,7 @@ for example, are those of ``job_messages``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue import job_queues
@@ -17,7 +17,7 @@ from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import job_rows, job_stages
-from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.deliveries import JobEnd, JobEnds
 from django_mysqlqueue.service.job_rows import (
     EXCEPTIONS,
     FAILED,
@@ -126,24 +126,12 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
     )
 
 
-def follow(
-    session: Session,
-    ends: Sequence[tuple[JobEnd, str]],
-    reasons: Mapping[str, tuple[str, str]] | None = None,
-    released: Mapping[str, str] | None = None,
-    *,
-    waits: bool = True,
-) -> int:
+def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
     """Write what has become of jobs, except those that have ended already.
 
     Args:
         session: the current transaction, which has locked or settled the deliveries.
-        ends: the ends of attempts, each with the job's status. Of several of one job, those after its end do not count.
-        reasons: for jobs that end without a call, by id: the name of an exception in ``tasks.exceptions``, and its
-            text. What an attempt has left counts, too, but not that it is to be retried.
-        released: for jobs whose claims have ended before they started, by id: the subscriber. They are READY again, and
-            the subscriber does not count as a worker. A job without an attempt keeps ``started_at``: the time for which
-            its task may be unknown counts from there.
+        jobs: what has become of them.
         waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
             stay RUNNING until their next claim.
 
@@ -151,10 +139,10 @@ def follow(
         The number of results that were changed.
     """
     by_job: dict[str, tuple[JobEnd, str]] = {}
-    for one in ends:
+    for one in jobs.ends:
         if one[0].id not in by_job or by_job[one[0].id][1] not in (SUCCESSFUL, FAILED):
             by_job[one[0].id] = one
-    others, by = reasons or {}, released or {}
+    others, by = jobs.reasons, jobs.released
     if by:
         # Without a lock: what was passed over by the claim may be locked for long, and is READY.
         statuses = job_rows.statuses(session, by)

@@ -68,14 +68,20 @@ def in_due_order(session: Session, ids: Sequence[int]) -> list[int]:
     return [outbox_id for *_, outbox_id in sorted(places)]
 
 
-def topics(session: Session, ids: Sequence[int], lock: str = "") -> dict[int, str]:
-    """Return the topics of messages in the quarantine by primary key, without those that are not in it."""
+def topics(session: Session, ids: Sequence[int], how: str = "") -> dict[int, str]:
+    """Return the topics of those messages that are in the quarantine, by primary key.
+
+    Args:
+        session: the session.
+        ids: primary keys.
+        how: the end of the statement, to lock the rows.
+    """
     return {
         int(key): topic
         for chunk in session.chunks(sorted(set(ids)))
         for key, topic in session.rows(
             f"SELECT s.quarantine_id, s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{lock}",
+            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{how}",
             chunk,
         )
     }
@@ -87,7 +93,7 @@ def requeue(session: Session, ids: Sequence[int]) -> int:
     Raises:
         django.db.Error: the outbox refuses one of them.
     """
-    # The lock, so that two operators do not requeue one twice.
+    # Locked, so that two operators do not requeue one twice.
     found = list(topics(session, ids, session.dialect.for_update))
     for chunk in session.chunks(found):
         session.execute(

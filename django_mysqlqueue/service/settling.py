@@ -248,7 +248,7 @@ def flush(
         flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also, chains=False)
         if holding is not None:
             flushed.held = slots.settle(session, ref, limits, holding)
-        job_results.follow(session, flushed.jobs.ends, flushed.jobs.reasons, flushed.jobs.released)
+        job_results.follow(session, flushed.jobs)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 
@@ -379,7 +379,7 @@ def _follow_jobs(
     )
     if not chains:
         jobs, flushed.jobs = _without_chains(jobs)
-    job_results.follow(session, jobs.ends, jobs.reasons, jobs.released, waits=waits)
+    job_results.follow(session, jobs, waits=waits)
 
 
 def _without_chains(jobs: JobEnds) -> tuple[JobEnds, JobEnds]:

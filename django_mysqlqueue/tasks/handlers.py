@@ -21,7 +21,7 @@ from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results, job_rows
-from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, JobEnds, Settlement
 from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
 from django_mysqlqueue.service.messages import decode, decode_metadata
 from django_mysqlqueue.service.payloads import Body
@@ -221,7 +221,7 @@ class JobHandler(Handler):
             attempt = _attempt_of(delivery)
             if attempt is None or attempt.row.is_finished:
                 continue
-            if not job_results.follow(Session(using), [(attempt.end(), job_rows.SUCCESSFUL)]):
+            if not job_results.follow(Session(using), JobEnds([(attempt.end(), job_rows.SUCCESSFUL)])):
                 text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
                 raise StaleDelivery(text, delivery=_as_delivery(delivery)._claimed)
 

@@ -53,6 +53,7 @@ from tests.support.internals import (
     GroupRef,
     Holding,
     JobEnd,
+    JobEnds,
     OptionColumns,
     Outcome,
     Returned,
@@ -373,14 +374,14 @@ def cancel_two_stages_backwards(a: Actor) -> object:
 def end_waiting(a: Actor) -> object:
     """As the handler of an atomic job does that has been started meanwhile."""
     end = JobEnd(job_worlds.SECOND, 5, 5, "2", stage=job_worlds.STAGES[0])
-    return groups.run(ALIAS, lambda session: job_results.follow(session, [(end, job_rows.SUCCESSFUL)]))
+    return groups.run(ALIAS, lambda session: job_results.follow(session, JobEnds([(end, job_rows.SUCCESSFUL)])))
 
 
 @operation("fail a job of a stage that waits")
 def fail_waiting(a: Actor) -> object:
     """As a claim does that passes its message."""
     reasons = {job_worlds.SECOND: ("JobExpired", "It expired.")}
-    return groups.run(ALIAS, lambda session: job_results.follow(session, (), reasons))
+    return groups.run(ALIAS, lambda session: job_results.follow(session, JobEnds(reasons=reasons)))
 
 
 @operation("cancel jobs as operators do")

@@ -17,7 +17,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
-from tests.support.internals import JobEnd, job_results, job_stages, registry, run
+from tests.support.internals import JobEnd, JobEnds, job_results, job_stages, registry, run
 
 READY, FAILED, SUCCESSFUL = TaskResultStatus.READY, TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
 
@@ -283,10 +283,10 @@ def test_two_ends_of_a_job_in_one_flush():
     one, _ = enqueue_chain([call(jobs.add, 1), call(jobs.add, 2)], call(jobs.add, 3))
     first, second = (JobResult.objects.get(id=result.id) for result in one)
     ends = [JobEnd(first.id, stage=first.stage)] * 2
-    run(USING, lambda session: job_results.follow(session, [(end, "SUCCESSFUL") for end in ends]))
+    run(USING, lambda session: job_results.follow(session, JobEnds([(end, "SUCCESSFUL") for end in ends])))
     assert JobStage.objects.get(id=first.stage).remaining == 1
     ends = [(JobEnd(second.id, stage=second.stage), status) for status in ("FAILED", "READY")]
-    run(USING, lambda session: job_results.follow(session, ends))
+    run(USING, lambda session: job_results.follow(session, JobEnds(ends)))
     assert sorted(JobResult.objects.values_list("status", flat=True)) == ["FAILED", "FAILED", "SUCCESSFUL"]
 
 
@@ -296,13 +296,12 @@ def test_a_job_that_is_ready_again_ends_with_the_stage_before(released):
     [first], [later] = enqueue_chain(call(jobs.add, 1), call(jobs.add, 2))
     JobResult.objects.filter(id=later.id).update(status="RUNNING", worker_ids="w\n")
     stage = JobResult.objects.get(id=later.id).stage
-    again = {} if released else {later.id: (JobEnd(later.id, stage=stage), "READY")}
-    run(
-        USING,
-        lambda session: job_results.follow(
-            session, list(again.values()), {first.id: ("JobExpired", "")}, {later.id: "w"} if released else {}
-        ),
-    )
+    made = JobEnds(reasons={first.id: ("JobExpired", "")})
+    if released:
+        made.released[later.id] = "w"
+    else:
+        made.ends.append((JobEnd(later.id, stage=stage), "READY"))
+    run(USING, lambda session: job_results.follow(session, made))
     later.refresh()
     assert (later.status, later.errors[-1].exception_class) == (FAILED, exceptions.EarlierJobFailed)
 
@@ -314,7 +313,7 @@ def follow(*ends):
     """Stores the ends of jobs in one transaction, as a flush does."""
     rows = JobResult.objects.in_bulk([result.id for result, _ in ends])
     made = [(JobEnd(result.id, stage=rows[result.id].stage), status) for result, status in ends]
-    run(USING, lambda session: job_results.follow(session, made))
+    run(USING, lambda session: job_results.follow(session, JobEnds(made)))
 
 
 def published(*results):

@@ -25,6 +25,7 @@ from tests.support.internals import (
     Claimant,
     ClaimRequest,
     JobEnd,
+    JobEnds,
     NewResult,
     Session,
     Settlement,
@@ -153,7 +154,7 @@ def test_an_attempt_and_a_message_that_ends_without_a_call(end, expected):
     JobResult.objects.update(errors="" if end[2] or end[1] else before)
     status, value, error = end
     made = JobEnd("a", 5, 6, value, None if error is None else job_rows.error_line("builtins.ValueError", error))
-    run(USING, lambda session: job_results.follow(session, [(made, status)], {"a": EXPIRED}))
+    run(USING, lambda session: job_results.follow(session, JobEnds([(made, status)], {"a": EXPIRED})))
     found = row("a")
     assert (found.status, found.started_at, found.last_attempted_at) == (expected[0], 5, 6)
     assert [error.traceback for error in task_backends["default"].get_result("a").errors] == expected[1]

@@ -28,6 +28,7 @@ from tests.support.internals import (
     ClaimRequest,
     Holding,
     JobEnd,
+    JobEnds,
     NewResult,
     Returned,
     Session,
@@ -102,11 +103,13 @@ def half_old():
 
 
 def fail(*names):
-    return lambda session: job_results.follow(session, (), dict.fromkeys(names, ("JobExpired", "It expired.")))
+    return lambda session: job_results.follow(
+        session, JobEnds(reasons=dict.fromkeys(names, ("JobExpired", "It expired.")))
+    )
 
 
 def finish(name, status):
-    return lambda session: job_results.follow(session, [(JobEnd(name, stage=name[:6], errors=""), status)])
+    return lambda session: job_results.follow(session, JobEnds([(JobEnd(name, stage=name[:6], errors=""), status)]))
 
 
 def cancel(*names):

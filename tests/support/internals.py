@@ -145,7 +145,17 @@ from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
-from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Holding, JobEnd, Returned, Settlement, Slot
+from django_mysqlqueue.service.deliveries import (
+    Action,
+    Claimed,
+    Flushed,
+    Holding,
+    JobEnd,
+    JobEnds,
+    Returned,
+    Settlement,
+    Slot,
+)
 from django_mysqlqueue.service.groups import OptionColumns, Registered
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.job_rows import NewResult

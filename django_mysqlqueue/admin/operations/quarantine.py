@@ -17,8 +17,8 @@ from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, Re
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import list_quarantined
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.service import quarantine
 from django_mysqlqueue.service.databases import queue_aliases
-from django_mysqlqueue.service.quarantine import topics
 from django_mysqlqueue.sql.session import Session
 
 
@@ -36,6 +36,11 @@ class TopicForm(ReasonForm):
     """Primary key of the newest message on the page: newer ones are not changed."""
 
 
+def _topics(using: str, rows: Sequence[int]) -> set[str]:
+    """Return the topics of messages that are in the quarantine."""
+    return set(quarantine.topics(Session(using), rows).values())
+
+
 class QuarantineOperation(AdminOperation):
     """Base class of operations on selected messages, of any topics."""
 
@@ -44,7 +49,7 @@ class QuarantineOperation(AdminOperation):
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
         rows = form.cleaned_data.get("row")
-        return (set(topics(Session(form.using), rows).values()) or None) if rows else None
+        return (_topics(form.using, rows) or None) if rows else None
 
     def subject(self) -> str:
         number = len(self.values["row"])
@@ -69,7 +74,7 @@ class QuarantineOperation(AdminOperation):
             if not isinstance(error.__cause__, Error):
                 raise
             text = str(error)
-            for topic in set(topics(Session(self.using), rows).values()):
+            for topic in _topics(self.using, rows):
                 text = self.errors.whole(text, topic)
             raise OperationRefused(text) from error
 
