@@ -367,7 +367,7 @@ def new_message_id() -> str:
     Its leading timestamp keeps inserts into the unique index of a partition close to each other. Nothing relies on the
     client's clock.
     """
-    # Twice as fast as uuid.UUID, which matters for bulk publishing.
+    # 1.6 times as fast as by uuid.UUID, which matters for bulk publishing.
     milliseconds, random = f"{time.time_ns() // 1_000_000 & 0xFFFFFFFFFFFF:012x}", urandom(10).hex()
     return f"{milliseconds[:8]}-{milliseconds[8:]}-7{random[:3]}-{_VARIANT[random[3]]}{random[4:7]}-{random[8:]}"
 
