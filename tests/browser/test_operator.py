@@ -22,7 +22,7 @@ from tests.browser.conftest import WAIT_MS, Desk, Start
 from tests.browser.pages import card
 from tests.support.harness import USING, sequence
 from tests.support.internals import GroupRef, groups
-from tests.support.processes import effects, wait_for
+from tests.support.processes import Worker, effects, wait_for
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -63,10 +63,12 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     go = tmp_path / "go"
     doomed, other = start("slow"), start("slow")
     publish_many("b.slow", (Message({"n": n, "go": str(go)}, key=f"k{n % 8}") for n in range(24)))
-    names = {row.info_pid: row.subscriber_name for row in heartbeats()}
+    names = {row.info["pid"]: row.subscriber_name for row in SubscriberHeartbeat.objects.all()}
     page = desk.open("subscribers/")
     row = page.get_by_role("row").filter(has_text=names[doomed.process.pid])
     expect(row.get_by_text(re.compile(r"slow/b\.slow: [1-9]"))).to_be_visible()
+    # Without a heartbeat from after the start of the other one, it would count as replaced by it.
+    wait_for(lambda: heartbeat(doomed).heartbeat_at > heartbeat(other).info["started_at"])
 
     doomed.send(signal.SIGKILL)
     doomed.wait()
@@ -92,16 +94,10 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     assert Operation.objects.get(action="forget").actor == "ada"
 
 
-class Beat:
-    """A heartbeat, by the process that it is of."""
-
-    def __init__(self, row: SubscriberHeartbeat) -> None:
-        self.subscriber_name = row.subscriber_name
-        self.info_pid = row.info["pid"]
-
-
-def heartbeats() -> list[Beat]:
-    return [Beat(row) for row in SubscriberHeartbeat.objects.all()]
+def heartbeat(worker: Worker) -> SubscriberHeartbeat:
+    """The heartbeat of a process."""
+    [found] = (row for row in SubscriberHeartbeat.objects.all() if row.info["pid"] == worker.process.pid)
+    return found
 
 
 @pytest.mark.parametrize("finishes", [True, False])
