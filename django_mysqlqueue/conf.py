@@ -18,14 +18,13 @@ from django.core.signals import setting_changed
 
 from django_mysqlqueue import job_queues, validators
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
+from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.limits import relay_target
+from django_mysqlqueue.options.table import ONLY_IN_CODE, OPTIONS
 from django_mysqlqueue.topic_settings import DATABASES, WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
 SQL_TOPICS = "sql_topics"
-LONGEST_DELAY = 30 * 86400.0
-"""Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,81 +178,13 @@ class Problem:
 
 # -- valid values -------------------------------------------------------------
 
-_BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
-    "initial": validators.number(maximum=LONGEST_DELAY),
-    "factor": validators.number(minimum=1.0, maximum=1000.0),
-    "maximum": validators.number(maximum=LONGEST_DELAY / 2),
-    "jitter": validators.number(maximum=1.0),
-}
-
-
-def parse_backoff(value: Any) -> Backoff:
-    """Return a ``Backoff``.
-
-    Args:
-        value: a ``Backoff``, or a dict of some of its fields, in upper or lower case.
-
-    Raises:
-        Invalid: the value breaks a rule.
-    """
-    if isinstance(value, Backoff):
-        value = {name.name: getattr(value, name.name) for name in fields(Backoff)}
-    if not isinstance(value, Mapping):
-        raise validators.Invalid("must be a Backoff or a dict with 'initial', 'factor', 'maximum', 'jitter'")
-    given: dict[str, float] = {}
-    for key, item in value.items():
-        name = str(key).lower()
-        if name not in _BACKOFF_FIELDS:
-            raise validators.Invalid(f"has the unknown key {key!r}")
-        try:
-            given[name] = _BACKOFF_FIELDS[name](item)
-        except validators.Invalid as error:
-            raise validators.Invalid(f"{name} {item!r} {error}") from None
-    return Backoff(**given)
-
-
-HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "mode": validators.choice("ordered", "shared"),
-    "atomic": validators.boolean,
-    "start": validators.choice("earliest", "latest"),
-    "on_failure": validators.choice("skip", "block"),
-    "on_expiry": validators.choice("skip", "dead_letter"),
-    "max_attempts": validators.or_none(validators.integer(1)),
-    "visibility_timeout": validators.number(minimum=0.1, maximum=LONGEST_DELAY),
-    "max_processing_time": validators.number(exclusive=True, maximum=LONGEST_DELAY),
-    "timeout": validators.or_none(validators.number(exclusive=True, maximum=LONGEST_DELAY)),
-    "backoff": parse_backoff,
-    **dict.fromkeys(("batch_size", "claim_size"), validators.integer(1, 10_000)),
-    "prefetch": validators.integer(1, 1_000_000),
-    "priority_share": validators.share,
-    **dict.fromkeys(("poll_interval", "max_poll_interval"), validators.number(minimum=0.001)),
-    "rate": validators.or_none(validators.rate),
-    "rate_per_key": validators.or_none(validators.key_rates),
-    **dict.fromkeys(
-        ("burst", "max_in_flight", "max_in_flight_per_key"), validators.or_none(validators.integer(1, 1_000_000))
-    ),
-    "limit_by": validators.or_none(validators.field_name),
-    "filter": validators.or_none(validators.filter_policy),
-    "allowed_users": validators.or_none(validators.allowed_users),
-}
-"""Options of ``@subscriber`` that ``GROUPS`` may override."""
-CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "reject_on": validators.rejected_exceptions,
-    "retry_on": validators.exceptions,
-}
-"""Options that only ``@subscriber`` takes."""
-
-_POLLING = ("poll_interval", "max_poll_interval", "claim_size", "prefetch", "priority_share")
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": validators.or_none(validators.alias),
-    **{name: HANDLER_OPTIONS[name] for name in _POLLING},
+    **{name: option.parse for name, option in OPTIONS.items() if option.setting},
     "threads": validators.integer(1, 1000),
     "lease_duration": validators.number(exclusive=True),
     "lease_renewal_interval": validators.number(exclusive=True),
-    **{name: HANDLER_OPTIONS[name] for name in ("visibility_timeout", "max_processing_time")},
     "shutdown_timeout": validators.number(),
-    "max_attempts": HANDLER_OPTIONS["max_attempts"],
-    "backoff": parse_backoff,
     **dict.fromkeys(("retention", "orphan_retention"), validators.or_none(validators.number())),
     "strict_topics": validators.boolean,
     "dlq_suffix": validators.suffix,
@@ -306,26 +237,6 @@ _MONITORING: dict[str, Callable[[Any], Any]] = {
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
 _SECRETS = ("METRICS_TOKEN",)
 """Settings whose values are not shown."""
-
-
-def check_handler_option(name: str, value: Any) -> Any:
-    """Return the parsed value of a handler option.
-
-    Args:
-        name: option of ``@subscriber``.
-        value: its value.
-
-    Raises:
-        ValueError: the value is invalid; the text names the option, the value and the rule.
-    """
-    parse = HANDLER_OPTIONS.get(name) or CODE_OPTIONS.get(name)
-    if parse is None:
-        raise ValueError(f"{name} is not a handler option")
-    try:
-        return parse(value)
-    except validators.Invalid as error:
-        # A filter can be long, and its error names the place in it.
-        raise ValueError(f"{name}={shortened(repr(value), most=200)}: {error}") from None
 
 
 def check_health_option(name: str, value: Any) -> Any:
@@ -434,10 +345,10 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
     if not isinstance(raw, Mapping):
         problems.append(Problem("E006", f"MYSQLQUEUE['GROUPS'] must be a dict, not {type(raw).__name__}.", ""))
         return
-    parsers = {name.upper(): parse for name, parse in HANDLER_OPTIONS.items()}
+    parsers = {name.upper(): option.parse for name, option in OPTIONS.items()}
     parsers[RECORD.upper()] = _FIELDS[RECORD]
     parsers[SQL_TOPICS.upper()] = validators.topics
-    parsers |= {name.upper(): _only_in_code for name in CODE_OPTIONS}
+    parsers |= {name.upper(): _only_in_code for name in ONLY_IN_CODE}
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)

@@ -18,7 +18,7 @@ from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.humanize import counted, listed
 from django_mysqlqueue.limits import (
@@ -57,6 +57,7 @@ from django_mysqlqueue.sql.session import Retry, Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.validators import LONGEST_DELAY
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
 

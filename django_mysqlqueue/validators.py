@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
@@ -12,10 +13,14 @@ from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import filter_policies
 from django_mysqlqueue.allowed_users import parse_allowed_users
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import KeyRates, Rate, parse_key_rates, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.limits import NAME_LENGTH, RESERVED_PREFIX
+
+LONGEST_DELAY = 30 * 86400.0
+"""Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
 
 
 class Invalid(Exception):
@@ -121,6 +126,32 @@ def field_name(value: Any) -> str:
     if value.startswith(RESERVED_PREFIX):
         raise Invalid(f"names that start with {RESERVED_PREFIX!r} are reserved")
     return value
+
+
+_BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
+    "initial": number(maximum=LONGEST_DELAY),
+    "factor": number(minimum=1.0, maximum=1000.0),
+    "maximum": number(maximum=LONGEST_DELAY / 2),
+    "jitter": number(maximum=1.0),
+}
+
+
+def backoff(value: Any) -> Backoff:
+    """Parse a ``Backoff``, or a dict of some of its fields, in upper or lower case."""
+    if isinstance(value, Backoff):
+        value = {field.name: getattr(value, field.name) for field in fields(Backoff)}
+    if not isinstance(value, Mapping):
+        raise Invalid("must be a Backoff or a dict with 'initial', 'factor', 'maximum', 'jitter'")
+    given: dict[str, float] = {}
+    for key, item in value.items():
+        name = str(key).lower()
+        if name not in _BACKOFF_FIELDS:
+            raise Invalid(f"has the unknown key {key!r}")
+        try:
+            given[name] = _BACKOFF_FIELDS[name](item)
+        except Invalid as error:
+            raise Invalid(f"{name} {item!r} {error}") from None
+    return Backoff(**given)
 
 
 T = TypeVar("T")

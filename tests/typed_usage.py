@@ -45,6 +45,14 @@ def several(deliveries: list[Delivery]) -> None: ...
 def two(delivery: Delivery, more: int) -> None: ...
 
 
+@subscriber("t", group="no such option", max_attempt=3)  # type: ignore[call-overload, untyped-decorator]
+def unknown_option(delivery: Delivery) -> None: ...
+
+
+@subscriber("t", group="no batch", batch_size=3)  # type: ignore[call-overload, untyped-decorator]
+def size_without_batch(delivery: Delivery) -> None: ...
+
+
 def use() -> None:
     message_id: str = publish("t", {"n": 1}, key="k", on_mismatch="on_commit")
     count: int = publish_many("t", [Message(1), {"n": 2}])

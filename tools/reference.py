@@ -10,9 +10,9 @@ A region is delimited by two comments, which name the object to describe:
     <!-- end -->
 
 Its headings are one level below the heading above it. The region ``layers`` shows the layers of the package, from the
-contract of import-linter in pyproject.toml. The text outside of regions is written by hand. griffe parses the source
-without importing it, so the result does not depend on the versions of Python and Django. The exit status is also 1 if a
-docstring does not match its signature; the pages are written nevertheless.
+contract of import-linter in pyproject.toml; the region ``options`` the table of options. The text outside of regions is
+written by hand. griffe parses the source without importing it, so the result does not depend on the versions of Python
+and Django. The exit status is also 1 if a docstring does not match its signature; the pages are written nevertheless.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ LINE = 88
 """Maximum length of a line of code, as in docs/ruff.toml."""
 LAYERS = "layers"
 """Name of the region with the drawing of the layers."""
+OPTIONS = "options"
+"""Name of the region with the options of a group."""
 Documented = griffe.Function | griffe.Class | griffe.Attribute
 
 
@@ -102,6 +104,33 @@ class Source:
             return found.final_target if isinstance(found, griffe.Alias) else found
         except (KeyError, griffe.AliasResolutionError):
             return None
+
+
+@dataclass(frozen=True)
+class GroupOption:
+    """A record of the table of options."""
+
+    name: str
+    owner: str
+    """The class that declares it."""
+    type: griffe.Expr
+    record: dict[str, str]
+    """The arguments of ``Option``, as they stand in the source."""
+    text: str
+
+    def has(self, argument: str) -> bool:
+        return argument in self.record
+
+
+def options(source: Source) -> Iterator[GroupOption]:
+    """Yield the options of a group, as ``options/table.py`` declares them."""
+    table = source.package["options.table"]
+    for owner in ("SubscriberOptions", "BatchOptions", "GroupOptions"):
+        for member in table.members[owner].members.values():
+            annotation: Any = member.annotation
+            kind, call = annotation.slice.elements
+            record = {argument.name: str(argument.value).replace('"', "'") for argument in call.arguments}
+            yield GroupOption(member.name, owner, kind, record, member.docstring.value)
 
 
 @dataclass
@@ -184,6 +213,29 @@ class Writer:
     @staticmethod
     def _heading(described: Documented, level: int) -> str:
         return f"{'#' * level} {title(described)}"
+
+    def options(self) -> Iterator[str]:
+        """Yield the list of a group's options, and the table of where each can be set and applies."""
+        yield "\n".join(
+            self._item([option.name], [self._code(option.type).replace("'", '"')], self._prose(option.text))
+            for option in options(self.source)
+        )
+        yes = {False: "", True: "yes"}
+        rows = [
+            [
+                f"`{option.name}`",
+                f"`{option.name.upper()}`" if option.has("setting") else f"`{option.record.get('default', 'None')}`",
+                yes[option.owner != "GroupOptions"],
+                yes[option.name not in ("reject_on", "retry_on")],
+                yes[option.has("registered")],
+                yes[option.has("form")],
+                {"'queue'": "the queue's", "'job'": "each job's"}.get(option.record.get("jobs", ""), ""),
+                option.record.get("sql", "''").strip("'"),
+            ]
+            for option in options(self.source)
+        ]
+        head = ["Option", "Default", "Code", "`GROUPS`", "Registered", "`queueset`", "Jobs", "Plain SQL"]
+        yield "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
     # -- signatures ---------------------------------------------------------------
 
@@ -367,7 +419,7 @@ class Writer:
     def _linked(self, code: str) -> str:
         name = code.strip("`").removesuffix("()")
         target = self.index.link(name, self.page)
-        if target is None or self.index.places[name] == self.index.places[self.name]:
+        if target is None or self.index.places[name] == self.index.places.get(self.name):
             return code
         return f"[{code}]({target})"
 
@@ -397,7 +449,7 @@ def pages(docs: Path, source: Source) -> dict[Path, tuple[str, str]]:
         if not len(regions) == text.count("<!-- generated:") == text.count("<!-- end -->"):
             raise Fault(f"{page}: a region is not delimited by <!-- generated: name --> and <!-- end --> lines")
         for name in regions:
-            if name == LAYERS:
+            if name in (LAYERS, OPTIONS):
                 continue
             index.add(name, _described(source, name, page), page)
     return {page: (text, _rewritten(page, text, source, index)) for page, text in texts.items()}
@@ -417,6 +469,9 @@ def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
         name = match[1]
         if name == LAYERS:
             return f"<!-- generated: {name} -->\n\n{_layers(source.root / 'pyproject.toml')}\n\n<!-- end -->"
+        if name == OPTIONS:
+            body = "\n\n".join(Writer(source, index, page, name, 0).options())
+            return f"<!-- generated: {name} -->\n\n{body}\n\n<!-- end -->"
         above = FENCED.sub("", REGION.sub("", text[: match.start()]))
         level = max((len(marks) for marks in re.findall(r"^(#+) ", above, re.MULTILINE)[-1:]), default=0) + 1
         body = Writer(source, index, page, name, level).write(_described(source, name, page))

@@ -16,14 +16,13 @@ from django_mysqlqueue.operations.arguments import alias_for, texts
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.options.table import OVERRIDABLE, as_text
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
-    OVERRIDABLE,
-    as_text,
     check_override,
     limits_of,
     overridden,
@@ -52,10 +51,8 @@ def settings(
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``priority_share``,
-            ``poll_interval``, ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``,
-            ``timeout``, ``rate``, ``rate_per_key``, ``burst``, ``max_in_flight``, ``max_in_flight_per_key``,
-            ``limit_by``, ``filter``. They have the types of the arguments of ``@subscriber``.
+        values: the new values by option, of those that can change while subscribers run. They have the types of the
+            arguments of ``@subscriber``.
         unset: names of options whose overrides to remove.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.

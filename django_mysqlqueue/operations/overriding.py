@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django_mysqlqueue.options.table import as_text, storable
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.subscriptions.options import Override, as_text, storable, stored
+from django_mysqlqueue.subscriptions.options import Override, stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
 
-from django_mysqlqueue.conf import LONGEST_DELAY, Settings
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.limits import (
     KEY_LENGTH,
     LATENCY_BOUNDS_MS,
@@ -25,11 +27,14 @@ from django_mysqlqueue.limits import (
     REPLACES,
     TOPIC_COLUMN_LENGTH,
 )
+from django_mysqlqueue.options.table import OPTIONS, storable
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.watermarks import LOOK_AHEAD
 from django_mysqlqueue.sql.mysql import DIALECT
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import defaults
+from django_mysqlqueue.validators import LONGEST_DELAY
 from django_mysqlqueue.version import __version__
 
 MAX_CLAIM = 1000
@@ -155,12 +160,13 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
             f"JSON_UNQUOTE(JSON_EXTRACT(v_code, '$.\"{name}\"')))"
             for name, path in _OVERRIDABLE.items()
         },
-        **{f"override.{name}": f"JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{name}.value'))" for name in ("filter",)},
-        **{
-            f"limit.{name}": f"COALESCE(JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{name}.value')), "
-            f"JSON_UNQUOTE(JSON_EXTRACT(v_limits, '$.{name}')), 'null')"
-            for name in ("rate", "rate_per_key", "max_in_flight", "max_in_flight_per_key")
-        },
+        "override.filter": "JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.filter.value'))",
+        "refused_limits": ", ".join(
+            f"IF(COALESCE(JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{name}.value')), "
+            f"JSON_UNQUOTE(JSON_EXTRACT(v_limits, '$.{name}')), 'null') = 'null', NULL, '{name}')"
+            for name in LIMIT_OPTIONS
+            if OPTIONS[name].sql == "refused"
+        ),
         "count_latency": ", ".join(
             map(_count_latency, LATENCY_COLUMNS, (None, *LATENCY_BOUNDS_MS), (*LATENCY_BOUNDS_MS, None))
         ),
@@ -180,10 +186,12 @@ _ON_ERROR = f"""DECLARE EXIT HANDLER FOR SQLEXCEPTION
   END"""
 """A transaction of a procedure, independent of the isolation level and the ``completion_type`` of the session."""
 
+APPLIED = tuple(name for name, option in OPTIONS.items() if option.sql == "applied" and not option.registered)
+"""Options that the procedures get from the code. They read registered ones in the group's row."""
 _OVERRIDABLE = {
     "max_attempts": "max_attempts.value",
     "visibility_timeout": "visibility_timeout.value",
-    **{f"backoff.{name}": f"backoff.value.{name}" for name in ("initial", "factor", "maximum", "jitter")},
+    **{f"backoff.{field.name}": f"backoff.value.{field.name}" for field in fields(Backoff)},
 }
 """Options that the procedures read, and where an override of them is."""
 
@@ -234,29 +242,21 @@ def _count_latency(name: str, above: int | None, upto: int | None) -> str:
 
 def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:
     """Return an expression for the options that the code has for ``p_group`` and ``p_topic``, as JSON text."""
-    defaults = {
-        "max_attempts": settings.max_attempts,
-        "visibility_timeout": settings.visibility_timeout,
-        "backoff": settings.backoff,
-        "on_failure": "skip",
-        "on_expiry": "skip",
-    }
     cases = [
         f"WHEN p_group = {_literal(one.ref.group)} AND p_topic = {_literal(one.ref.topic)} THEN "
-        f"{_literal(_as_json(settings, one.ref.group, {name: getattr(one, name) for name in defaults}))}"
+        f"{_literal(_as_json(settings, one.ref.group, {name: getattr(one, name) for name in APPLIED}))}"
         for one in sorted(handlers, key=lambda one: one.ref)
     ]
     cases += [
         f"WHEN p_group = {_literal(group)} THEN "
-        f"{_literal(_as_json(settings, group, {**defaults, **settings.groups.get(group, {})}))}"
+        f"{_literal(_as_json(settings, group, {**defaults(settings), **settings.groups.get(group, {})}))}"
         for group in sorted({*settings.recorded, *settings.groups})
     ]
-    default = _literal(_as_json(settings, "", defaults))
+    default = _literal(_as_json(settings, "", defaults(settings)))
     return f"CASE {' '.join(cases)} ELSE {default} END" if cases else default
 
 
 def _as_json(settings: Settings, group: str, options: Mapping[str, Any]) -> str:
-    backoff = options["backoff"]
-    found = {name: options[name] for name in ("max_attempts", "visibility_timeout", "on_failure", "on_expiry")}
-    found |= {f"backoff.{name}": getattr(backoff, name) for name in ("initial", "factor", "maximum", "jitter")}
-    return json.dumps({**found, "record": settings.recorded_of(group)}, sort_keys=True)
+    values = {name: storable(options[name]) for name in APPLIED}
+    values |= {f"backoff.{name}": value for name, value in values.pop("backoff").items()}
+    return json.dumps({**values, "record": settings.recorded_of(group)}, sort_keys=True)

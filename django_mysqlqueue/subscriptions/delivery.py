@@ -7,7 +7,6 @@ import datetime
 from django.db import connections
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, settling
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
@@ -16,6 +15,7 @@ from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.connection import in_transaction
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.validators import LONGEST_DELAY
 
 
 class Delivery(ReceivedMessage):

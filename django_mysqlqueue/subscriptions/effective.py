@@ -12,14 +12,13 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.options.table import OVERRIDABLE, as_text
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
-    OVERRIDABLE,
     Override,
-    as_text,
     check_override,
     option_value,
     overridden,

@@ -7,47 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, Settings, check_handler_option, get_settings
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, KeyRates, Rate
+from django_mysqlqueue.conf import Settings, get_settings
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.options.table import (
+    OF_PROCESSES,
+    OPTIONS,
+    OVERRIDABLE,
+    REGISTERED,
+    as_text,
+    check_option,
+    storable,
+)
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.subscriptions.handler import Handler
-
-OVERRIDABLE = (
-    "claim_size",
-    "batch_size",
-    "prefetch",
-    "priority_share",
-    "poll_interval",
-    "max_poll_interval",
-    "visibility_timeout",
-    "max_attempts",
-    "backoff",
-    "timeout",
-    *LIMIT_OPTIONS,
-    "allowed_users",
-    "filter",
-)
-"""Options that an operator can override while subscribers run, in the order in which they are listed."""
-PROCESS = ("claim_size", "prefetch", "priority_share", "poll_interval", "max_poll_interval")
-"""Options that a handler may leave open: then the settings of its process apply."""
-DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
-WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", "filter", "allowed_users", *LIMIT_OPTIONS})
-"""Options that ``none`` turns off."""
-TEXTS = frozenset({"rate", "rate_per_key", "limit_by"})
-BACKOFF_DURATIONS = frozenset({"initial", "maximum"})
-UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +51,7 @@ class Override:
 # -- rules --------------------------------------------------------------------
 
 
-OF_JOBS = ("max_attempts", "backoff", "timeout", "filter")
-"""Options that a queue of jobs does not have: its jobs have their own, and one that a filter passes would never end."""
-
-
+FILTERED_JOBS = "is not possible for a queue of jobs: jobs that do not match it would never end"
 LIMIT_BY_TASK = "has no effect on a queue of jobs: its limits per key apply to the tasks that have a rate (@job(rate=))"
 
 
@@ -154,7 +131,7 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     """Yield the rules between options that a handler breaks, with the process's settings."""
     settings = get_settings()
     options = {one.name: getattr(handler, one.name) for one in fields(Handler)}
-    options |= {name: option_value(handler, name, settings) for name in PROCESS}
+    options |= {name: option_value(handler, name, settings) for name in OF_PROCESSES}
     yield from broken_rules(options)
     yield from rules_of_limits(handler.limits)
     if handler.limit_by is not None and is_of_jobs(handler.ref):
@@ -168,6 +145,14 @@ def changed(before: Handler, after: Handler) -> list[str]:
     return [name for name in OVERRIDABLE if getattr(before, name) != getattr(after, name)]
 
 
+def defaults(settings: Settings) -> dict[str, Any]:
+    """Return the options of a group for which neither code nor ``GROUPS`` says anything."""
+    return {
+        name: getattr(settings, name) if option.setting == "group" else option.default
+        for name, option in OPTIONS.items()
+    }
+
+
 def option_value(handler: Handler, name: str, settings: Settings) -> Any:
     """Return the value of an option: that of the process's settings, if the handler leaves it open.
 
@@ -177,7 +162,7 @@ def option_value(handler: Handler, name: str, settings: Settings) -> Any:
         settings: the settings of the queue.
     """
     value = getattr(handler, name)
-    return getattr(settings, name) if value is None and name in PROCESS else value
+    return getattr(settings, name) if value is None and name in OF_PROCESSES else value
 
 
 def check_override(handler: Handler | None, name: str, value: Any) -> Any:
@@ -192,11 +177,11 @@ def check_override(handler: Handler | None, name: str, value: Any) -> Any:
         ValueError: the option or the value is not possible; the text names the option, the value and the rule.
     """
     if name not in OVERRIDABLE:
-        if name in HANDLER_OPTIONS or name in CODE_OPTIONS or name == "batch":
+        if name in OPTIONS or name == "batch":
             raise ValueError(f"{name} cannot change while subscribers run. Change the code or GROUPS, and restart them")
         hint = did_you_mean(close_names(name, list(OVERRIDABLE), most=1)) or f"Options: {', '.join(OVERRIDABLE)}"
         raise ValueError(f"there is no option {name!r}. {hint}")
-    parsed = check_handler_option(name, value)
+    parsed = check_option(name, value)
     if handler is not None and (reason := without_effect(handler, name)):
         raise ValueError(f"{name}={value!r} {reason}")
     return parsed
@@ -219,8 +204,10 @@ def without_effect(handler: Handler, name: str) -> str:
         return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
     if name == "limit_by" and is_of_jobs(handler.ref):
         return LIMIT_BY_TASK
-    if name in OF_JOBS and is_of_jobs(handler.ref):
+    if OPTIONS[name].jobs == "job" and is_of_jobs(handler.ref):
         return "has no effect on a queue of jobs, whose tasks have such options of their own (@job, OPTIONS in TASKS)"
+    if name == "filter" and is_of_jobs(handler.ref):
+        return FILTERED_JOBS
     return ""
 
 
@@ -249,17 +236,6 @@ def _override(name: str, stored: object) -> Override:
         return Override(name, stored, 0, "")
     at = stored.get("at")
     return Override(name, stored["value"], at if type(at) is int else 0, str(stored.get("by") or ""))
-
-
-def storable(value: Any) -> Any:
-    """Return a parsed value in the form in which it is stored as JSON."""
-    if isinstance(value, Backoff):
-        return {one.name: getattr(value, one.name) for one in fields(Backoff)}
-    if isinstance(value, (FilterPolicy, KeyRates)):
-        return value.as_json()
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Rate) else value
 
 
 # -- registered options -------------------------------------------------------
@@ -296,13 +272,13 @@ def registered_options(columns: OptionColumns) -> tuple[dict[str, Any], dict[str
         given["filter"] = policy
     if users != {}:
         given["allowed_users"] = users.get("users", users) if isinstance(users, Mapping) else users
-    found: dict[str, Any] = dict.fromkeys((*LIMIT_OPTIONS, "filter", "allowed_users"))
+    found: dict[str, Any] = dict.fromkeys(REGISTERED)
     ignored: dict[str, str] = {}
     for name, value in given.items():
         try:
             if name not in found:
                 raise ValueError(f"there is no limit {name!r}")
-            found[name] = check_handler_option(name, value)
+            found[name] = check_option(name, value)
         except ValueError as error:
             ignored[name] = str(error)
     return found, ignored
@@ -320,7 +296,7 @@ def limits_of(columns: OptionColumns, overrides: Mapping[str, Any] | None = None
     for name, value in values.items():
         if name in LIMIT_OPTIONS:
             with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
-                found[name] = check_handler_option(name, value)
+                found[name] = check_option(name, value)
     return DeliveryLimits(**{name: found[name] for name in LIMIT_OPTIONS})
 
 
@@ -349,150 +325,7 @@ def _strict(columns: OptionColumns, name: str) -> Any:
     found, ignored = registered_options(columns)
     for one in stored(columns.overrides):
         if one.name == name:
-            return check_handler_option(one.name, one.value)
+            return check_option(one.name, one.value)
     if name in ignored:
         raise ValueError(ignored[name])
     return found[name]
-
-
-# -- text ---------------------------------------------------------------------
-
-
-def parse_text(name: str, text: str) -> Any:
-    """Return the value that a text stands for, as it is typed on a command line or into a form.
-
-    Durations may have a unit (``ms``, ``s``, ``m``, ``h``, ``d``; default: seconds). ``none`` means no limit.
-    ``backoff`` is a list such as ``initial=1s,factor=2,maximum=1h,jitter=0.1``; the fields that are left out have their
-    defaults. ``filter`` is JSON, and so is ``rate_per_key`` if keys have different rates.
-
-    Args:
-        name: name of the option.
-        text: the text.
-
-    Raises:
-        ValueError: the text is not such a value; the error names the option, the text and the rule.
-    """
-    text = text.strip()
-    if name not in OVERRIDABLE:
-        return text  # check_override refuses it
-    if text.lower() == "none" and name in WITHOUT_LIMIT:
-        return None
-    if name == "backoff":
-        return _parse_backoff(text)
-    if name == "rate_per_key" and text.startswith("{"):
-        return parse_object(name, text, '{"acme": "50/s", "*": "5/s"}')
-    if name in TEXTS:
-        return text
-    if name == "filter":
-        return parse_filter(name, text)
-    if name == "allowed_users":
-        return [one.strip() for one in text.split(",")]
-    if name in DURATIONS:
-        return parse_duration(name, text)
-    if re.fullmatch(r"[0-9]{1,12}", text) is None:
-        raise ValueError(f"{name}={text!r}: must be an integer")
-    return int(text)
-
-
-def parse_filter(name: str, text: str) -> Any:
-    """Return the filter policy that JSON text describes, without checking its conditions.
-
-    Args:
-        name: the name of the option, for the error.
-        text: the text.
-
-    Raises:
-        ValueError: it is not JSON, or an object names a key twice.
-    """
-    return parse_object(name, text, '{"region": ["eu"]}')
-
-
-def parse_object(name: str, text: str, example: str) -> Any:
-    """Return what JSON text describes, without checking it further.
-
-    Args:
-        name: the name of the option, for the error.
-        text: the text.
-        example: a valid text, for the error.
-
-    Raises:
-        ValueError: it is not JSON, or an object names a key twice.
-    """
-    twice: list[str] = []
-
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # JSON readers use the last value of a name: the condition of the first would be lost.
-        twice.extend(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
-        return dict(pairs)
-
-    try:
-        found = json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{name}={text!r}: must be JSON such as {example}") from None
-    if twice:
-        raise ValueError(f"{name}={text!r}: {twice[0]!r} is given twice in one object")
-    return found
-
-
-def parse_duration(name: str, text: str) -> float:
-    """Return the seconds that a text such as ``90``, ``1.5s`` or ``10m`` stands for.
-
-    Args:
-        name: the name of the option, for the error.
-        text: the text.
-
-    Raises:
-        ValueError: it is not a duration.
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text, re.IGNORECASE)
-    if found is None:
-        raise ValueError(f"{name}={text!r}: must be a number of seconds, or a number with ms, s, m, h or d")
-    # Not 0.3 * 0.001: the text of the value is shown, and shall be the one that was typed.
-    return float(Decimal(found[1]) * UNITS[(found[2] or "s").lower()])
-
-
-def _parse_number(name: str, text: str) -> float:
-    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", text) is None:
-        raise ValueError(f"{name}={text!r}: must be a number")
-    return float(text)
-
-
-def _parse_backoff(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"backoff={text!r}: must be a list such as initial=1s,factor=2,maximum=1h,jitter=0.1")
-        name = name.strip().lower()
-        if name in found:
-            raise ValueError(f"backoff={text!r}: {name} is given twice")
-        parse = parse_duration if name in BACKOFF_DURATIONS else _parse_number
-        found[name] = parse(f"backoff: {name}", value.strip())
-    return found
-
-
-def as_text(name: str, value: Any) -> str:
-    """Return the text of a value, which ``parse_text`` reads again.
-
-    Args:
-        name: name of the option.
-        value: its parsed or stored value.
-    """
-    if value is None:
-        return "none"
-    value = storable(value)
-    if name == "filter" or (name == "rate_per_key" and isinstance(value, Mapping)):
-        return json.dumps(value, ensure_ascii=False)
-    if name == "allowed_users" and isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return ",".join(value)
-    if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
-        return ",".join(f"{key}={_number(item)}{'s' * (key in BACKOFF_DURATIONS)}" for key, item in value.items())
-    if name in DURATIONS and isinstance(value, (int, float)):
-        return f"{_number(value)}s"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _number(value: float) -> str:
-    """Return all digits of a number, without an exponent."""
-    text = f"{Decimal(repr(float(value))):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

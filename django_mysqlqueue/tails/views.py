@@ -25,6 +25,7 @@ from django.views import View
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.options.texts import parse_duration, parse_filter
 from django_mysqlqueue.permissions import SEE_PAYLOADS, has_permission
 from django_mysqlqueue.redaction import hook as redaction_hook
 from django_mysqlqueue.redaction import redacted
@@ -35,7 +36,6 @@ from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.options import parse_duration, parse_filter
 from django_mysqlqueue.tails.api import AsyncTail, Tail, TailRequest, make_request
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap

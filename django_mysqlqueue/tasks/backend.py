@@ -22,6 +22,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, LANE_KEY_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
+from django_mysqlqueue.options.table import OF_QUEUES
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.job_rows import JobRow, NewResult
@@ -41,23 +42,8 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
-from django_mysqlqueue.tasks.options import check_job_option, unique_key, unique_of
+from django_mysqlqueue.tasks.options import OF_JOBS, check_job_option, unique_key, unique_of
 from django_mysqlqueue.tasks.results import as_result, in_queue, timed
-
-GROUP_OPTIONS = (
-    "visibility_timeout",
-    "max_processing_time",
-    "claim_size",
-    "prefetch",
-    "poll_interval",
-    "max_poll_interval",
-    "rate",
-    "burst",
-    "max_in_flight",
-)
-"""Options of the subscribers of a queue."""
-JOB_OPTIONS = ("max_attempts", "backoff", "timeout", "atomic", "unique")
-"""Options of its jobs, which ``@job`` overrides."""
 
 
 class MySQLQueueBackend(BaseTaskBackend):
@@ -427,8 +413,8 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{options!r}: must be a dict")
     values = {}
     for name, value in options.items():
-        if name.lower() not in (*GROUP_OPTIONS, *JOB_OPTIONS) or not name.isupper():
-            known = ", ".join(one.upper() for one in sorted((*GROUP_OPTIONS, *JOB_OPTIONS)))
+        if name.lower() not in (*OF_QUEUES, *OF_JOBS) or not name.isupper():
+            known = ", ".join(one.upper() for one in sorted((*OF_QUEUES, *OF_JOBS)))
             raise ValueError(f"{name!r} is not an option. Options: {known}")
         values[name.lower()] = check_job_option(name.lower(), value)
     return values

@@ -13,10 +13,11 @@ from django.db import OperationalError
 from django.dispatch import Signal
 
 from django_mysqlqueue import job_queues
-from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
 from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, priority_of
+from django_mysqlqueue.options.table import OF_QUEUES, as_text, check_option
 from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
@@ -30,13 +31,12 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler, Monitor
-from django_mysqlqueue.subscriptions.options import as_text, broken_by
+from django_mysqlqueue.subscriptions.options import broken_by, defaults
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
 from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.backend import (
-    GROUP_OPTIONS,
     MySQLQueueBackend,
     backends,
     by_alias,
@@ -377,7 +377,14 @@ def _tell(signal: Signal, attempt: Attempt, result: AnyResult) -> None:
 
 # -- declaring them ---------------------------------------------------------------
 
-FIXED = {"mode": "shared", "atomic": False, "start": "earliest", "on_failure": "skip", "max_attempts": None}
+FIXED = {
+    "mode": "shared",
+    "atomic": False,
+    "start": "earliest",
+    "on_failure": "skip",
+    "max_attempts": None,
+    "batch_size": 1,
+}
 """Options that a queue has in any case: ``JobHandler`` decides for each job."""
 
 
@@ -388,21 +395,13 @@ def job_handlers() -> dict[GroupRef, Handler]:
     for backend in backends():
         for name in sorted(backend.queue_options):
             ref = GroupRef(JOB_GROUP, topic_of(name))
-            options: dict[str, Any] = {
-                "visibility_timeout": settings.visibility_timeout,
-                "max_processing_time": settings.max_processing_time,
-                "backoff": settings.backoff,
-                "priority_share": 0,
-            }
-            own = backend.queue_options[name]
-            options |= {option: own[option] for option in GROUP_OPTIONS if option in own}
-            options |= settings.groups.get(JOB_GROUP, {})
-            options |= FIXED
+            own = {option: value for option, value in backend.queue_options[name].items() if option in OF_QUEUES}
+            options = {**defaults(settings), "priority_share": 0, **own, **settings.groups.get(JOB_GROUP, {}), **FIXED}
             options["longest_task"] = max(job_queues.time_limits.values(), default=0.0)
             where, rates = f"TASKS[{backend.alias!r}], queue {name!r}", rates_of(backend, name)
             if rates:
                 _refuse_other_rates(where, options, rates)
-                options |= {"rate_per_key": check_handler_option("rate_per_key", rates), "rated": frozenset(rates)}
+                options |= {"rate_per_key": check_option("rate_per_key", rates), "rated": frozenset(rates)}
             found[ref] = JobHandler(ref=ref, function=_run, where=where, **options)
             for rule in broken_by(found[ref]):
                 raise SubscriberError(f"{found[ref].where}: {rule.text}")

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.options.table import OPTIONS, check_option
 
 T = TypeVar("T")
 ATTRIBUTE = "_mysqlqueue_job"
@@ -51,9 +52,7 @@ class JobOptions:
     """How long a job may run; None: as long as the queue allows."""
 
 
-OF_JOBS = tuple(
-    field.name for field in dataclasses.fields(JobOptions) if field.name not in ("rate", "max_processing_time")
-)
+OF_JOBS = (*(name for name, option in OPTIONS.items() if option.jobs == "job"), "unique")
 """Options that a queue may have for its jobs. Its own ``RATE`` and ``MAX_PROCESSING_TIME`` are those of the queue."""
 
 
@@ -139,7 +138,7 @@ def check_job_option(name: str, value: Any) -> Any:
         ValueError: the value is invalid; the text names the option, the value and the rule.
     """
     if name != "unique":
-        return check_handler_option(name, value)
+        return check_option(name, value)
     if not isinstance(value, bool) and not callable(value):
         raise ValueError(f"unique={value!r}: must be True, False, or a function that returns a string")
     return value

@@ -15,7 +15,7 @@ import yaml
 from django.core.management import call_command
 
 import django_mysqlqueue
-from django_mysqlqueue import conf, publish
+from django_mysqlqueue import conf, publish, validators
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
@@ -34,7 +34,7 @@ def test_every_setting_is_in_the_reference():
     for name, shown in listed.items():
         value, default = ast.literal_eval(shown), getattr(defaults, name.lower())
         if name == "BACKOFF":
-            value = conf.parse_backoff(value)
+            value = validators.backoff(value)
         elif name == "HEALTH":
             value = conf._health(value)
         assert value == default, name

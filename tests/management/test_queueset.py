@@ -53,8 +53,8 @@ def test_it_sets_lists_and_unsets(registered):
         "max_attempts",
         "backoff",
         *LIMIT_OPTIONS,
-        "allowed_users",
         "filter",
+        "allowed_users",
     ]
     assert lines[1] == ["claim_size", "100", "default"]
     name, value, origin = lines[6]
@@ -184,7 +184,7 @@ def _paragraphs(text):
     """The lines about the filter, and what follows."""
     lines = text.splitlines()
     place = next(n for n, line in enumerate(lines) if line.strip().startswith("filter "))
-    return [[lines[place].strip()], lines[place + 2 :]]
+    return [[lines[place].strip()], lines[place + 3 :]]
 
 
 def test_a_filter_that_cannot_be_parsed_is_not_called_ignored(registered):

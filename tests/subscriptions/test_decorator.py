@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import fields
 
 import pytest
 from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
 from django_mysqlqueue.backoff import Backoff
-from tests.support.internals import GroupRef, Handler, handlers
+from tests.support.internals import OPTIONS, GroupRef, Handler, handlers
 from tests.support.registered import handle, only
 
 pytestmark = pytest.mark.any_engine
@@ -26,40 +26,16 @@ def test_group_is_required_and_by_name():
         subscriber("t", "g")
 
 
-def test_signature_is_the_published_one():
-    parameters = inspect.signature(subscriber).parameters
-    assert list(parameters) == [
-        "topic",
-        "group",
-        "mode",
-        "atomic",
-        "start",
-        "on_failure",
-        "on_expiry",
-        "max_attempts",
-        "visibility_timeout",
-        "max_processing_time",
-        "timeout",
-        "backoff",
-        "claim_size",
-        "prefetch",
-        "priority_share",
-        "poll_interval",
-        "max_poll_interval",
-        "rate",
-        "rate_per_key",
-        "burst",
-        "max_in_flight",
-        "max_in_flight_per_key",
-        "limit_by",
-        "filter",
-        "reject_on",
-        "retry_on",
-        "batch",
-        "batch_size",
-    ]
-    assert (parameters["mode"].default, parameters["atomic"].default) == ("ordered", False)
-    assert (parameters["start"].default, parameters["on_failure"].default) == ("earliest", "skip")
+def test_the_table_has_every_option_of_a_handler_and_no_other():
+    of_a_handler = {field.name for field in fields(Handler)} - {"ref", "function", "where", "batch", "is_async"}
+    assert of_a_handler == set(OPTIONS)
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'max_attempt'. Did you mean max_attempts\?"):
+        subscriber("t", group="g", max_attempt=3)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'allowed_users'"):
+        subscriber("t", group="g", allowed_users=["billing@%"])
 
 
 def test_defaults_come_from_the_setting():

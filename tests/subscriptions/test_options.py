@@ -99,7 +99,7 @@ ASYNC = {"is_async": True}
     [
         ({}, "max_attempts", 0, "max_attempts=0: must be from 1"),
         ({}, "max_attempt", 3, "there is no option 'max_attempt'. Did you mean max_attempts?"),
-        ({}, "colour", 3, "there is no option 'colour'. Options: claim_size, batch_size"),
+        ({}, "colour", 3, "there is no option 'colour'. Options: claim_size, prefetch"),
         ({}, "mode", "shared", "mode cannot change while subscribers run"),
         ({}, "batch", True, "batch cannot change while subscribers run"),
         ({}, "reject_on", ValueError, "reject_on cannot change while subscribers run"),
@@ -288,7 +288,7 @@ def test_where_options_come_from(settings, no_handlers):
         ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
         ("timeout", "5s", "5s", "@subscriber"),
         ("rate", "5/s", "none", "default"),
-        *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "allowed_users", "filter")],
+        *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "filter", "allowed_users")],
         ("colour", "none", "none", ""),
     ]
     assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 10, "red"]

@@ -38,6 +38,7 @@ from django_mysqlqueue.limits import (
     tick_of,
 )
 from django_mysqlqueue.operations import dead_lettering, recurring, redriving, retrying, seeking, steps
+from django_mysqlqueue.options.table import IN_CODE, OPTIONS, OVERRIDABLE, as_text, parse_text, storable
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES, definitions, installing
 from django_mysqlqueue.procedures.definitions import COMMENT, procedures
@@ -202,17 +203,7 @@ from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import (
-    OVERRIDABLE,
-    Override,
-    as_text,
-    check_override,
-    overridden,
-    parse_text,
-    registrable,
-    storable,
-    stored,
-)
+from django_mysqlqueue.subscriptions.options import Override, check_override, overridden, registrable, stored
 from django_mysqlqueue.subscriptions.registry import handlers
 from django_mysqlqueue.subscriptions.unknown_tasks import LONGEST_ERROR, UnknownTasks
 from django_mysqlqueue.topic_settings import TopicSettings

@@ -10,6 +10,7 @@ from django.test import override_settings
 
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.options.table import check_option
 from tests.support.internals import HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
@@ -306,6 +307,6 @@ def test_settings_cannot_be_changed_by_accident():
 
 def test_handler_option_errors_name_option_value_and_rule():
     with pytest.raises(ValueError, match=r"max_attempts=0: must be from 1 to"):
-        conf.check_handler_option("max_attempts", 0)
+        check_option("max_attempts", 0)
     with pytest.raises(ValueError, match="speed is not a handler option"):
-        conf.check_handler_option("speed", 1)
+        check_option("speed", 1)

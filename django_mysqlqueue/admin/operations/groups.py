@@ -13,7 +13,7 @@ from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, I
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
 from django_mysqlqueue.operations.results import Result
-from django_mysqlqueue.subscriptions.options import OVERRIDABLE, parse_text
+from django_mysqlqueue.options.table import OVERRIDABLE, parse_text
 
 
 class Pause(AdminOperation):

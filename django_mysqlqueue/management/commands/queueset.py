@@ -16,8 +16,8 @@ from django_mysqlqueue.management.operations import OperationCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.options.table import parse_text, storable
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.subscriptions.options import parse_text, storable
 
 Listed = Sequence[tuple[GroupRef, GroupOption]]
 

@@ -38,12 +38,12 @@ from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
 from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.options.table import storable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import unfinished
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.options import storable
 
 ALWAYS = ("Topics", "Groups")
 """The tables that are shown even without rows."""

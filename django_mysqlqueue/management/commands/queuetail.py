@@ -16,9 +16,9 @@ from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.management.base import INTERRUPTED, QueueCommand
 from django_mysqlqueue.management.operations import check_topics, moment
+from django_mysqlqueue.options.texts import parse_duration, parse_filter
 from django_mysqlqueue.service.messages import CONTENT_TYPE, last_line
 from django_mysqlqueue.service.received import ReceivedMessage
-from django_mysqlqueue.subscriptions.options import parse_duration, parse_filter
 from django_mysqlqueue.tails.api import Tail, tail
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap

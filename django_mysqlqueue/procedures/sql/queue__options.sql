@@ -46,11 +46,7 @@ BEGIN
     IF v_found NOT IN ('{}', 'null') THEN
       CALL queue__refuse(CONCAT(p_group, ' on ', p_topic, ' has a filter, which only subscribers in Python apply'));
     END IF;
-    SET v_found = CONCAT_WS(', ',
-      IF({{limit.rate}} = 'null', NULL, 'rate'),
-      IF({{limit.rate_per_key}} = 'null', NULL, 'rate_per_key'),
-      IF({{limit.max_in_flight}} = 'null', NULL, 'max_in_flight'),
-      IF({{limit.max_in_flight_per_key}} = 'null', NULL, 'max_in_flight_per_key'));
+    SET v_found = CONCAT_WS(', ', {{refused_limits}});
     IF v_found <> '' THEN
       CALL queue__refuse(
         CONCAT(p_group, ' on ', p_topic, ' has limits that only subscribers in Python keep: ', v_found));

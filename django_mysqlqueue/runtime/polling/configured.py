@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 
+from django_mysqlqueue.options.table import as_text
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.limited import Limited
@@ -14,7 +15,6 @@ from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
-    as_text,
     changed,
     filter_of,
     option_value,
