@@ -8,10 +8,7 @@ from django.urls import reverse
 def url(site: str, name: str, **parameters: object) -> str:
     """Return the address of a page of the dashboard.
 
-    Args:
-        site: name of the admin site.
-        name: name of the page.
-        parameters: the query string. None and ``""`` are left out.
+    ``parameters``: the query string. None and ``""`` are left out.
     """
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
     return reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site, query=given)

@@ -18,8 +18,7 @@ LONGEST = 350
 def parse_allowed_users(value: object) -> tuple[str, ...]:
     """Return patterns, sorted and without duplicates.
 
-    Args:
-        value: a list of patterns, such as ``billing@%``. ``%`` stands for any text.
+    ``value``: a list of patterns, such as ``billing@%``. ``%`` stands for any text.
 
     Raises:
         ValueError: the value breaks a rule; the text names the rule.
@@ -38,8 +37,6 @@ def parse_allowed_users(value: object) -> tuple[str, ...]:
 def is_allowed(patterns: Iterable[str], user: str) -> bool:
     """Return whether a user matches one of the patterns, byte by byte.
 
-    Args:
-        patterns: the patterns.
-        user: ``user@host``, as the server returns it.
+    ``user``: ``user@host``, as the server returns it.
     """
     return any(re.fullmatch(".*".join(map(re.escape, one.split("%"))), user, re.DOTALL) for one in patterns)

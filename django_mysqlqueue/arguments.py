@@ -33,9 +33,7 @@ def checked(
 
     The error names the argument, its value and the rule.
 
-    Args:
-        error: the class of the error.
-        only: names of the arguments to check (default: all).
+    ``only``: names of the arguments to check (default: all).
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -67,11 +65,7 @@ def checked(
 
 
 def sync_only(instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: Django's error for a call from async code names the function to await instead.
-
-    Args:
-        instead: its name.
-    """
+    """Return a decorator: Django's error for a call from async code names the function to await instead."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -95,12 +89,7 @@ def shown(value: object) -> str:
 
 
 def _rule(hint: Any, name: str) -> _Rule:
-    """Return the rule of an argument.
-
-    Args:
-        hint: its type.
-        name: its name.
-    """
+    """Return the rule of an argument."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         rules = [_rule(one, name) for one in parts]

@@ -519,11 +519,7 @@ def _options_of_groups(
 
 
 def server_problems(alias: str) -> Iterator[str]:
-    """Yield the reasons why a database server cannot run the queue. Subscribers check this, too, before they start.
-
-    Args:
-        alias: alias of the queue's database.
-    """
+    """Yield the reasons why a database server cannot run the queue. Subscribers check this, too, before they start."""
     connection = connections[alias]
     try:
         dialect = dialect_of(connection)

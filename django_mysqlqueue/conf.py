@@ -123,10 +123,6 @@ class Settings:
         A dead letter that no group reads is kept unless ``DLQ_RETENTION`` is set. A message on any other topic
         without a group is kept for the longer of ``RETENTION`` and ``ORPHAN_RETENTION``, in case its group is
         registered late.
-
-        Args:
-            topic: name of the topic.
-            has_groups: whether a consumer group on the topic is registered.
         """
         special = self.topics.of(topic)
         if special.has_retention:
@@ -242,9 +238,7 @@ _SECRETS = ("METRICS_TOKEN",)
 def check_health_option(name: str, value: Any) -> Any:
     """Return the parsed value of a threshold of ``HEALTH``.
 
-    Args:
-        name: key of ``HEALTH`` in lower case.
-        value: its value.
+    ``name``: key of ``HEALTH`` in lower case.
 
     Raises:
         ValueError: the value is invalid; the text names the threshold, the value and the rule.

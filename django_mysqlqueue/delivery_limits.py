@@ -101,11 +101,7 @@ class KeyRates:
         return given if self.others is None else {**given, OTHER_KEYS: str(self.others)}
 
     def text(self, name: str) -> str:
-        """Return the rates for people, for example ``50/s for key 'acme', 5/s per other key``.
-
-        Args:
-            name: the name of the key, or of the field that is the key.
-        """
+        """Return the rates for people, for example ``50/s for key 'acme', 5/s per other key``."""
         shown = [f"{rate or 'no rate'} for {name} {key!r}" for key, rate in self.rates[:3]]
         if more := len(self.rates) - len(shown):
             shown.append(f"rates for {more} more")
@@ -154,10 +150,8 @@ class Throttle:
     def of(cls, rate: Rate, burst: int | None) -> Throttle:
         """Return the throttle of a rate.
 
-        Args:
-            rate: the rate.
-            burst: how many more messages may start in a period. None: what the rate can be kept with, although starts
-                may be late: a fifth of a second of it, and at least 1. A smaller burst lowers the average rate.
+        ``burst``: how many more messages may start in a period. None: what the rate can be kept with, although starts
+        may be late: a fifth of a second of it, and at least 1. A smaller burst lowers the average rate.
         """
         period = rate.period_us
         if burst is None:
@@ -236,8 +230,7 @@ class DeliveryLimits:
     def counted(self, held: Mapping[str, int]) -> dict[str, int]:
         """Return those of the numbers of messages in flight that are limited.
 
-        Args:
-            held: numbers by key; ``NO_KEY`` for the group.
+        ``held``: numbers by key; ``NO_KEY`` for the group.
         """
         by_kind = {True: self.max_in_flight, False: self.max_in_flight_per_key}
         return {key: number for key, number in held.items() if number and by_kind[key == NO_KEY] is not None}
@@ -263,9 +256,7 @@ class DeliveryLimits:
     def key_of(self, key: str | None, metadata: Mapping[str, Any]) -> str:
         """Return the key of a message for the limits per key, or ``NO_KEY`` if these do not apply to it.
 
-        Args:
-            key: the publisher's key; None if there is none.
-            metadata: the message's metadata.
+        ``key``: the publisher's key; None if there is none.
         """
         if not self.limits_keys:
             return NO_KEY

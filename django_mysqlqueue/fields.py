@@ -45,12 +45,7 @@ class BytewiseTextField(_TextField):
 
 
 def json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
-    """Return a field for a JSON object, which is empty by default.
-
-    Args:
-        name: its verbose name.
-        help_text: what it contains.
-    """
+    """Return a field for a JSON object, which is empty by default."""
     return models.JSONField(name, db_default=models.Value({}, models.JSONField()), blank=True, help_text=help_text)
 
 

@@ -47,9 +47,7 @@ class Condition(NamedTuple):
 def refuse(place: str, rule: str) -> NoReturn:
     """Raise the error about a place of a policy.
 
-    Args:
-        place: the place, for example ``filter['region'][0]``.
-        rule: the rule that the value breaks.
+    ``place``: the place, for example ``filter['region'][0]``.
 
     Raises:
         ValueError: always.
@@ -140,11 +138,7 @@ def parse_number(value: object, place: str) -> float:
 
 
 def exact(values: Iterable[Any]) -> Condition:
-    """Return the condition that a value is one of some values. Python's ``True == 1`` does not count.
-
-    Args:
-        values: canonical values.
-    """
+    """Return the condition that a value is one of some values. Python's ``True == 1`` does not count."""
     given = list(values)
     booleans = frozenset(one for one in given if type(one) is bool)
     others = frozenset(one for one in given if type(one) is not bool)
@@ -163,10 +157,6 @@ def exact(values: Iterable[Any]) -> Condition:
 
 def parse_operator(value: Mapping[Any, Any], place: str) -> Condition:
     """Return the condition of a dict with an operator.
-
-    Args:
-        value: the dict.
-        place: where it is, for errors.
 
     Raises:
         ValueError: it is not one operator with a valid operand; the text names the place and the rule.

@@ -288,14 +288,7 @@ class _Parser:
     values: int = 0
 
     def group(self, policy: object, place: str, path: tuple[str, ...], depth: int = 1) -> _Group:
-        """Parse a dict of conditions that must all be met.
-
-        Args:
-            policy: the dict.
-            place: where it is, for errors.
-            path: the keys of the objects that contain it.
-            depth: its level, from 1.
-        """
+        """Parse a dict of conditions that must all be met."""
         if not isinstance(policy, Mapping):
             refuse(place, f"must be a dict of keys and lists of values, not {named(policy)}")
         if depth > MAX_NESTING:

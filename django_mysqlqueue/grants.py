@@ -160,11 +160,7 @@ ROLES: dict[str, Role] = {
 def statements(role: str, *, database: str, user: str, host: str) -> list[str]:
     """Return the GRANT statements of a role, one for each table, for MariaDB and MySQL.
 
-    Args:
-        role: a key of ``ROLES``.
-        database: the name of the database.
-        user: the name of the user.
-        host: the host part of the account; ``%``: any.
+    ``role``: a key of ``ROLES``. ``host``: the host part of the account; ``%``: any.
     """
     by_name: dict[str, list[str]] = {}
     for grant in ROLES[role].grants:

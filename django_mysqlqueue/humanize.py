@@ -21,13 +21,7 @@ UNITS = (86_400, 3600, 60, 1)
 
 
 def partition_text(priority: int, partition: str, *, quoted: bool = False) -> str:
-    """Format a partition: ``ada``, ``ada (priority 10)``, ``''``.
-
-    Args:
-        priority: the priority of its messages.
-        partition: the partition for priority 0.
-        quoted: whether to write it as a Python string.
-    """
+    """Format a partition: ``ada``, ``ada (priority 10)``, ``''``."""
     text = repr(partition) if quoted or not partition else partition
     return f"{text} ({_('priority')} {priority})" if priority else text
 
@@ -97,12 +91,7 @@ def moment(milliseconds: int | None) -> str:
 
 
 def clock_text(milliseconds: int, now: int) -> str:
-    """Return a time of day, localised: ``2:03 p.m.``; with the date if it is not today.
-
-    Args:
-        milliseconds: the time, in epoch milliseconds.
-        now: the database's clock, in epoch milliseconds.
-    """
+    """Return a time of day, localised: ``2:03 p.m.``; with the date if it is not today."""
     zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
     try:
         at, today = (
@@ -115,22 +104,12 @@ def clock_text(milliseconds: int, now: int) -> str:
 
 
 def since_text(milliseconds: int, now: int) -> str:
-    """Return when something began, localised, and how long ago: ``2:03 p.m. (12 min)``; with the date if not today.
-
-    Args:
-        milliseconds: when it began, in epoch milliseconds.
-        now: the database's clock, in epoch milliseconds.
-    """
+    """Return when something began, localised, and how long ago: ``2:03 p.m. (12 min)``; with the date if not today."""
     return f"{clock_text(milliseconds, now)} ({duration((now - milliseconds) / 1000)})"
 
 
 def since_moment(milliseconds: int, now: int) -> str:
-    """Return when something began, and how long ago, for commands: ``2025-06-01 14:03:20 (12 min)``.
-
-    Args:
-        milliseconds: when it began, in epoch milliseconds.
-        now: the database's clock, in epoch milliseconds.
-    """
+    """Return when something began, and how long ago, for commands: ``2025-06-01 14:03:20 (12 min)``."""
     return f"{moment(milliseconds // 1000 * 1000).removesuffix('.000')} ({duration((now - milliseconds) / 1000)})"
 
 

@@ -156,9 +156,7 @@ SESSION_MYSQL = (
 def check_name(kind: str, name: object) -> str:
     """Return a name if it is valid for a topic or group.
 
-    Args:
-        kind: noun for the error, such as ``"topic"``.
-        name: the name.
+    ``kind``: noun for the error, such as ``"topic"``.
 
     Raises:
         InvalidMessage: the name is invalid; the text names the value and the rule.
@@ -170,10 +168,6 @@ def check_name(kind: str, name: object) -> str:
 
 def relayed_topic(topic: str, target: str) -> str:
     """Return the topic under which a log stores messages that are on their way to another database.
-
-    Args:
-        topic: the topic to which they were published.
-        target: alias of the database that the topic is in.
 
     Raises:
         InvalidMessage: the result does not fit its column.
@@ -200,9 +194,7 @@ def relayed_from(topic: str) -> str:
 def check_text(kind: str, value: object) -> str:
     """Return a key or an id if it is valid: at most ``KEY_LENGTH`` characters that UTF-8 can encode.
 
-    Args:
-        kind: noun for the error, such as ``"key"``.
-        value: the key or id.
+    ``kind``: noun for the error, such as ``"key"``.
 
     Raises:
         InvalidMessage: the value is invalid; the text names the value and the rule.
@@ -247,9 +239,7 @@ def check_coalesce_key(key: object) -> str:
 def scoped_coalesce_key(key: str | None, coalesce: str) -> str:
     """Return a coalesce key as it is stored: with the publisher's key, where a partition may have several of those.
 
-    Args:
-        key: the publisher's key; None if there is none, or if it is the partition.
-        coalesce: the coalesce key.
+    ``key``: the publisher's key; None if there is none, or if it is the partition.
     """
     if key is None:
         return coalesce
@@ -258,12 +248,7 @@ def scoped_coalesce_key(key: str | None, coalesce: str) -> str:
 
 
 def public_coalesce_key(partition: str, stored: str) -> str:
-    """Return the coalesce key that a publisher has given; a hash if it was too long together with the publisher's key.
-
-    Args:
-        partition: the partition key.
-        stored: the coalesce key as it is stored.
-    """
+    """Return the coalesce key that a publisher has given, or its hash if it was too long with the publisher's key."""
     length, colon, rest = stored.partition(":")
     is_hashed = lane_of(partition).partition.startswith(PARTITION_PREFIX)
     if not is_hashed or not colon or re.fullmatch("[0-9]{1,3}", length) is None:
@@ -277,10 +262,6 @@ def hashed_partition(value: str, partitions: int) -> str:
 
     The result is stable across processes, versions and languages, so that other clients can compute it
     (``CRC32(value) % n`` in SQL).
-
-    Args:
-        value: key or id.
-        partitions: number of partitions.
     """
     return f"{PARTITION_PREFIX}{zlib.crc32(value.encode()) % partitions}"
 
@@ -311,10 +292,6 @@ def lane(partition: str, priority: int) -> str:
 
     For 10, the lane of the key ``a`` is ``__p:+010:a``, that of the hashed partition ``__p:3`` is ``__p:+010:__p:3``.
 
-    Args:
-        partition: the partition for messages without a priority: a key, or a hashed partition.
-        priority: the priority. 0 has no lane of its own.
-
     Raises:
         InvalidMessage: the key is too long for a lane; the text names the value and the rule.
     """
@@ -332,9 +309,6 @@ def lane_of(name: str) -> Lane:
     """Return the priority of a partition, and the partition for priority 0. Other names have the priority 0.
 
     The outbox accepts only lanes that ``lane`` makes, so ``Dialect.lane_partition`` is the same rule in SQL.
-
-    Args:
-        name: the name of the partition, as it is stored.
     """
     found = _LANE.fullmatch(name)
     return Lane(int(found[1]), found[2]) if found else Lane(0, name)
@@ -344,11 +318,7 @@ _LANE = re.compile(rf"{PARTITION_PREFIX}([+-][0-9]{{3}}):(.*)", re.DOTALL)
 
 
 def priority_of(name: str) -> int:
-    """Return the priority of a partition.
-
-    Args:
-        name: the name of the partition, as it is stored.
-    """
+    """Return the priority of a partition."""
     return lane_of(name).priority if name.startswith(LANE_PREFIXES) else 0
 
 
@@ -375,10 +345,7 @@ def new_message_id() -> str:
 def run_id(schedule: str, tick: int, suffix: str = "") -> str:
     """Return the id of the message of a schedule. In the order of their ids, messages are in that of their times.
 
-    Args:
-        schedule: the name of the schedule.
-        tick: the time, in epoch milliseconds.
-        suffix: what distinguishes it from that of the tick, if somebody has asked for it.
+    ``suffix``: what distinguishes it from that of the tick, if somebody has asked for it.
     """
     return f"{RUN_PREFIX}{schedule}:{tick:013d}{suffix}"
 
@@ -405,10 +372,6 @@ _RUN_ID = re.compile(rf"{RUN_PREFIX}([A-Za-z0-9._-]+):([0-9]{{1,15}})(?:-[0-9a-f
 
 def check_json_column(value: Any, depth: int = 1) -> None:
     """Require that JSON columns of all servers accept a value and do not round its numbers.
-
-    Args:
-        value: decoded JSON.
-        depth: level of nesting of the value.
 
     Raises:
         InvalidMessage: the value is nested too deeply, or an integer does not fit in 64 bits.

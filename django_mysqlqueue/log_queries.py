@@ -56,10 +56,6 @@ def first_since(reader: Reader, moment: int) -> int:
 
     The log is in order of time, so this is a bisection. The offset may be in a gap before the first such message. It
     is one above the end of the log if all messages are older, or if GC has deleted all of them.
-
-    Args:
-        reader: the connection.
-        moment: the time in epoch milliseconds.
     """
     end = end_of_log(reader)
     ((first,),) = reader.rows(f"SELECT COALESCE(MIN(m.`offset`), %s) FROM {LOG} m", (end + 1,))

@@ -58,9 +58,6 @@ __all__ = [
 def check_topic(topic: object) -> str:
     """Return the name of a topic to publish to.
 
-    Args:
-        topic: the name.
-
     Raises:
         InvalidMessage: the name is invalid or ends in the DLQ suffix.
     """
@@ -73,9 +70,6 @@ def check_topic(topic: object) -> str:
 
 def check_subscribed_topic(topic: object) -> str:
     """Return the name of a topic that a handler may read, which may be a DLQ topic.
-
-    Args:
-        topic: the name.
 
     Raises:
         InvalidMessage: the name is invalid.

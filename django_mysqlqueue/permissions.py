@@ -30,10 +30,7 @@ VIEW_OPERATIONS = "django_mysqlqueue.view_operation"
 def has_permission(user: Any, permission: str, topic: str | None) -> bool:
     """Return whether a user has a permission on a topic. A DLQ topic counts as its topic.
 
-    Args:
-        user: the user, who may be anonymous.
-        permission: the name, with the app's label.
-        topic: the name of the topic; None: whether the user has the permission on all topics.
+    ``topic``: the name of the topic; None: whether the user has the permission on all topics.
     """
     if user.has_perm(permission):
         return True
@@ -51,9 +48,7 @@ def may_have_topics(user: Any) -> bool:
 def visible_topics(user: Any, topics: Iterable[str]) -> frozenset[str]:
     """Return those of some topics that a user may view, without DLQ topics, which count as their topics.
 
-    Args:
-        user: the user, who may not view all topics.
-        topics: the names of the topics.
+    ``user``: the user, who may not view all topics.
     """
     found = {naming.first_topic(topic) for topic in topics}
     return frozenset(topic for topic in found if user.has_perm(VIEW, Topic(name=topic)))

@@ -25,10 +25,7 @@ def redacted(text: str, *, topic: str, kind: str) -> str:
 
     The function gets the original topic of a dead letter, so that dead letters are redacted like their messages.
 
-    Args:
-        text: the text.
-        topic: the topic of the message.
-        kind: ``"payload"``, ``"metadata"`` or ``"error"``.
+    ``kind``: ``"payload"``, ``"metadata"`` or ``"error"``.
     """
     function = hook()
     if function is None:

@@ -30,10 +30,7 @@ class Invalid(Exception):
 def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e9) -> Callable[[Any], float]:
     """Return a parser of a number of seconds.
 
-    Args:
-        minimum: smallest valid number.
-        exclusive: if True, ``minimum`` itself is not valid.
-        maximum: largest valid number.
+    ``exclusive``: if True, ``minimum`` itself is not valid.
     """
 
     def parse(value: Any) -> float:
@@ -263,8 +260,7 @@ NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError,
 def exceptions(value: Any) -> tuple[type[Exception], ...]:
     """Return exception classes as a tuple.
 
-    Args:
-        value: a subclass of ``Exception``, or a tuple or list of them.
+    ``value``: a subclass of ``Exception``, or a tuple or list of them.
 
     Raises:
         Invalid: it is another value.
@@ -283,8 +279,7 @@ def exceptions(value: Any) -> tuple[type[Exception], ...]:
 def rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
     """Return exception classes that may dead-letter a message, as a tuple.
 
-    Args:
-        value: a subclass of ``Exception``, or a tuple or list of them.
+    ``value``: a subclass of ``Exception``, or a tuple or list of them.
 
     Raises:
         Invalid: it is another value, or names an exception of ``NEVER_REJECTED``.

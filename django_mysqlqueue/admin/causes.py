@@ -60,12 +60,7 @@ class Banner:
 
 
 def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
-    """Return the banner for a state, with a link to the page for the next step.
-
-    Args:
-        dashboard: the dashboard on the database.
-        status: the state.
-    """
+    """Return the banner for a state, with a link to the page for the next step."""
     if status.cause is None or status.state == "ok":
         return Banner(status)
     return Banner(status, *_link(dashboard, status.cause))
@@ -74,15 +69,7 @@ def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
 def shown(
     dashboard: DashboardContext, causes: Iterable[Cause], now: int, errors: ErrorTexts, *, alias: str = ""
 ) -> list[ShownCause]:
-    """Return causes as a page lists them.
-
-    Args:
-        dashboard: the dashboard on the database.
-        causes: the causes, worst first.
-        now: the database's clock, in epoch milliseconds.
-        errors: the texts of errors as the user may see them.
-        alias: the database, on the page of all databases.
-    """
+    """Return causes as a page lists them."""
     return [_shown(dashboard, cause, now, errors, alias) for cause in causes]
 
 
@@ -113,12 +100,7 @@ def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
 
 
 def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
-    """Return the address of the page for a problem, and the text of the link; empty if there is none.
-
-    Args:
-        dashboard: the dashboard on the database.
-        problem: the problem.
-    """
+    """Return the address of the page for a problem, and the text of the link; empty if there is none."""
     ref, to = problem.ref, dashboard.url
     named = {"group": ref.group, "topic": ref.topic} if ref else {}
     match problem.kind:

@@ -22,12 +22,7 @@ SIDES = (0, 6, 11, 16, 20, 0)
 
 
 def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """Return a small line chart without axes.
-
-    Args:
-        values: the values, at equal distances.
-        label: text for screen readers.
-    """
+    """Return a small line chart without axes."""
     top = max(values, default=0) or 1
     step = SPARK_WIDTH / max(1, len(values) - 1)
     points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
@@ -45,12 +40,7 @@ def sparkline(values: Sequence[float], label: str) -> SafeString:
 
 
 def strip(parts: Sequence[tuple[str, str, float]], label: str) -> SafeString:
-    """Return one bar whose parts have the lengths of their values, and at least a visible one; with tooltips.
-
-    Args:
-        parts: the CSS class, the tooltip and the value of each part.
-        label: text for screen readers.
-    """
+    """Return one bar whose parts have the lengths of their values, and at least a visible one; with tooltips."""
     whole = sum(value for _, _, value in parts) or 1
     shares = [max(value / whole, 0.005) for _, _, value in parts]
     scale = WIDTH / (sum(shares) or 1)
@@ -85,10 +75,6 @@ def heat_map(cells: Sequence[Cell], label: str) -> SafeString:
     """Return rows of cells, each with a square that is larger the higher its level is.
 
     Cells with a level above 0 are links. The keyboard reaches them, but not the others.
-
-    Args:
-        cells: the cells in reading order.
-        label: text for screen readers.
     """
     shapes = []
     for place, cell in enumerate(cells):
@@ -144,13 +130,7 @@ class Series:
 
 
 def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
-    """Return a chart of stacked bars with tooltips.
-
-    Args:
-        series: the quantities, from bottom to top.
-        times: label of each stack.
-        label: text for screen readers.
-    """
+    """Return a chart of stacked bars with tooltips."""
     stacks = [sum(one.values[place] or 0 for one in series) for place in range(len(times))]
     top = nice(max(stacks, default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
@@ -197,11 +177,7 @@ class Axis:
 def lines(series: Sequence[Series], times: Sequence[str], label: str, axis: Axis | None = None) -> SafeString:
     """Return a line chart. A value without neighbors is a dot, so that it is visible.
 
-    Args:
-        series: the quantities.
-        times: label of each point.
-        label: text for screen readers.
-        axis: the axis (default: of times in milliseconds).
+    ``axis``: the axis (default: of times in milliseconds).
     """
     axis = axis or TIMES
     top = axis.end(max((value for one in series for value in one.values if value is not None), default=0))

@@ -21,10 +21,7 @@ EDITED_CHARACTERS = 250_000
 def payload(beginning: bytes, size: int, *, topic: str) -> str:
     """Return a payload as text, redacted.
 
-    Args:
-        beginning: the payload's first bytes.
-        size: its size in bytes.
-        topic: the message's topic, for ``REDACT``.
+    ``topic``: the message's topic, for ``REDACT``.
     """
     return redacted(payload_text(beginning, size), topic=topic, kind="payload")
 
@@ -32,9 +29,7 @@ def payload(beginning: bytes, size: int, *, topic: str) -> str:
 def metadata(found: Mapping[str, Any], *, topic: str) -> str:
     """Return metadata as text, redacted; ``""`` if there is none.
 
-    Args:
-        found: the metadata.
-        topic: the message's topic, for ``REDACT``.
+    ``topic``: the message's topic, for ``REDACT``.
     """
     if not found:
         return ""
@@ -54,9 +49,6 @@ class Editable:
     def parse(self, text: str) -> Any:
         """Return the payload that an edited text stands for.
 
-        Args:
-            text: the edited text.
-
         Raises:
             ValueError: the text is not valid JSON; the message says where.
         """
@@ -73,9 +65,6 @@ class Editable:
 
 def parse_json(text: str) -> Any:
     """Parse JSON that a user has typed. It is refused if it would lose something: no name may occur twice.
-
-    Args:
-        text: the text.
 
     Raises:
         ValueError: the text is not valid; the message says where.

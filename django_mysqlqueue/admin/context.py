@@ -64,25 +64,13 @@ class DashboardContext:
         return f"{text} ({self.database})" if self.database else text
 
     def url(self, name: str, **parameters: object) -> str:
-        """Return the URL of a page on the same database.
-
-        Args:
-            name: the page's name.
-            parameters: its query string.
-        """
+        """Return the URL of a page on the same database."""
         return url(self.site.name, name, **{"database": self.database, **parameters})
 
     def response(
         self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200
     ) -> TemplateResponse:
-        """Return a page, not rendered yet, that browsers do not cache.
-
-        Args:
-            request: the request to answer.
-            template: file name of the template.
-            context: context of the template.
-            status: HTTP status.
-        """
+        """Return a page, not rendered yet, that browsers do not cache."""
         request.current_app = self.site.name
         response = TemplateResponse(
             request,
@@ -106,11 +94,8 @@ class DashboardContext:
 def choose_database(request: HttpRequest, wanted: str | None, topic: str | None) -> str:
     """Return the alias of the database that a request is about.
 
-    Args:
-        request: the request.
-        wanted: the alias that the request names, if any.
-        topic: the topic that it is about, if there is only one. Its database counts if the user may view it there: the
-            answer does not tell in which database other topics are.
+    ``wanted``: the alias that the request names, if any. ``topic``: the topic that it is about, if there is only one.
+    Its database counts if the user may view it there: the answer does not tell in which database other topics are.
 
     Returns:
         ``wanted``, else the topic's database, else the first one in which the user may view something.
@@ -130,9 +115,7 @@ def choose_database(request: HttpRequest, wanted: str | None, topic: str | None)
 def database_among(databases: Sequence[str], wanted: str | None) -> str:
     """Return the alias that a request names, if it is one of these; the first one if it names none.
 
-    Args:
-        databases: the aliases.
-        wanted: the alias that the request names, if any.
+    ``wanted``: the alias that the request names, if any.
 
     Raises:
         BadQuery: it is another one.

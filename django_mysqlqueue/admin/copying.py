@@ -18,10 +18,8 @@ from django_mysqlqueue.service.received import ReceivedMessage
 def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) -> str:
     """Return a message as JSON, with the names that ``queuetail`` uses; empty if that would be too long.
 
-    Args:
-        found: the message with its whole payload.
-        shown: for ``payload``, ``metadata`` and ``last_error``, the text and what ``REDACT`` makes of it. A text that
-            it changes takes the place of the value.
+    ``shown``: for ``payload``, ``metadata`` and ``last_error``, the text and what ``REDACT`` makes of it. A text that
+    it changes takes the place of the value.
     """
     entry = found.entry
     stored = Body(
@@ -62,12 +60,7 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
 def command(name: str, topic: str, offset: int, *options: str, using: str) -> str:
     """Return a shell command about a message.
 
-    Args:
-        name: name of the management command.
-        topic: the topic of the message.
-        offset: its offset.
-        options: further options.
-        using: alias of the database, which the command names if there are several.
+    ``using``: alias of the database, which the command names if there are several.
     """
     database = ["--database", using] if len(queue_aliases()) > 1 else []
     return shlex.join(["manage.py", name, topic, "--offset", str(offset), *options, *database])

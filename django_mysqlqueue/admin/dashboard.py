@@ -69,12 +69,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         return self.admin_site.admin_view(view)
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Ask for confirmation of an operation, and run it on a confirmed POST.
-
-        Args:
-            request: the request to answer.
-            name: name of the operation.
-        """
+        """Ask for confirmation of an operation, and run it on a confirmed POST."""
         demand(self.has_view_permission(request))
         return operations.respond(self._context(request), request, name)
 

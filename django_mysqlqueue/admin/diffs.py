@@ -24,12 +24,7 @@ class DiffLine(NamedTuple):
 
 
 def unified(before: str, after: str) -> list[DiffLine]:
-    """Return the unified diff of two texts, without the names of files.
-
-    Args:
-        before: the text before the edit.
-        after: the text after it.
-    """
+    """Return the unified diff of two texts, without the names of files."""
     old, new = before.splitlines(), after.splitlines()
     start = _common(old, new)
     end = _common(old[start:][::-1], new[start:][::-1])

@@ -35,10 +35,7 @@ class ErrorTexts:
         If ``REDACT`` is set and only the end of the line was read, none of it is shown: ``REDACT`` might not recognize
         a part of what it hides.
 
-        Args:
-            line: the last line.
-            topic: the message's topic.
-            cut: True if only the end of the line was read.
+        ``cut``: True if only the end of the line was read.
         """
         if cut and get_settings().redact is not None and self.shows(topic):
             return _("(line too long to redact)")

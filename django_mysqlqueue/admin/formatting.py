@@ -52,9 +52,7 @@ def _local(milliseconds: int) -> datetime.datetime:
 def payload_text(beginning: bytes, size: int) -> str:
     """Return a payload as text: JSON indented, other text unchanged, bytes that are not UTF-8 escaped.
 
-    Args:
-        beginning: the payload, or as much of it as was read.
-        size: its size in bytes, which the text names if it is cut.
+    ``size``: its size in bytes, which the text names if it is cut.
     """
     if size <= SHOWN_CHARACTERS:
         try:
@@ -73,10 +71,6 @@ def json_lines(value: Any, *, most: int = INDENTED_CHARACTERS) -> str | None:
     """Return a value as indented JSON, or None if it is nested too deeply or the text would be too long.
 
     A lone surrogate, which JSON can escape but UTF-8 cannot encode, stays escaped.
-
-    Args:
-        value: decoded JSON.
-        most: maximum length in characters.
     """
     pieces: list[str] = []
     length = 0

@@ -66,9 +66,7 @@ def _titles() -> dict[str, str]:
 def in_order(rows: list[GroupRow], sort: str | None) -> tuple[list[GroupRow], list[Column]]:
     """Return the rows sorted by a column, and the columns.
 
-    Args:
-        rows: the rows, in order of topic and group, which remains the order of equal ones.
-        sort: name of a column, after ``-`` in descending order; unknown ones count as the default.
+    ``sort``: name of a column, after ``-`` in descending order; unknown ones count as the default.
     """
     name = (sort or DEFAULT).removeprefix("-")
     if name not in KEYS:

@@ -124,9 +124,7 @@ def _plots() -> list[tuple[str, str, charts.Axis, list[Quantity]]]:
 def make_history(name: str, points: Sequence[Point]) -> History:
     """Return the charts of a group.
 
-    Args:
-        name: name of the span, in ``SPANS``.
-        points: the history.
+    ``name``: name of the span, in ``SPANS``.
     """
     span = SPANS[name]
     has_dates = span.length * span.points > 86_400

@@ -37,10 +37,6 @@ class SharedReads:
     def get(self, key: Hashable, read: Callable[[], T]) -> T:
         """Return a value, read by this request or by another one.
 
-        Args:
-            key: what the value depends on.
-            read: reads it. Its time limits are those of all requests that wait for it.
-
         Raises:
             Exception: reading failed. It fails for all requests that have waited for it, and is tried again by the
                 next one.

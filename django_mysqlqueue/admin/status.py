@@ -24,13 +24,7 @@ from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 
 def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueState:
-    """Read the state of a database, or return what another request has read within two seconds.
-
-    Args:
-        using: alias of the database.
-        bounds: limits of how much is read.
-        stall_times: times after which a lack of progress is a problem.
-    """
+    """Read the state of a database, or return what another request has read within two seconds."""
 
     def read() -> QueueState:
         found = with_samples(get_overview(using=using, bounds=bounds))
@@ -42,11 +36,7 @@ def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueSta
 
 
 def read_status(aliases: Sequence[str]) -> QueueStatus:
-    """Return the state of one or several databases, within a few seconds: pages of others must not wait for longer.
-
-    Args:
-        aliases: the databases.
-    """
+    """Return the state of one or several databases, within a few seconds: pages of others must not wait for longer."""
 
     def read(alias: str) -> QueueStatus:
         return read_shared(alias, PAGES, STALL_TIMES).status
@@ -59,11 +49,7 @@ def read_status(aliases: Sequence[str]) -> QueueStatus:
 
 
 def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:
-    """Return the state of several databases, with the one whose problem is the worst: stopped if all of them are.
-
-    Args:
-        found: the state of each.
-    """
+    """Return the state of several databases, with the one whose problem is the worst: stopped if all of them are."""
     order = ("stopped", "degraded", "ok")
 
     def rank(one: QueueStatus) -> tuple[int, ...]:

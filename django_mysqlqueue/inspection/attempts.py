@@ -32,11 +32,7 @@ class Ended:
     """Their minutes, in order of time."""
 
     def since(self, at: int) -> Ended:
-        """Return the attempts of the minute of a time, and of later ones.
-
-        Args:
-            at: the time in epoch milliseconds.
-        """
+        """Return the attempts of the minute of a time, and of later ones."""
         return Ended([one for one in self.buckets if one.at > at - MINUTE_MS])
 
     @property
@@ -85,12 +81,7 @@ class Rule:
 
 
 def continuing(buckets: Iterable[Bucket], rule: Rule) -> Run | None:
-    """Return the failures that continue at the end of some minutes; None if the newest attempts succeed.
-
-    Args:
-        buckets: the minutes of a group, in order of time.
-        rule: when attempts fail too often.
-    """
+    """Return the failures that continue at the end of some minutes; None if the newest attempts succeed."""
     newest: deque[Bucket] = deque()
     began = first = None
     is_over = False
@@ -124,13 +115,7 @@ def _newest(buckets: Sequence[Bucket], number: int) -> tuple[float, float]:
 
 
 def began_by_hour(hours: Sequence[Bucket], rule: Rule, minute: int) -> int:
-    """Return when failures began that were there in the first minute that is known: that minute, or an hour before.
-
-    Args:
-        hours: the hours of the group up to that minute, in order of time.
-        rule: when attempts fail too often.
-        minute: when that minute began, in epoch milliseconds.
-    """
+    """Return when failures began that were there in the first minute that is known: that minute, or an hour before."""
     began = minute
     for bucket in reversed(hours):
         attempts = bucket.acked + failed(bucket)
@@ -146,13 +131,7 @@ def began_by_hour(hours: Sequence[Bucket], rule: Rule, minute: int) -> int:
 
 
 def burst(buckets: Iterable[Bucket], most: int, window_ms: int) -> int | None:
-    """Return the first minute of the dead letters of which there have been too many within a window ever since.
-
-    Args:
-        buckets: the minutes of a group, in order of time.
-        most: the largest number within a window that is tolerated.
-        window_ms: length of a window in milliseconds.
-    """
+    """Return the first minute of the dead letters of which there have been too many within a window ever since."""
     window: deque[Bucket] = deque()
     began = None
     for bucket in buckets:

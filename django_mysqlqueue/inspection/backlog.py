@@ -50,13 +50,7 @@ class BacklogReader:
 
 
 def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
-    """Return the number of messages in flight, and of those that wait for another attempt.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        most: limit of the counts.
-    """
+    """Return the number of messages in flight, and of those that wait for another attempt."""
     row = session.row(
         "SELECT COUNT(*), SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
@@ -79,11 +73,7 @@ class Unsettled(NamedTuple):
 
 
 def by_priority(*parts: Unsettled) -> dict[int, Count]:
-    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped.
-
-    Args:
-        parts: messages of one group.
-    """
+    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped."""
     found: dict[int, int] = {}
     for part in parts:
         for key, number in part.by_partition.items():
@@ -93,13 +83,7 @@ def by_priority(*parts: Unsettled) -> dict[int, Count]:
 
 
 def claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
-    """Return the messages that are claimed and not settled.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        most: limit of the count.
-    """
+    """Return the messages that are claimed and not settled."""
     rows = session.rows(
         "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
         f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
@@ -115,11 +99,6 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
     is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
     case, so that no group with a backlog seems to have none.
-
-    Args:
-        reader: shared state of the counts.
-        ref: the group and its topic.
-        start: the group's start offset.
     """
     session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count

@@ -51,12 +51,7 @@ NOTHING = Began()
 
 
 def of_groups(session: Session, groups: Sequence[GroupOverview]) -> dict[GroupRef, Began]:
-    """Return since when groups are paused or have no live subscribers.
-
-    Args:
-        session: session on the queue's database.
-        groups: groups, of which those without such a problem are left out.
-    """
+    """Return since when groups are paused or have no live subscribers."""
     paused = {group.ref: group.registered_at for group in groups if group.paused}
     unserved = [group.ref for group in groups if group.has_work and not group.live]
     pauses = _pauses(session, paused)
@@ -122,13 +117,8 @@ def of_failures(
 ) -> dict[GroupRef, Past]:
     """Return since when attempts of groups fail.
 
-    Args:
-        session: session on the queue's database.
-        refs: failing groups, the worst first. The first ``FAILING`` of them are read.
-        now: the database's clock, in epoch milliseconds.
-        rule: when attempts fail too often.
-        most: the largest number of dead letters within a window that is tolerated; None: any number.
-        window: length of that window in seconds.
+    ``refs``: failing groups, the worst first. The first ``FAILING`` of them are read. ``most``: the largest number of
+    dead letters within a window that is tolerated; None: any number.
     """
     first, window_ms = now - MINUTES_KEPT * 1000, int(window * 1000)
     found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs[:FAILING]}
@@ -168,10 +158,8 @@ class Failed(NamedTuple):
 def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed, int]:
     """Return when messages failed first, as far as the history of deliveries has it.
 
-    Args:
-        session: session on the queue's database.
-        messages: by message, when its group was last sought: failures before are not of these attempts. The first
-            ``MESSAGES`` of them are read.
+    ``messages``: by message, when its group was last sought: failures before are not of these attempts. The first
+    ``MESSAGES`` of them are read.
     """
     select = (
         "SELECT MIN(w.consumer_group), MIN(w.topic), MIN(w.message_offset), MIN(w.settled_at) "

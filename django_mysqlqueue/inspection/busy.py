@@ -43,12 +43,6 @@ def read_busy(
 
     A subscriber handles as many of its messages in flight as it has threads. The others wait in its memory.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        live: its live subscribers.
-        bounds: limits of what is read.
-
     Returns:
         None if there are no live subscribers, or if one of them is a consumer in plain SQL, which has no threads.
     """
@@ -67,11 +61,6 @@ def read_busy(
 
 def mean_handler_ms(session: Session, ref: GroupRef, now: int) -> float | None:
     """Return how long the last calls of a group's handler took on average, in milliseconds.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        now: the database's time in epoch milliseconds.
 
     Returns:
         None if there were no calls lately, or if acks of the group are not recorded (``RECORD_DELIVERIES``): the others

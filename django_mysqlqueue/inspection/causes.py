@@ -319,12 +319,7 @@ def find_causes(
 
 
 def unavailable(using: str, reason: str) -> Cause:
-    """Return that a database refuses or does not answer.
-
-    Args:
-        using: its alias.
-        reason: a sentence that names it.
-    """
+    """Return that a database refuses or does not answer."""
     return Cause((Problem(0, "unavailable", reason, database=using),), reason, str(ADVICE["unavailable"]))
 
 

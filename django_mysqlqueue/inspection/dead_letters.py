@@ -156,10 +156,7 @@ def dlq_topics(
 ) -> list[tuple[str, Count]]:
     """Return the DLQ topics that have messages, by name, each with its number of messages.
 
-    Args:
-        session: session on the queue's database.
-        topics: only the DLQ topics of these topics.
-        bounds: counts stop at ``bounds.dead_letters``.
+    ``topics``: only the DLQ topics of these topics. ``bounds``: counts stop at ``bounds.dead_letters``.
     """
     names = all_topics(session) if topics is None else sorted({naming.dlq_topic(topic) for topic in topics})
     found = [(name, _number(session, name, bounds)) for name in names if naming.is_dlq(name)]
@@ -181,11 +178,7 @@ def look(
 ) -> DeadLetterMatches:
     """Return the dead letters that match a filter, among the first ``bounds.dead_letters`` of the topic.
 
-    Args:
-        session: session on the queue's database.
-        wanted: the filter. Dead letters that it names are all read.
-        newest: only offsets up to this one, without dead letters that were added since.
-        bounds: limits of what is read.
+    ``newest``: only offsets up to this one, without dead letters that were added since.
     """
     found, whole = _matching(session, dataclasses.replace(wanted, error=None), bounds)
     found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
@@ -314,11 +307,7 @@ def count_by_group(
 ) -> dict[tuple[str, GroupRef], DeadLetterCount]:
     """Count dead letters by DLQ topic and group.
 
-    Args:
-        session: session on the queue's database.
-        since: dead letters that failed at or after this time are recent, in epoch milliseconds.
-        topics: the DLQ topics.
-        bounds: the count of each topic stops at ``bounds.count``.
+    ``bounds``: the count of each topic stops at ``bounds.count``.
     """
     hint, most = session.dialect.force_index("queue_messages_partition"), bounds.count
     found: dict[tuple[str, GroupRef], DeadLetterCount] = {}

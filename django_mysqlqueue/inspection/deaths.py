@@ -85,9 +85,7 @@ def _lost(overview: QueueOverview, since: int) -> list[Death]:
     of a host all are lost and replaced, but none of them had replaced another. Consumers in plain SQL have no process
     that is known: their connections end without a word.
 
-    Args:
-        overview: the state of the queue.
-        since: of each group, one of those lost since this time must have started after the end of another.
+    ``since``: of each group, one of those lost since this time must have started after the end of another.
     """
     found: dict[str, Death] = {}
     for group in overview.groups:

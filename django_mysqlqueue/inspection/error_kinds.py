@@ -155,13 +155,8 @@ def find_errors(
 ) -> ErrorListing:
     """List the errors of handlers by group and kind.
 
-    Args:
-        session: session on the queue's database.
-        topic: only groups on this topic and on its DLQ topic.
-        group: only this consumer group.
-        topics: only these topics and their DLQ topics; None: all.
-        shown: returns the part of an error that users may see. Texts are masked after it.
-        bounds: limits of what is read.
+    ``topic``: only groups on this topic and on its DLQ topic. ``group``: only this consumer group. ``topics``: only
+    these topics and their DLQ topics; None: all.
     """
     if topic is not None:
         only = frozenset({naming.first_topic(topic)})
@@ -362,12 +357,7 @@ def retrying_of_kind(
 ) -> tuple[list[int], bool]:
     """Return the messages of a group that wait for another attempt and whose masked error is a text, oldest first.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        text: the masked text.
-        shown: returns the part of an error that users may see. Texts are masked after it.
-        bounds: only ``bounds.errors`` deliveries are read.
+    ``bounds``: only ``bounds.errors`` deliveries are read.
 
     Returns:
         Their offsets, and whether there are no others.
@@ -449,15 +439,7 @@ def _dead(
 def of_kind(
     session: Session, found: DeadLetterMatches, text: str, *, shown: Shown, bounds: Bounds = PAGES
 ) -> DeadLetterMatches:
-    """Return the matches whose masked error is a text, among the newest ``bounds.errors``.
-
-    Args:
-        session: session on the queue's database.
-        found: the matches.
-        text: the masked text.
-        shown: returns the part of an error that users may see. Texts are masked after it.
-        bounds: limits of what is read.
-    """
+    """Return the matches whose masked error is a text, among the newest ``bounds.errors``."""
     chosen = [one for one in _ends(session, found, _Texts(shown), bounds.errors) if one.text == text]
     return dataclasses.replace(
         found,

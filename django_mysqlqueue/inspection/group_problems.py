@@ -53,14 +53,7 @@ def progress(
 ) -> Iterator[Problem]:
     """Yield the reasons why messages of a group wait.
 
-    Args:
-        group: the group.
-        handler: its handler, if this project has one.
-        now: the database's clock, in epoch milliseconds.
-        times: times after which a lack of progress is a problem.
-        moves: True if a delivery has ended within ``times.still``.
-        began: when its problems began.
-        failed_first: when messages failed first.
+    ``handler``: its handler, if this project has one. ``moves``: True if a delivery has ended within ``times.still``.
     """
     ref = group.ref
     waits = age(now, group.oldest_at)
@@ -190,13 +183,6 @@ def failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, time
     """Return the failures of a group that continue, as far as the attempts within the window tell.
 
     Attempts that ended before its subscribers started are those of other processes, perhaps of other code.
-
-    Args:
-        group: the group.
-        ended: its attempts that ended within the window.
-        thresholds: limits above which failures are a problem.
-        times: times after which a lack of progress is a problem.
-        now: the database's clock, in epoch milliseconds.
     """
     uptime = group.uptime(now)
     if uptime < times.started:
@@ -278,14 +264,7 @@ def _held_up(group: GroupOverview, handler: Handler | None) -> int:
 
 
 def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now: int) -> Problem:
-    """Return that every attempt at the messages of some keys fails.
-
-    Args:
-        ref: the group and its topic.
-        found: these messages and their keys.
-        thresholds: limits above which failures are a problem.
-        now: the database's clock, in epoch milliseconds.
-    """
+    """Return that every attempt at the messages of some keys fails."""
     number = Count(len(found.offsets), found.exact)
     keys = ", ".join(map(repr, found.keys[:KEYS]))
     if len(found.keys) > KEYS:
@@ -318,13 +297,7 @@ def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now:
 
 
 def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadMessage]:
-    """Return the first messages of partitions that have been attempted and have waited for long.
-
-    Args:
-        group: the group.
-        now: the database's clock, in epoch milliseconds.
-        times: times after which a lack of progress is a problem.
-    """
+    """Return the first messages of partitions that have been attempted and have waited for long."""
     if group.paused or not group.live:
         return []
     return [

@@ -156,12 +156,7 @@ def passed_texts(passed: Mapping[str, int]) -> list[str]:
 
 
 def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[GroupRow]:
-    """Return the rows of the groups of an overview, in the same order.
-
-    Args:
-        overview: the state of the queue.
-        problems: its problems.
-    """
+    """Return the rows of the groups of an overview, in the same order."""
     session, now = Session(overview.using), overview.now
     recent: dict[GroupRef, list[Bucket]] = {}
     refs = [group.ref for group in overview.groups]
@@ -182,11 +177,7 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
 def read_row(group: GroupOverview, problems: Sequence[Problem], buckets: Sequence[Bucket], now: int) -> GroupRow:
     """Return the row of one group.
 
-    Args:
-        group: the group.
-        problems: its problems.
-        buckets: its rows of the last ``SETTLED_MINUTES`` minutes, in order of time.
-        now: the database's time in epoch milliseconds.
+    ``buckets``: its rows of the last ``SETTLED_MINUTES`` minutes, in order of time.
     """
     recent = [one for one in buckets if one.at >= rates_begin(now)]
     return _row(group, problems, recent, rollups.summed(buckets), now)

@@ -29,14 +29,7 @@ class GrouplessTopic:
 
 
 def find(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> list[GrouplessTopic]:
-    """Return the topics that have messages but no group, and are neither ``GROUPLESS`` nor DLQ topics, by name.
-
-    Args:
-        session: session on the queue's database.
-        in_log: the topics that have messages in the log. Topics of the next messages in the outbox are added, since
-            without subscribers nothing moves these into the log.
-        bounds: limits of what is read.
-    """
+    """Return the topics that have messages but no group, and are neither ``GROUPLESS`` nor DLQ topics, by name."""
     waiting = dict(scheduled.topics(session, scheduled_only=False, bounds=bounds))
     settings = get_settings()
     topics = [topic for topic in sorted({*in_log, *waiting}) if not settings.may_lack_groups(topic)]

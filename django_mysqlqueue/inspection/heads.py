@@ -36,13 +36,7 @@ class HeadMessage:
 
 
 def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:
-    """Read the first messages of partitions, oldest first, without those that were settled in the meantime.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        first: offset and partition key of each.
-    """
+    """Read the first messages of partitions, oldest first, without those that were settled in the meantime."""
     found: list[HeadMessage] = []
     for chunk in session.chunks(sorted(first)):
         found += [

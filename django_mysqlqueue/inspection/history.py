@@ -29,21 +29,14 @@ class Rates:
 
 
 def rates_begin(now: int) -> int:
-    """Return when the time begins whose rates are the current ones, in epoch milliseconds.
-
-    Args:
-        now: the database's time in epoch milliseconds.
-    """
+    """Return when the time begins whose rates are the current ones, in epoch milliseconds."""
     return (now // 60_000 - RATE_MINUTES) * 60_000
 
 
 def current_rates(counts: Bucket | None, now: int, *, registered_at: int) -> Rates:
     """Return the current rates of a group.
 
-    Args:
-        counts: the sum of its rows of minutes since ``rates_begin``; None if there are none.
-        now: the database's time in epoch milliseconds.
-        registered_at: when the group was registered.
+    ``counts``: the sum of its rows of minutes since ``rates_begin``; None if there are none.
     """
     if counts is None:
         return Rates(None, 0.0)
@@ -74,10 +67,7 @@ def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: 
     The newest two looks decide. If one of them stopped counting, they tell at most the direction, and what came in and
     was settled in the newest minute in which both were counted says how fast.
 
-    Args:
-        newest: the count of now; None if the newest sample is the newest look.
-        buckets: the group's rows of minutes, in order of time.
-        since: samples of before this time, in epoch milliseconds, are of another position.
+    ``newest``: the count of now; None if the newest sample is the newest look.
     """
     looks = [] if newest is None else [newest]
     looks += [look for bucket in reversed(buckets) if (look := look_of(bucket, since)) is not None]
@@ -95,12 +85,7 @@ def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: 
 
 
 def seconds_to_drain(backlog: Count, change: float | None) -> float | None:
-    """Return the seconds after which a backlog is settled; infinity if it does not fall, None if it is not known.
-
-    Args:
-        backlog: the number of messages.
-        change: by how many it changes per second.
-    """
+    """Return the seconds after which a backlog is settled; infinity if it does not fall, None if it is not known."""
     if not backlog:
         return 0.0
     if change is None:
@@ -161,14 +146,7 @@ class Point:
 
 
 def read_history(session: Session, ref: GroupRef, span: Span, now: int) -> list[Point]:
-    """Return the history of a group, oldest point first. Each row is read by its primary key.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        span: the period.
-        now: the database's time in epoch milliseconds.
-    """
+    """Return the history of a group, oldest point first. Each row is read by its primary key."""
     length = span.length * 1000
     first = now // length - span.points + 1
     parts: dict[int, list[Bucket]] = {}

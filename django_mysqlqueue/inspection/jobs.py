@@ -169,12 +169,7 @@ class JobFilter:
         return " AND ".join(conditions), parameters
 
     def along(self, order: str, after: tuple[int, str] | None) -> tuple[str, list[Any]]:
-        """Return the condition and the order in which the index is read, and its parameters.
-
-        Args:
-            order: the column of times.
-            after: the place (time and id) after which to begin.
-        """
+        """Return the condition and the order in which the index is read, and its parameters."""
         if self.status is not None and not self.by_end:
             # These all have the same time: a range of times would be read from its start again for each page.
             return (
@@ -249,13 +244,7 @@ def look(
 ) -> JobListing:
     """Return a page of the jobs that match a filter.
 
-    Args:
-        session: session on the queue's database.
-        wanted: the filter.
-        after: the attribute ``after`` of the previous page.
-        limit: maximum number of jobs.
-        known: what ``tasks`` has returned, if it was read.
-        bounds: limits of what is read.
+    ``after``: the attribute ``after`` of the previous page. ``known``: what ``tasks`` has returned, if it was read.
     """
     all_tasks = True
     values: Sequence[str]
@@ -316,9 +305,7 @@ def _places(
 def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
     """Return the dotted paths of tasks that have results, by one query along the index for each.
 
-    Args:
-        session: session on the queue's database.
-        bounds: at most ``bounds.job_tasks`` are returned, and one more if there are more.
+    ``bounds``: at most ``bounds.job_tasks`` are returned, and one more if there are more.
     """
     hint = session.dialect.force_index("queue_job_results_task")
     found: list[str] = []
@@ -334,12 +321,7 @@ def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
 
 
 def summaries(session: Session, ids: Iterable[str]) -> dict[str, JobSummary]:
-    """Return jobs by id, without those that do not exist.
-
-    Args:
-        session: session on the queue's database.
-        ids: the ids.
-    """
+    """Return jobs by id, without those that do not exist."""
     found: dict[str, JobSummary] = {}
     for chunk in session.chunks(sorted(set(ids))):
         rows = session.rows(
@@ -416,13 +398,7 @@ def get_job(job_id: str, *, topic: str | None = None, using: str | None = None) 
 
 
 def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | None:
-    """Return a job with the first ``most`` characters of its arguments and of its return value, or None.
-
-    Args:
-        session: session on the queue's database.
-        job_id: the id.
-        most: maximum number of characters.
-    """
+    """Return a job with the first ``most`` characters of its arguments and of its return value, or None."""
     dialect = session.dialect
     row = session.row(
         f"SELECT {_columns()}, {_line_count('s.errors')}, SUBSTR(s.arguments, 1, %s), LENGTH(s.arguments), "
@@ -474,14 +450,7 @@ def _error(line: str) -> JobError:
 
 
 def message_offset(session: Session, job: JobSummary, *, search: bool = True, bounds: Bounds = PAGES) -> int | None:
-    """Return the offset of a job's message, or None if it was not found in the log.
-
-    Args:
-        session: session on the queue's database.
-        job: the job.
-        search: whether to search other partitions than those that the backend publishes to.
-        bounds: limits of what is read for that.
-    """
+    """Return the offset of a job's message, or None if it was not found in the log."""
     places = job_messages.places(job.topic, job.id, job.task, job.priority)
     found = log_entries.at_ids(session, [(*place, job.id) for place in places])
     if found:

@@ -36,15 +36,7 @@ class Limited:
 def read_limited(
     session: Session, ref: GroupRef, limits: DeliveryLimits, now: int, live: Collection[str]
 ) -> Limited | None:
-    """Return which limits of a group are reached; None if it has none.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group.
-        limits: its limits.
-        now: the database's time in epoch milliseconds.
-        live: names of its live subscribers.
-    """
+    """Return which limits of a group are reached; None if it has none."""
     if not limits:
         return None
     rows = _accounts(session, ref)
@@ -69,13 +61,7 @@ def read_reached(
 ) -> Reached | None:
     """Return the limit that holds a message back: the one for the longest, first those of messages in flight.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group.
-        limits: its limits.
-        key: the key of the message for the limits per key, or ``NO_KEY``.
-        now: the database's time in epoch milliseconds.
-        live: names of the group's live subscribers.
+    ``key``: the key of the message for the limits per key, or ``NO_KEY``.
     """
     reached = _reached(_accounts(session, ref, sorted({key, NO_KEY})), limits, now, live)
     return max(reached, key=lambda one: one.until or LAST, default=None)

@@ -174,12 +174,7 @@ def by_id(
     Without a partition, the search covers the partition of a message without a key, and, if the id contains a time, the
     messages that entered the log then. If that finds nothing, or the id contains no time, it covers each partition.
 
-    Args:
-        session: session on the queue's database.
-        message_id: the id.
-        topic: only messages of this topic.
-        key: only messages with this partition key.
-        bounds: limits of what is read.
+    ``topic``: only messages of this topic. ``key``: only messages with this partition key.
     """
     if topic is not None and key is not None:
         return IdSearch(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)

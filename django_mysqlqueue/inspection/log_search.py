@@ -45,13 +45,7 @@ class ContentSearch:
 
 
 def beginnings(session: Session, offsets: Sequence[int], most: int) -> dict[int, Beginning]:
-    """Return the first bytes of payloads by offset, without those of messages that are not in the log.
-
-    Args:
-        session: session on the queue's database.
-        offsets: the offsets.
-        most: maximum number of bytes of each payload.
-    """
+    """Return the first bytes of payloads by offset, without those of messages that are not in the log."""
     found: dict[int, Beginning] = {}
     for chunk in session.chunks(sorted(offsets)):
         for offset, payload, metadata in session.rows(
@@ -77,14 +71,7 @@ def search(
 
     The search ends after ``bounds.contents`` messages, ``bounds.content_bytes`` or ``bounds.content_seconds``.
 
-    Args:
-        session: session on the queue's database.
-        text: the text. Its case matters.
-        topic: the topic of the messages.
-        key: only messages of the partition with this key.
-        before: only offsets below this one.
-        limit: maximum number of messages to find.
-        bounds: limits of what is read.
+    ``key``: only messages of the partition with this key. ``before``: only offsets below this one.
     """
     listing = list_messages(
         topic=topic, key=key, before=before, limit=bounds.contents, using=session.using, bounds=bounds

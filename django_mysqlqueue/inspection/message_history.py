@@ -190,14 +190,7 @@ def get_message(
 
 
 def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bounds = PAGES) -> MessageHistory | None:
-    """Read the message at an offset with its history; None if it is not in the log and has no records.
-
-    Args:
-        session: session on the queue's database.
-        offset: the message's offset.
-        most: maximum number of bytes of its payload.
-        bounds: limits of what is read.
-    """
+    """Read the message at an offset with its history; None if it is not in the log and has no records."""
     found = content(session, offset, most=most)
     deliveries, more = recorded(session, offset, bounds=bounds)
     if found is None and not deliveries:
@@ -230,13 +223,7 @@ def content(session: Session, offset: int, *, most: int) -> MessageContent | Non
 
 
 def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[RecordedDelivery], bool]:
-    """Read the recorded deliveries of a message, oldest first, and whether there are older ones.
-
-    Args:
-        session: session on the queue's database.
-        offset: the message's offset.
-        bounds: limits of what is read.
-    """
+    """Read the recorded deliveries of a message, oldest first, and whether there are older ones."""
     most = bounds.recorded
     rows = session.rows(
         "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.message_offset, e.attempt, e.outcome, "
@@ -253,13 +240,7 @@ def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[
 
 
 def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -> list[GroupState]:
-    """Read a message's state for each group on its topic, by name.
-
-    Args:
-        session: session on the queue's database.
-        found: the message.
-        bounds: limits of what is read.
-    """
+    """Read a message's state for each group on its topic, by name."""
     entry = found.entry
     of_group = ("consumer_group", "mode", "paused", "after_seek", "start_offset", *OptionColumns._fields)
     rows = session.rows(
@@ -353,13 +334,7 @@ def successors(
 
     Only the ``bounds.redriven`` newest records of the group's dead letters are searched.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and the message's topic.
-        key: the message's partition key.
-        offset: the message's offset.
-        found: the message, if it is still in the log.
-        bounds: limits of what is read.
+    ``found``: the message, if it is still in the log.
     """
     rows = session.rows(
         "SELECT w.outcome, w.settled_at, w.settled_by, m.`offset`, m.original_offset, m.metadata FROM ("

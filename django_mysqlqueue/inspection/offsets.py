@@ -138,10 +138,7 @@ def get_partition_backlogs(
 def listed_groups(session: Session, *, group: str | None = None, topic: str | None = None) -> list[ListedGroup]:
     """Return registered groups, in order of group and topic.
 
-    Args:
-        session: session on the queue's database.
-        group: only this consumer group, on each of its topics.
-        topic: only the consumer groups on this topic.
+    ``group``: only this consumer group, on each of its topics. ``topic``: only the consumer groups on this topic.
     """
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     rows = ConsumerGroup.objects.using(session.using).filter(**wanted)
@@ -162,14 +159,8 @@ def listing(
 ) -> PartitionListing:
     """Return a page of the partitions of some groups.
 
-    Args:
-        session: session on the queue's database.
-        groups: the groups, in order of group and topic.
-        prefix: only keys with this prefix.
-        owner: only partitions that this subscriber owns; ``""``: that have a lease without an owner.
-        after: where the previous page ended.
-        limit: maximum number of partitions.
-        bounds: limits of what is read.
+    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
+    lease without an owner.
     """
     if after is not None:
         groups = [one for one in groups if _bytes(*one.ref) >= _bytes(*after[:2])]
@@ -203,12 +194,9 @@ def survey(
     Only partitions whose watermark is below their newest message are counted, the lowest watermark first: at first up
     to ``bounds.depth`` messages of each, then up to ``bounds.partition_count``. Each statement counts as many messages.
 
-    Args:
-        session: session on the queue's database.
-        group: the group.
-        prefix: only keys with this prefix.
-        owner: only partitions that this subscriber owns; ``""``: that have a lease without an owner.
-        bounds: limits of what is read. The first partitions are counted even if the time is over.
+    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
+    lease without an owner. ``bounds``: limits of what is read. The first partitions are counted even if the time is
+    over.
     """
     most = bounds.surveyed_partitions
     read, whole = last_offsets(session, group.ref.topic, limit=most, since=prefix)

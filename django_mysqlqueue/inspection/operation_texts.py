@@ -131,12 +131,7 @@ def _local(found: re.Match[str]) -> str:
 
 
 def duration_text(entry: OperationEntry, now: int) -> str:
-    """Return how long an operation took, has taken so far, or has made no progress.
-
-    Args:
-        entry: the operation.
-        now: the database's time in epoch milliseconds.
-    """
+    """Return how long an operation took, has taken so far, or has made no progress."""
     if entry.state == "ended":
         return duration((entry.ended_at - entry.started_at) / 1000)
     if entry.state == "running":

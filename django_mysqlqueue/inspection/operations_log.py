@@ -74,11 +74,7 @@ class OperationFilter:
     state: State | None = None
 
     def condition(self, now: int) -> tuple[str, list[Any]]:
-        """Return the condition on the columns of the table, or an empty text, and its parameters.
-
-        Args:
-            now: the database's time in epoch milliseconds.
-        """
+        """Return the condition on the columns of the table, or an empty text, and its parameters."""
         conditions: list[str] = []
         parameters: list[Any] = []
         for column, values in (
@@ -114,12 +110,7 @@ def look(
 ) -> OperationListing:
     """Return a page of the operations that match a filter.
 
-    Args:
-        session: session on the queue's database.
-        wanted: the filter.
-        before: the attribute ``before`` of the previous page.
-        limit: maximum number of operations.
-        bounds: limits of what is read.
+    ``before``: the attribute ``before`` of the previous page.
     """
     now = session.now()
     condition, parameters = wanted.condition(now)
@@ -160,10 +151,7 @@ class Unfinished(NamedTuple):
 def count_unfinished(session: Session, topics: Collection[str] | None, *, bounds: Bounds = PAGES) -> Unfinished:
     """Count the operations that have not ended, among the newest ``bounds.operations``.
 
-    Args:
-        session: session on the queue's database.
-        topics: only operations on these topics; None: all.
-        bounds: limits of what is read.
+    ``topics``: only operations on these topics; None: all.
     """
     condition, parameters = OperationFilter(topics=topics).condition(0)
     now = session.now()
@@ -204,14 +192,7 @@ def _state(started_at: int, progress_at: int, ended_at: int, now: int) -> State:
 
 
 def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bounds = PAGES) -> OperationEntry | None:
-    """Return the operation that has paused a group, if it is among the newest ``bounds.operations``.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group, which is paused.
-        registered_at: when the group was registered: an earlier operation has paused another group of this name.
-        bounds: limits of what is read.
-    """
+    """Return the operation that has paused a group, if it is among the newest ``bounds.operations``."""
     wanted = OperationFilter(group=ref.group, topics=[ref.topic], actions=PAUSING)
     found = look(session, wanted, limit=1, bounds=bounds).entries
     return next((one for one in found if one.action == "pause" and one.started_at >= registered_at), None)
@@ -222,10 +203,7 @@ def pauses_of(
 ) -> dict[GroupRef, OperationEntry]:
     """Return the operations that have paused groups, if they are among the newest ``bounds.operations``.
 
-    Args:
-        session: session on the queue's database.
-        registered: the groups, which are paused, and when each was registered, as for ``pause_of``.
-        bounds: limits of what is read.
+    ``registered``: the groups, which are paused, and when each was registered, as for ``pause_of``.
     """
     if not registered:
         return {}

@@ -47,11 +47,7 @@ def list_options(
 
 
 def read_filter(columns: OptionColumns) -> FilterPolicy | str | None:
-    """Return the filter that applies to a group: None if it has none; a text, the error, if it cannot be parsed.
-
-    Args:
-        columns: the columns with options of its row.
-    """
+    """Return the filter that applies to a group: None if it has none; a text, the error, if it cannot be parsed."""
     try:
         return filter_of(columns)
     except ValueError as error:

@@ -61,13 +61,7 @@ class OutboxOverview:
 
 
 def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> OutboxOverview:
-    """Read the messages in the outbox, in two ranges of its index.
-
-    Args:
-        session: session on the queue's database.
-        now: the database's clock, in epoch milliseconds.
-        bounds: limits of the counts.
-    """
+    """Read the messages in the outbox, in two ranges of its index."""
     most = bounds.count
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(

@@ -66,12 +66,7 @@ class Partition:
 def keys(session: Session, ref: GroupRef, *, after: str | None = None, prefix: str = "", limit: int = 50) -> list[str]:
     """Return partitions of a group in order of key: those that it has read, and those with messages in the log.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        after: only keys above this one.
-        prefix: only keys with this prefix.
-        limit: maximum number of partitions.
+    ``after``: only keys above this one. ``prefix``: only keys with this prefix.
     """
     last = after if after is not None and after.encode() >= prefix.encode() else None
     condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
@@ -90,13 +85,8 @@ def owned(
 ) -> list[str]:
     """Return partitions whose lease a subscriber owns, in order of key.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        owner: name of the subscriber; ``""`` for partitions that have a lease without an owner.
-        after: only keys above this one.
-        prefix: only keys with this prefix.
-        limit: maximum number of partitions.
+    ``owner``: name of the subscriber; ``""`` for partitions that have a lease without an owner. ``after``: only keys
+    above this one. ``prefix``: only keys with this prefix.
     """
     last = after if after is not None and after.encode() >= prefix.encode() else None
     condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
@@ -109,14 +99,7 @@ def owned(
 
 
 def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
-    """Read a group's state in some partitions, in the given order.
-
-    Args:
-        session: session on the queue's database.
-        group: the group.
-        keys: the partition keys.
-        bounds: limits of what is read.
-    """
+    """Read a group's state in some partitions, in the given order."""
     ref = group.ref
     places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) | positions(session, ref, keys)
     owners: dict[str, tuple[str, int]] = {}
@@ -159,12 +142,6 @@ def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: 
     """Count the messages in each partition that a group has not settled.
 
     Messages between watermark and position without a row of delivery state were passed, so they are not counted.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        places: the group's position in each partition.
-        most: limit of each count, and of the messages that are read for it.
     """
     unclaimed = _counts(
         session,
@@ -225,12 +202,7 @@ def in_flight(
 ) -> list[InFlight]:
     """List a group's messages in flight, the longest held first, among the first ``bounds.in_flight`` unsettled ones.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        subscriber: only messages that this subscriber holds.
-        limit: maximum number of messages.
-        bounds: limits of what is read.
+    ``subscriber``: only messages that this subscriber holds.
     """
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
     rows = session.rows(

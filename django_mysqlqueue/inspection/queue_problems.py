@@ -240,14 +240,7 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
-    """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled.
-
-    Args:
-        session: session on the queue's database.
-        in_log: the topics that have messages in the log.
-        now: the database's clock, in epoch milliseconds.
-        bounds: limits of what is read.
-    """
+    """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled."""
     for one in groupless.find(session, in_log, bounds=bounds):
         text = ngettext(
             "Topic %(topic)s has %(number)s message but no consumer group.",
@@ -287,9 +280,7 @@ def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator
 def slow_database(overview: QueueOverview, most: float | None) -> Iterator[Problem]:
     """Yield that the database answers subscribers slowly.
 
-    Args:
-        overview: the state of the queue.
-        most: maximum number of seconds for half of a subscriber's polls; None: no limit.
+    ``most``: maximum number of seconds for half of a subscriber's polls; None: no limit.
     """
     if most is None:
         return

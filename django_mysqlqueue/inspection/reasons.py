@@ -100,15 +100,7 @@ def why(
 ) -> WaitReason | None:
     """Return the first reason why a group does not start a message, or why its delivery is not followed by another.
 
-    Args:
-        session: session on the queue's database.
-        content: the message.
-        state: its state for the group.
-        live: the group's live subscribers, by name.
-        now: the database's time in epoch milliseconds.
-        latest: the offset of the latest message with its coalesce key.
-        handler: the group's handler, if this project has one.
-        bounds: limits of what is read.
+    ``handler``: the group's handler, if this project has one.
 
     Returns:
         The reason; None if the group has settled the message or does not receive it, or if the delivery itself is the

@@ -44,13 +44,7 @@ class RelayBacklog:
 
 
 def read_relays(session: Session, topics: Iterable[str], *, bounds: Bounds = PAGES) -> tuple[RelayBacklog, ...]:
-    """Return the backlog of each relay from this database, by target, without a query if there is none.
-
-    Args:
-        session: session on the source's database.
-        topics: the topics in its log.
-        bounds: limits of what is read.
-    """
+    """Return the backlog of each relay from this database, by target, without a query if there is none."""
     targets = {naming.relay_target(topic) for topic in topics} - {None}
     return tuple(_backlog(session, target, bounds) for target in sorted(filter(None, targets)))
 

@@ -75,11 +75,8 @@ class _Failing(NamedTuple):
 def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, RetriedKeys]:
     """Return the groups that have keys of which every attempt fails.
 
-    Args:
-        session: session on the queue's database.
-        started: groups with messages that have failed, and when their subscribers started, in epoch milliseconds:
-            earlier attempts do not count. The first ``GROUPS`` of them are read.
-        least: minimum number of failed attempts of a key.
+    ``started``: groups with messages that have failed, and when their subscribers started, in epoch milliseconds:
+    earlier attempts do not count. The first ``GROUPS`` of them are read.
     """
     found: dict[GroupRef, RetriedKeys] = {}
     for ref, at in list(started.items())[:GROUPS]:
@@ -137,12 +134,7 @@ def _failures(
 ) -> dict[str, list[int]]:
     """Return when attempts failed since the last success of their key, if these are too many over too long a time.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        by_key: the messages of each key.
-        after: earlier failures do not count, in epoch milliseconds.
-        least: minimum number of failures of a key.
+    ``after``: earlier failures do not count, in epoch milliseconds.
     """
     times = _failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
     succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})

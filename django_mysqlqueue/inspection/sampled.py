@@ -21,9 +21,6 @@ def with_samples(overview: QueueOverview) -> QueueOverview:
 
     A sample that stopped, too, says nothing: a bound of a while ago is none of now. If all counts are exact, nothing is
     read.
-
-    Args:
-        overview: the state of the queue.
     """
     stopped = [group.ref for group in overview.groups if not group.lag.exact]
     if not stopped:

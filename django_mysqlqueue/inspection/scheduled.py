@@ -147,10 +147,7 @@ def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMess
 
     Ids are unique within a key, so there may be several. This reads the index of scheduled messages to its end.
 
-    Args:
-        session: session on the queue's database.
-        topic: the topic.
-        message_id: the id, as ``publish`` returned it.
+    ``message_id``: the id, as ``publish`` returned it.
     """
     return _by_id(session, [one.outbox_id for one in scheduling.find(session, [topic], [message_id])])
 
@@ -227,11 +224,7 @@ def next_scheduled(
 ) -> list[ScheduledMessage]:
     """Return the next scheduled messages in order of their time.
 
-    Args:
-        using: alias of the queue's database.
-        topic: only messages of this topic.
-        after: (deliver_at, negative priority, outbox_id) of the last message on the previous page.
-        limit: maximum number of messages.
+    ``topic``: only messages of this topic.
     """
     session = Session(using)
     source, parameters = _behind(session, after or START)

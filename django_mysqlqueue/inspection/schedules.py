@@ -141,10 +141,7 @@ def with_declared(
 ) -> tuple[ScheduleStatus, ...]:
     """Return schedules with those that this project declares and no subscriber has registered yet, by name.
 
-    Args:
-        found: those that are registered, as far as they were read.
-        using: alias of the database.
-        topic: only schedules that publish to this topic.
+    ``topic``: only schedules that publish to this topic.
     """
     with contextlib.suppress(SubscriberError):  # check E008 reports it
         discover()
@@ -211,13 +208,7 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
 
 
 def _runs(session: Session, topics: Mapping[str, str], most: int) -> dict[str, list[ScheduleRun]]:
-    """Return the last jobs of schedules, newest first, along the primary key.
-
-    Args:
-        session: session on the queue's database.
-        topics: the topic of each schedule, by its name.
-        most: number of jobs of each.
-    """
+    """Return the last jobs of schedules, newest first, along the primary key."""
     names = list(topics)
     found: dict[str, list[ScheduleRun]] = {}
     errors = session.dialect.ending("errors", LAST_ERROR)

@@ -14,11 +14,6 @@ def read_shares(
 ) -> tuple[dict[K, list[R]], dict[K, bool]]:
     """Read about ``most`` rows in all: equal shares, and a second time what some keys leave for the others.
 
-    Args:
-        read: returns the rows of some keys, at most a number of each.
-        keys: groups, for example.
-        most: the number for all keys together.
-
     Returns:
         The rows by key, and of each key whether these are all its rows.
     """

@@ -62,12 +62,7 @@ class QueueState:
 
 
 def state_of(overview: QueueOverview, problems: Sequence[Problem]) -> QueueState:
-    """Return what is said of a queue or a group.
-
-    Args:
-        overview: its state.
-        problems: its problems, worst first.
-    """
+    """Return what is said of a queue or a group."""
     found = find_causes(overview, problems)
     return QueueState(overview, problems, found, status_of(overview, found))
 
@@ -99,12 +94,7 @@ def _stops(problem: Problem) -> bool:
 
 
 def unavailable(using: str, reason: str) -> QueueStatus:
-    """Return the state of a database that refuses or does not answer.
-
-    Args:
-        using: its alias.
-        reason: a sentence that names it.
-    """
+    """Return the state of a database that refuses or does not answer."""
     cause = causes.unavailable(using, reason)
     return QueueStatus("stopped", cause.text, cause.advice, cause)
 
@@ -124,9 +114,7 @@ def _fine(overview: QueueOverview, notes: Sequence[Cause]) -> str:
 def with_notes(text: str, notes: Sequence[Cause]) -> str:
     """Return the text of a state in which nothing is wrong, with the first of what is only for information.
 
-    Args:
-        text: the text.
-        notes: the causes that are only for information.
+    ``notes``: the causes that are only for information.
     """
     more = _("For information: %(text)s") % {"text": notes[0].text} if notes else _("No problems found.")
     return f"{text} {more}"

@@ -81,10 +81,7 @@ def read_subscribers(
 ) -> dict[GroupRef, list[SubscriberStatus]]:
     """Read all subscribers that have not stopped, by group and in order of name.
 
-    Args:
-        session: session on the queue's database.
-        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
-        ref: only subscribers of this group.
+    ``ref``: only subscribers of this group.
     """
     where, parameters = ("", ()) if ref is None else ("AND h.consumer_group = %s AND h.topic = %s ", tuple(ref))
     found: dict[GroupRef, list[SubscriberStatus]] = {}

@@ -34,12 +34,6 @@ def missing(
     """Yield tasks that live subscribers have said they cannot run, while jobs of them wait.
 
     Without such subscribers, nothing is read.
-
-    Args:
-        session: session on the queue's database.
-        overview: the state.
-        times: times after which a lack of progress is a problem.
-        bounds: limits of what is read.
     """
     for group in overview.groups:
         lacking: dict[str, list[SubscriberStatus]] = {}

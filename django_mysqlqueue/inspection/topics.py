@@ -29,12 +29,7 @@ class TopicOverview:
 
 
 def read_topics(session: Session, now: int) -> list[TopicOverview]:
-    """Read all topics with messages, by name. This walks the whole index of the log and the whole outbox.
-
-    Args:
-        session: session on the queue's database.
-        now: the database's clock, in epoch milliseconds.
-    """
+    """Read all topics with messages, by name. This walks the whole index of the log and the whole outbox."""
     log = {
         topic: (int(count), int(partitions))
         for topic, count, partitions in session.rows(

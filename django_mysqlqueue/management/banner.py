@@ -40,18 +40,8 @@ def show_banner(
 ) -> None:
     """Print the databases, numbers of threads and processes, groups, warnings, and how to stop the command.
 
-    Args:
-        out: where to print.
-        style: style of headings and warnings.
-        title: the first line.
-        databases: by alias, the handlers that will run there, by group and topic.
-        settings: the queue's settings.
-        threads: by alias, number of handler threads per process.
-        claim_size: maximum number of messages per claim.
-        subset: the partitions that are claimed.
-        processes: number of processes under a supervisor; None without one.
-        reload: True if the command restarts when code changes.
-        metrics: ports of the processes' metrics; None if they serve none.
+    ``processes``: number of processes under a supervisor; None without one. ``reload``: True if the command restarts
+    when code changes. ``metrics``: ports of the processes' metrics; None if they serve none.
     """
     out.write(style.MIGRATE_HEADING(title))
     warnings: list[str] = []

@@ -33,10 +33,9 @@ BROKEN_PIPE = 141
 def database_of(alias: str | None, topic: str | None = None) -> str:
     """Return the alias of the queue's database, or of the one that a topic is in.
 
-    Args:
-        alias: value of ``--database``; if None, ``DATABASE`` of the topic's entry in ``TOPICS``,
-            ``MYSQLQUEUE["DATABASE"]`` or the router decides.
-        topic: the topic that the command works on, if it works on one.
+    ``alias``: value of ``--database``; if None, ``DATABASE`` of the topic's entry in ``TOPICS``,
+    ``MYSQLQUEUE["DATABASE"]`` or the router decides. ``topic``: the topic that the command works on, if it works on
+    one.
 
     Raises:
         CommandError: ``DATABASES`` has no such alias.
@@ -64,10 +63,7 @@ def add_format(parser: CommandParser) -> None:
 def progress_bar(title: str, total: int | None, options: Mapping[str, Any]) -> tqdm[Any]:
     """Return a progress bar on stderr, hidden unless that is a terminal; with JSON and with ``--verbosity 0`` too.
 
-    Args:
-        title: the text before it.
-        total: the number at which it is full; None to show only a count.
-        options: the command's options.
+    ``total``: the number at which it is full; None to show only a count.
     """
     hidden = options["format"] == "json" or options["verbosity"] == 0 or not sys.stderr.isatty()
     return tqdm(desc=title, total=total, unit=" ", disable=hidden, leave=False)
@@ -77,9 +73,6 @@ def require_tables(using: str) -> None:
     """Require that the queue's tables exist and have all migrations of this version.
 
     Newer migrations than this version's are accepted, so that subscribers can be upgraded one by one.
-
-    Args:
-        using: alias of the queue's database.
 
     Raises:
         CommandError: the tables do not exist, or migrations are missing; the text names the command to run.
@@ -156,9 +149,6 @@ class LimitedCommand(BaseCommand):
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
         """Return the aliases of the databases that the command works on, without a query.
 
-        Args:
-            options: the command's options.
-
         Raises:
             CommandError: ``DATABASES`` has no such alias.
         """
@@ -219,9 +209,6 @@ class QueueCommand(LimitedCommand):
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
         """Return the aliases of the databases that the command works on, without a query.
 
-        Args:
-            options: the command's options.
-
         Raises:
             CommandError: ``DATABASES`` has no such alias.
         """
@@ -244,9 +231,6 @@ class QueueCommand(LimitedCommand):
     def prepared(self, using: str) -> Iterator[None]:
         """Prepare this thread's connection to a database for the command.
 
-        Args:
-            using: alias of the queue's database.
-
         Raises:
             CommandError: the database lacks the tables, refuses or does not answer.
         """
@@ -258,22 +242,13 @@ class QueueCommand(LimitedCommand):
             yield
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        """Run the command.
-
-        Args:
-            using: alias of the queue's database.
-            options: the command's options.
-        """
+        """Run the command."""
         raise NotImplementedError
 
     def run_on_each(self, aliases: Sequence[str], options: dict[str, Any]) -> None:
         """Run the command on several databases, one after another. If it fails on one, it continues with the others.
 
         With ``--format json``, the objects of all of them are written at the end, as one.
-
-        Args:
-            aliases: the aliases of the databases.
-            options: the command's options.
 
         Raises:
             CommandError: it failed on one of them.
@@ -305,8 +280,7 @@ class QueueCommand(LimitedCommand):
     def write_json(self, facts: dict[str, Any]) -> None:
         """Write a JSON object, or with several databases keep it for the object of all of them.
 
-        Args:
-            facts: JSON values; of one database, its alias among them, as ``database``.
+        ``facts``: JSON values; of one database, its alias among them, as ``database``.
         """
         if self._sections is not None:
             self._sections.append(facts)
@@ -314,20 +288,11 @@ class QueueCommand(LimitedCommand):
             self.stdout.write(json.dumps(facts, indent=self.json_indent))
 
     def write_error(self, text: str) -> None:
-        """Write in a database's section that the command has failed on it.
-
-        Args:
-            text: the reason.
-        """
+        """Write in a database's section that the command has failed on it."""
         self.stdout.write(self.style.ERROR(text))
 
     def write_heading(self, using: str, *, is_first: bool) -> None:
-        """Write the heading of a database's section.
-
-        Args:
-            using: alias of the database.
-            is_first: whether it is the first section.
-        """
+        """Write the heading of a database's section."""
         if not is_first:
             self.stdout.write("")
         self.stdout.write(self.style.MIGRATE_HEADING(f"Database {using!r}"))
@@ -335,10 +300,6 @@ class QueueCommand(LimitedCommand):
 
 def require_none(failed: Sequence[str], aliases: Sequence[str]) -> None:
     """Require that a command has failed on none of the databases.
-
-    Args:
-        failed: the aliases of those on which it has failed, each of which was reported.
-        aliases: the aliases of all databases.
 
     Raises:
         CommandError: it has failed on one of them.
@@ -357,29 +318,20 @@ class ReadingCommand(QueueCommand):
     json_indent: ClassVar[int | None] = 2
 
     def read(self, using: str, options: dict[str, Any]) -> Any:
-        """Return the state of one database. With several databases, this runs in a thread.
-
-        Args:
-            using: alias of the queue's database.
-            options: the command's options.
-        """
+        """Return the state of one database. With several databases, this runs in a thread."""
         raise NotImplementedError
 
     def as_json(self, using: str, found: Any) -> dict[str, Any]:
         """Return what ``read`` has returned as JSON values.
 
-        Args:
-            using: alias of the queue's database.
-            found: what ``read`` has returned.
+        ``found``: what ``read`` has returned.
         """
         raise NotImplementedError
 
     def show(self, using: str, found: Any) -> None:
         """Write what ``read`` has returned as text.
 
-        Args:
-            using: alias of the queue's database.
-            found: what ``read`` has returned.
+        ``found``: what ``read`` has returned.
         """
         raise NotImplementedError
 
@@ -425,18 +377,15 @@ class ReadingCommand(QueueCommand):
     def together(self, sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the JSON object for several databases.
 
-        Args:
-            sections: the object of each database; of one that could not be read, its alias and the error.
+        ``sections``: the object of each database; of one that could not be read, its alias and the error.
         """
         return {"databases": sections}
 
     def finish(self, found: Mapping[str, Any], failed: Sequence[str], options: dict[str, Any]) -> None:
         """Do what is left when everything was shown, such as setting the exit status.
 
-        Args:
-            found: by alias, what ``read`` has returned.
-            failed: the aliases of the databases that could not be read.
-            options: the command's options.
+        ``found``: by alias, what ``read`` has returned. ``failed``: the aliases of the databases that could not be
+        read.
 
         Raises:
             CommandError: a database could not be read.

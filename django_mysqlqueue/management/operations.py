@@ -46,9 +46,7 @@ class OperationCommand(QueueCommand):
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         """Call the operation and return its result.
 
-        Args:
-            options: the command's options.
-            how: ``using``, ``actor``, ``reason``, ``dry_run`` and, with ``reports_progress``, ``progress``.
+        ``how``: ``using``, ``actor``, ``reason``, ``dry_run`` and, with ``reports_progress``, ``progress``.
         """
         raise NotImplementedError
 
@@ -89,20 +87,11 @@ class OperationCommand(QueueCommand):
             raise CommandError(f"Nothing was changed. {' '.join(result.summary)}")
 
     def write_result(self, using: str, result: Result) -> None:
-        """Write a result as a JSON object.
-
-        Args:
-            using: alias of the database.
-            result: the result.
-        """
+        """Write a result as a JSON object."""
         self.write_json({"database": using, **dataclasses.asdict(result)})
 
     def write_text(self, result: Result) -> None:
-        """Write the sentences of a result.
-
-        Args:
-            result: the result.
-        """
+        """Write the sentences of a result."""
         for line in result.summary:
             self.stdout.write(visible(line))
         for line in result.warnings:
@@ -124,12 +113,7 @@ class OperationCommand(QueueCommand):
             raise CommandError("Nothing was changed.")
 
     def agrees(self, answer: str, options: dict[str, Any]) -> bool:
-        """Return True if the answer to the question is a yes.
-
-        Args:
-            answer: the typed answer.
-            options: the command's options.
-        """
+        """Return True if the answer to the question is a yes."""
         return answer.strip().lower() in ("y", "yes")
 
 
@@ -151,10 +135,6 @@ def add_group(parser: CommandParser) -> None:
 def check_topics(using: str, topics: Collection[str]) -> None:
     """Require that topics exist.
 
-    Args:
-        using: alias of the queue's database.
-        topics: names from the command line.
-
     Raises:
         CommandError: a topic does not exist; the text lists topics that do.
     """
@@ -168,8 +148,7 @@ def check_topics(using: str, topics: Collection[str]) -> None:
 def moment(text: str | None) -> datetime.datetime | None:
     """Parse a date and time in ISO 8601; without a UTC offset it is in the project's time zone.
 
-    Args:
-        text: value of an option; None if it was not given.
+    ``text``: value of an option; None if it was not given.
 
     Returns:
         An aware datetime, or None if the option was not given.

@@ -38,9 +38,6 @@ class MetricsPorts:
     def of(cls, options: dict[str, Any]) -> MetricsPorts | None:
         """Return the ports that the command's options select, or None without ``--metrics-port``.
 
-        Args:
-            options: the command's options.
-
         Raises:
             CommandError: the last port would be above 65535, or the extra ``metrics`` is not installed.
         """
@@ -71,10 +68,6 @@ class MetricsPorts:
 
     def serve(self, subscriber: Subscriber, number: int) -> Callable[[], None]:
         """Serve the metrics of a process.
-
-        Args:
-            subscriber: the process's subscriber.
-            number: the process's number, from 1.
 
         Returns:
             A function that stops serving.

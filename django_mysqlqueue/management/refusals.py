@@ -38,10 +38,8 @@ def record(refs: Mapping[str, Collection[GroupRef]], name: str | None, error: Ex
 
     A process that is started again and again keeps one record.
 
-    Args:
-        refs: by alias, the groups for which it would have worked; empty if they are not known.
-        name: the value of ``--name``.
-        error: why it has refused.
+    ``refs``: by alias, the groups for which it would have worked; empty if they are not known. ``name``: the value of
+    ``--name``.
     """
     for using, groups in (refs or dict.fromkeys(_aliases(), ())).items():
         known = sorted(groups) if len(groups) <= GROUPS else []

@@ -219,11 +219,7 @@ class Screen:
         return width or DEFAULT_SIZE[0], height or DEFAULT_SIZE[1]
 
     def show(self, databases: Sequence[Watched]) -> None:
-        """Draw the screen.
-
-        Args:
-            databases: what was read of each.
-        """
+        """Draw the screen."""
         self._console.size = self.size()
         self._live.update(SegmentLines(self._lines(databases), new_lines=True), refresh=True)
 
@@ -264,10 +260,7 @@ class Screen:
 def opened(out: Any, *, seconds: float, color: bool = True) -> Iterator[Screen]:
     """Show a screen on a terminal. At the end, the terminal has its earlier contents again.
 
-    Args:
-        out: the terminal.
-        seconds: seconds between two reads.
-        color: whether to use colors, unless the environment has ``NO_COLOR``.
+    ``color``: whether to use colors, unless the environment has ``NO_COLOR``.
     """
     encoding = getattr(out, "encoding", None) or "utf-8"
     with open(out.fileno(), "w", encoding=encoding, errors="backslashreplace", closefd=False) as file:

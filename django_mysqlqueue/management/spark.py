@@ -35,10 +35,6 @@ class SparkCommand(QueueCommand):
     def check_names(self, using: str, options: dict[str, Any]) -> None:
         """Refuse unknown names before Spark starts, which takes seconds.
 
-        Args:
-            using: alias of the queue's database.
-            options: the command's options.
-
         Raises:
             CommandError: a name is unknown.
         """

@@ -11,13 +11,7 @@ from django_mysqlqueue.escaping import visible
 
 
 def write_table(out: OutputWrapper, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows in columns; numbers are aligned to the right. Invisible characters are escaped.
-
-    Args:
-        out: where to print.
-        header: the first line.
-        rows: a value for each column.
-    """
+    """Print rows in columns; numbers are aligned to the right. Invisible characters are escaped."""
     cells = [header, *[tuple(visible(str(value)) for value in row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(isinstance(row[column], int) for row in rows) for column in range(len(header))]

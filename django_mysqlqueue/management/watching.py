@@ -54,9 +54,6 @@ class Snapshot:
 def read_snapshot(using: str) -> Snapshot:
     """Read the state of one database.
 
-    Args:
-        using: its alias.
-
     Raises:
         django.db.Error: the database refuses or does not answer.
     """
@@ -86,9 +83,7 @@ class Watched:
     def turn(self, read: Callable[[str], Snapshot], seconds: float) -> bool:
         """Begin to read, or take what was read. One read begins after the other has ended.
 
-        Args:
-            read: reads the database of an alias; raises ``CommandError`` if it cannot be read.
-            seconds: seconds between two reads.
+        ``read``: reads the database of an alias; raises ``CommandError`` if it cannot be read.
 
         Returns:
             True if there is something new to show.
@@ -125,13 +120,7 @@ def watch(
 ) -> None:
     """Show databases until the key q is pressed. A database that does not answer is tried again.
 
-    Args:
-        aliases: the databases. Each is read in a thread of its own, so that none waits for another.
-        read: reads the database of an alias; raises ``CommandError`` if it cannot be read.
-        show: draws the screen.
-        seconds: seconds between two reads of a database.
-        size: returns the size of the terminal.
-        keys: the terminal to read keys from.
+    ``read``: reads the database of an alias; raises ``CommandError`` if it cannot be read.
     """
     databases = [Watched(alias) for alias in aliases]
     drawn_at, drawn_size = -math.inf, None
@@ -209,10 +198,6 @@ def interval(text: str) -> float:
 
 def require_terminal(out: Any, environment: Mapping[str, str]) -> None:
     """Require a terminal that can show a screen.
-
-    Args:
-        out: stdout.
-        environment: the environment's variables.
 
     Raises:
         CommandError: it is not a terminal, or cannot move the cursor.

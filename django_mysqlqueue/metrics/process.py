@@ -145,12 +145,6 @@ def serve(
 ) -> Callable[[], None]:
     """Count a subscriber's deliveries, and serve all metrics of the registry.
 
-    Args:
-        subscriber: the subscriber.
-        address: the address to bind to.
-        port: the port.
-        registry: the registry to serve.
-
     Returns:
         A function that stops counting and serving.
 
@@ -180,10 +174,6 @@ def serve(
 
 def require_ports(address: str, ports: Iterable[int]) -> None:
     """Check that ports are free before a supervisor starts processes that would all fail.
-
-    Args:
-        address: the address to bind to.
-        ports: the ports.
 
     Raises:
         SubscriberError: the address or a port cannot be used.

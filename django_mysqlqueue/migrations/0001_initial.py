@@ -26,11 +26,7 @@ def identify(apps: Any, schema_editor: Any) -> None:
 
 
 def message_columns(longer: int = 0) -> list[tuple[str, Any]]:
-    """Return the columns that the sequencer copies from the outbox into the log.
-
-    Args:
-        longer: how much longer than in the log those texts are that a session may cut to their column.
-    """
+    """Return the columns that the sequencer copies from the outbox into the log."""
     return [
         ("topic", BytewiseCharField("topic", max_length=120 + longer)),
         ("partition_key", BytewiseCharField("partition key", max_length=190 + longer, db_default="")),

@@ -28,11 +28,7 @@ LOWEST_RATE = 0.001
 def alias_for(using: str | None, actor: str, reason: str, **names: str) -> Iterator[str]:
     """Yield the alias of the queue's database, on another connection if the caller has a transaction open there.
 
-    Args:
-        using: the caller's argument.
-        actor: the caller's argument.
-        reason: the caller's argument.
-        names: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
+    ``names``: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
 
     Raises:
         OperationRefused: an argument is invalid.
@@ -52,11 +48,6 @@ def alias_for(using: str | None, actor: str, reason: str, **names: str) -> Itera
 def text(name: str, value: Any, *, most: int) -> str:
     """Return a string if every database can store it.
 
-    Args:
-        name: name of the argument, for the error.
-        value: the string.
-        most: maximum number of characters.
-
     Raises:
         OperationRefused: it is not a str, too long, or contains a lone surrogate.
     """
@@ -74,10 +65,6 @@ def text(name: str, value: Any, *, most: int) -> str:
 def texts(name: str, values: Any) -> list[str]:
     """Return ids or keys as a list without duplicates.
 
-    Args:
-        name: name of the argument, for the error.
-        values: the ids or keys.
-
     Raises:
         OperationRefused: it is not a list (for example a single str), it is empty, or one of them is invalid.
     """
@@ -86,10 +73,6 @@ def texts(name: str, values: Any) -> list[str]:
 
 def offsets_of(values: Any, name: str = "offsets") -> list[int]:
     """Return offsets as a list without duplicates.
-
-    Args:
-        values: the offsets.
-        name: name of the argument, for the error.
 
     Raises:
         OperationRefused: it is not a list, it is empty, or one of them is not an integer from 1 to 2**63 - 1.
@@ -103,11 +86,6 @@ def offsets_of(values: Any, name: str = "offsets") -> list[int]:
 
 def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
     """Return a datetime as epoch milliseconds; a naive datetime is in the project's time zone.
-
-    Args:
-        name: name of the argument, for the error.
-        moment: the datetime.
-        latest: the latest valid time, in epoch milliseconds.
 
     Raises:
         OperationRefused: it is not a datetime, or later than ``latest``.
@@ -128,9 +106,7 @@ def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
 def delivery_time(moment: Any, name: str = "deliver_at") -> int:
     """Return a time of delivery as epoch milliseconds.
 
-    Args:
-        moment: the time, at most the latest that ``publish`` accepts.
-        name: name of the argument, for the error.
+    ``moment``: the time, at most the latest that ``publish`` accepts.
 
     Raises:
         OperationRefused: as for ``milliseconds``.

@@ -154,11 +154,7 @@ def seek(
 def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stays: bool = False) -> SeekResult:
     """Return the result of a previewed seek.
 
-    Args:
-        ref: the group and its topic.
-        position: the position as the caller named it.
-        found: the preview.
-        stays: True if the group is paused and stays paused.
+    ``stays``: True if the group is paused and stays paused.
     """
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return result_of(
@@ -257,12 +253,7 @@ def drop_group(
 def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...], dead: int) -> DropResult:
     """Return the result of a previewed drop.
 
-    Args:
-        ref: the group and its topic.
-        found: the preview of a seek to the end: messages that it would skip are unsettled.
-        kept: number of messages that GC keeps only for the group.
-        live: names of the group's live subscribers.
-        dead: number of the group's dead letters.
+    ``kept``: number of messages that GC keeps only for the group.
     """
     warnings = [] if found.exact else [_stopped()]
     if found.skipped and job_results.is_of_jobs(ref):

@@ -50,11 +50,7 @@ class RetriedMessage:
 def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:
     """Return the messages that ``dead_letter_now`` would dead-letter, without changing anything.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        offsets: offsets of the messages in the log.
-        missing_ok: as for ``dead_letter_now``.
+    ``missing_ok``: as for ``dead_letter_now``.
 
     Raises:
         OperationRefused: as for ``dead_letter_now``.
@@ -73,13 +69,8 @@ def dead_letter_now(
     A message qualifies while it waits for another attempt, or if the subscriber that held it was lost. A message that a
     live subscriber holds is refused, since its handler may succeed at any moment. Other groups are not affected.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        offsets: offsets of the messages in the log; at most ``MOST``.
-        actor: who runs the operation, for the audit log and the dead letters.
-        reason: why; it precedes the last attempt's error in the dead letter's ``last_error``.
-        missing_ok: ignore messages that do not qualify, unless none does.
+    ``offsets``: offsets of the messages in the log; at most ``MOST``. ``reason``: why; it precedes the last attempt's
+    error in the dead letter's ``last_error``. ``missing_ok``: ignore messages that do not qualify, unless none does.
 
     Returns:
         The number of dead-lettered messages.

@@ -41,14 +41,6 @@ def drop(
     An unfinished seek of the group is stopped. If another drop finishes first, this one ends, too. A group that was
     registered again since is not changed.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        progress: called after each transaction with the number of partitions and deliveries that it deleted.
-        limits: limits of each step.
-
     Returns:
         False if the group did not exist.
 

@@ -17,13 +17,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
     A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
     nothing from then on: each claim checks the mode under the group row's lock.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        mode: ``"ordered"`` or ``"shared"``.
-        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
+    ``mode``: ``"ordered"`` or ``"shared"``.
 
     Returns:
         False if the group was already in this mode.
@@ -51,11 +45,6 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
 
 def refuse_live(session: Session, ref: GroupRef, lease_ms: int) -> None:
     """Require that a group has no live subscribers.
-
-    Args:
-        session: session on the queue's database.
-        ref: the group and its topic.
-        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
 
     Raises:
         OperationRefused: the group has live subscribers.

@@ -43,10 +43,7 @@ class Cancelled:
 def find(using: str, ids: Collection[str], topic: str = "") -> Found:
     """Return the jobs with some ids, without those that have ended.
 
-    Args:
-        using: alias of the queue's database.
-        ids: the ids.
-        topic: only jobs of the queue with this topic; empty: of any.
+    ``topic``: only jobs of the queue with this topic; empty: of any.
     """
     session = Session(using)
     found = Found()

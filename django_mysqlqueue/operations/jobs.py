@@ -27,14 +27,8 @@ def cancel_jobs(
 ) -> ScheduledResult:
     """Cancel jobs that wait, and ask those that run to stop.
 
-    Args:
-        ids: ids of the jobs.
-        topic: the topic of their queue. Other jobs are not changed, and it is an error if there is none to change.
-            Empty: jobs of any queue.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database.
-        dry_run: change nothing; return what would be changed.
+    ``topic``: the topic of their queue. Other jobs are not changed, and it is an error if there is none to change.
+    Empty: jobs of any queue. ``dry_run``: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: an argument is invalid; or with ``topic``, none of the jobs is waiting or running.
@@ -94,10 +88,5 @@ def not_cancelled_text(topic: str, ids: Sequence[str]) -> str:
 
 
 def topics_of(using: str, ids: Collection[str]) -> set[str]:
-    """Return the topics of the queues of jobs, without those that do not exist.
-
-    Args:
-        using: alias of the database.
-        ids: ids of the jobs.
-    """
+    """Return the topics of the queues of jobs, without those that do not exist."""
     return {JOB_PREFIX + row.queue_name for row in job_rows.read(Session(using), ids).values()}

@@ -32,11 +32,7 @@ class FoundGroup:
 def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] = ()) -> FoundGroup:
     """Return a registered group.
 
-    Args:
-        using: alias of the queue's database.
-        group: name of the group.
-        topic: topic that it reads.
-        unfinished: those of ``"seek"``, ``"drop"`` and ``"move"`` that may be unfinished when the operation begins.
+    ``unfinished``: those of ``"seek"``, ``"drop"`` and ``"move"`` that may be unfinished when the operation begins.
 
     Raises:
         OperationRefused: there is no such group, and the text lists registered ones; or another seek, drop or move of
@@ -69,10 +65,6 @@ def _registered_or_meant(ref: GroupRef, refs: Collection[GroupRef]) -> str:
 def check_topic(using: str, topic: str) -> None:
     """Require that a topic exists. A DLQ topic exists if its topic does, and vice versa.
 
-    Args:
-        using: alias of the queue's database.
-        topic: name of the topic.
-
     Raises:
         OperationRefused: there is no such topic; the text lists topics.
     """
@@ -85,10 +77,7 @@ def check_topic(using: str, topic: str) -> None:
 def check_known(text: str, wanted: Iterable[object], known: Collection[object]) -> None:
     """Require that offsets, ids, partition keys or names exist.
 
-    Args:
-        text: text of the error, with ``{}`` for the unknown ones.
-        wanted: the values of the argument.
-        known: those that exist.
+    ``text``: text of the error, with ``{}`` for the unknown ones.
 
     Raises:
         OperationRefused: some of them do not exist.
@@ -103,11 +92,6 @@ def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, 
 
     A redriven message has the id of the original. Ids are unique within a key, so an id may have several offsets. This
     reads the group's unsettled deliveries along their index.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        ids: the ids.
     """
     session = Session(using)
     found: dict[str, list[int]] = {}
@@ -129,11 +113,6 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
     """Return the offsets of dead letters in a DLQ topic, by the ids that ``publish`` returned.
 
     Several groups may have dead-lettered a message. This reads the DLQ topic along its index.
-
-    Args:
-        using: alias of the queue's database.
-        dlq_topic: the DLQ topic.
-        ids: the ids.
     """
     session = Session(using)
     found: dict[str, list[int]] = {}
@@ -153,10 +132,8 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
 def known_names(kind: str, name: str, topics: Mapping[str, str | None]) -> KnownNames:
     """Return the help in an error about an unknown name: those that exist, and similar ones.
 
-    Args:
-        kind: what they name, as the help begins: ``Topics``.
-        name: the unknown name.
-        topics: the names that exist, each with its topic, or None.
+    ``kind``: what they name, as the help begins: ``Topics``. ``topics``: the names that exist, each with its topic, or
+    None.
     """
     return KnownNames(topics, partial(_listed_or_meant, kind, name))
 

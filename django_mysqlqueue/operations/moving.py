@@ -161,9 +161,7 @@ def _forget_route(session: Session, move: Move) -> None:
 def cut(move: Move, *, check: Callable[[Route | None], None] | None = None) -> int:
     """Send the topic's messages to the target from now on; return the last offset of ``via`` that went elsewhere.
 
-    Args:
-        move: the move.
-        check: called with the present route, under the mutex; raises an exception to refuse the move.
+    ``check``: called with the present route, under the mutex; raises an exception to refuse the move.
     """
     if move.target != move.via:
         # From an earlier stay there, a route may lead away.

@@ -50,13 +50,7 @@ def _json(value: Any) -> str:
 
 
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
-    """Return what a change does.
-
-    Args:
-        overrides: the overrides in effect, by option.
-        values: parsed values by option.
-        unset: names of options.
-    """
+    """Return what a change does."""
     before = {name: one.value for name, one in overrides.items()}
     # As JSON: to Python, true is 1; to a filter, it is not.
     same = {name for name, value in before.items() if name in values and _json(value) == _json(storable(values[name]))}
@@ -77,14 +71,7 @@ def override(
 ) -> Difference:
     """Set and remove overrides of a group's options. Subscribers notice with their next claim.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        values: parsed values by option.
-        unset: names of options whose overrides to remove.
-        check: called under the lock of the group row; it raises an error if the change is not possible.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
+    ``check``: called under the lock of the group row; it raises an error if the change is not possible.
 
     Raises:
         OperationRefused: there is no such group, a seek or drop of it has not finished, or ``check`` refuses.

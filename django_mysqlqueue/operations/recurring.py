@@ -164,12 +164,7 @@ def delete_recurring(
 
 
 def topic_of(using: str, name: str) -> str:
-    """Return the topic to which a schedule publishes; empty if it does not exist, or this release cannot read it.
-
-    Args:
-        using: alias of the database.
-        name: the name of the schedule.
-    """
+    """Return the topic to which a schedule publishes; empty if it does not exist, or this release cannot read it."""
     row = schedules.read(Session(using), [name]).get(name)
     return "" if row is None else _topic_of(row)
 

@@ -37,13 +37,7 @@ class _DeadLetter(NamedTuple):
 
 
 def count(using: str, wanted: DeadLetterFilter, *, most: int) -> int:
-    """Count the dead letters that match a filter.
-
-    Args:
-        using: alias of the queue's database.
-        wanted: the filter.
-        most: limit of the count.
-    """
+    """Count the dead letters that match a filter."""
     number = 0
     for page in matching_offsets(Session(using), wanted, size=LIMITS.dead_letters):
         number += len(page)
@@ -131,13 +125,7 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
 
     The message has a new id; its metadata contains the id of the old one.
 
-    Args:
-        using: alias of the queue's database.
-        topic: the DLQ topic.
-        offset: offset of the dead letter in the DLQ topic.
-        payload: as in ``publish``; the metadata does not change.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
+    ``payload``: as in ``publish``; the metadata does not change.
 
     Returns:
         The id of the new message.
@@ -180,12 +168,6 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
 def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[GroupRef, int]:
     """Return the group that ``replace`` would publish a payload for, and its size in bytes, without changing anything.
 
-    Args:
-        using: alias of the queue's database.
-        topic: the DLQ topic.
-        offset: offset of the dead letter in the DLQ topic.
-        payload: the new payload.
-
     Raises:
         InvalidMessage: ``publish`` would refuse the payload.
         OperationRefused: as for ``replace``.
@@ -215,11 +197,6 @@ def _no_dead_letter_text(topic: str, offset: int) -> str:
 
 def check_groups(using: str, wanted: DeadLetterFilter, most: int) -> None:
     """Require that the groups of the first matching dead letters are registered.
-
-    Args:
-        using: alias of the queue's database.
-        wanted: the dead letters.
-        most: maximum number of dead letters to check.
 
     Raises:
         OperationRefused: one of the groups is no longer registered.

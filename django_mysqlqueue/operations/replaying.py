@@ -90,11 +90,7 @@ class _Original(NamedTuple):
 def preview(using: str, wanted: Range, *, most: int, limits: Limits = LIMITS) -> Counted:
     """Count the messages that a replay would publish, without changing anything.
 
-    Args:
-        using: alias of the queue's database.
-        wanted: the range and the group.
-        most: maximum number of messages to replay. About ``Limits.read`` messages are read, whether or not they match.
-        limits: limits of what is read.
+    ``most``: maximum number of messages to replay. About ``Limits.read`` messages are read, whether or not they match.
 
     Raises:
         OperationRefused: there is no such group, its filter cannot be parsed, or the run has replayed messages to
@@ -193,13 +189,8 @@ def _pages(
 ) -> Iterator[Sequence[int]]:
     """Yield the offsets of the topic's messages in the range, in order, and note how far it was read.
 
-    Args:
-        session: session on the queue's database.
-        wanted: the range.
-        size: maximum number of offsets at a time.
-        counted: what the caller counts: this sets ``upto``.
-        most: end when the caller has counted as many messages to replay, or ``Limits.read`` messages were read.
-        limits: limits of what is read.
+    ``counted``: what the caller counts: this sets ``upto``. ``most``: end when the caller has counted as many messages
+    to replay, or ``Limits.read`` messages were read.
     """
     topic = wanted.ref.topic
     keys = [wanted.key] if wanted.key is not None else partitions.all_in_log(session, topic, most=MERGED)
@@ -229,15 +220,7 @@ def _pages(
 def _choose(
     session: Session, wanted: Range, offsets: Sequence[int], policy: FilterPolicy | None, waiting: Collection[int]
 ) -> tuple[list[_Original], Counted]:
-    """Return the messages at some offsets that are to be replayed, in order, and the numbers of the others.
-
-    Args:
-        session: session on the queue's database.
-        wanted: the range and the group.
-        offsets: the offsets.
-        policy: the group's filter.
-        waiting: the offsets of messages whose copies are in the outbox.
-    """
+    """Return the messages at some offsets that are to be replayed, in order, and the numbers of the others."""
     chosen: list[_Original] = []
     counted = Counted()
     for one in _read(session, wanted.ref.topic, offsets):
@@ -330,9 +313,7 @@ def _in_log(session: Session, wanted: Range, chosen: Sequence[_Original]) -> set
 def _refuse_others(wanted: Range, copies: Mapping[int, str]) -> None:
     """Refuse a run that has published copies for another group: their ids do not contain the group.
 
-    Args:
-        wanted: the range and the group.
-        copies: by the offset of the original, the group that a copy is for; empty: all groups.
+    ``copies``: by the offset of the original, the group that a copy is for; empty: all groups.
     """
     for offset, group in sorted(copies.items()):
         if group not in ("", wanted.ref.group):

@@ -37,12 +37,7 @@ def cancel(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reaso
 def deliver_now(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:
     """Make scheduled messages due now; otherwise as ``cancel``.
 
-    Args:
-        using: alias of the queue's database.
-        ids: primary keys in the outbox.
-        actor: who runs the operation, for the audit log.
-        topic: topic of the messages, for the audit log; empty if there are several.
-        reason: why, for the audit log.
+    ``topic``: topic of the messages, for the audit log; empty if there are several.
 
     Returns:
         The number of messages that were made due.
@@ -57,13 +52,7 @@ def deliver_now(using: str, ids: Sequence[int], *, actor: str, topic: str = "", 
 def move(using: str, ids: Sequence[int], deliver_at: int, *, actor: str, topic: str = "", reason: str = "") -> int:
     """Change the time of scheduled messages; otherwise as ``cancel``.
 
-    Args:
-        using: alias of the queue's database.
-        ids: primary keys in the outbox.
-        deliver_at: the new time, in epoch milliseconds.
-        actor: who runs the operation, for the audit log.
-        topic: topic of the messages, for the audit log; empty if there are several.
-        reason: why, for the audit log.
+    ``topic``: topic of the messages, for the audit log; empty if there are several.
 
     Returns:
         The number of changed messages.

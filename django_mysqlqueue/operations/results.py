@@ -109,13 +109,7 @@ R = TypeVar("R", bound=Result)
 def result_of(kind: type[R], operation: str, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
     """Return the result of an operation.
 
-    Args:
-        kind: class of the result.
-        operation: name in the audit log.
-        number: number of messages, leases, heartbeats or groups that were or would be changed.
-        summary: sentences about the change.
-        dry_run: True if nothing was changed.
-        details: further attributes of the result.
+    ``dry_run``: True if nothing was changed.
     """
     changed = 0 if dry_run else number
     return kind(operation=operation, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
@@ -124,9 +118,7 @@ def result_of(kind: type[R], operation: str, number: int, *summary: str, dry_run
 def number_said(number: int, *, dry_run: bool) -> str:
     """Format a number for a sentence: a preview stops counting, an operation does not.
 
-    Args:
-        number: the number.
-        dry_run: True for a preview.
+    ``dry_run``: True for a preview.
     """
     return up_to(COUNTED, number) if dry_run else f"{number:,}"
 
@@ -134,12 +126,7 @@ def number_said(number: int, *, dry_run: bool) -> str:
 def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: str) -> str:
     """Return the sentence for an operation that changes ``number``.
 
-    Args:
-        number: number of messages, leases, heartbeats or groups.
-        dry_run: True for a preview.
-        planned: sentence for a preview.
-        done: sentence for an operation.
-        nothing: sentence for the number 0.
+    ``dry_run``: True for a preview.
     """
     if not number:
         return nothing

@@ -29,12 +29,8 @@ HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, other_than: int = 0) -> int:
     """Count a group's deliveries that wait for another attempt after a failure, a nack, a snooze or a loss.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        most: limit of the count.
-        error: only those whose last error contains this text.
-        other_than: only those that are not due at this time, in epoch milliseconds.
+    ``error``: only those whose last error contains this text. ``other_than``: only those that are not due at this time,
+    in epoch milliseconds.
     """
     session = Session(using)
     row = session.row(
@@ -49,14 +45,7 @@ def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, o
 
 
 def at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> list[tuple[str, int]]:
-    """Return (partition key, offset) of the messages at some offsets that wait for another attempt.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        offsets: the offsets.
-        due: the time to which to move them, in epoch milliseconds: then those that are due at once wait, too.
-    """
+    """Return (partition key, offset) of the messages at some offsets that wait for another attempt."""
     session = Session(using)
     found: list[tuple[str, int]] = []
     for chunk in session.chunks(sorted(set(offsets))):
@@ -75,14 +64,7 @@ def at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> li
 
 
 def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str) -> list[tuple[str, int]]:
-    """Return those of some deliveries whose last error contains a text.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        rows: (partition key, offset) of the deliveries.
-        error: the text.
-    """
+    """Return those of some deliveries whose last error contains a text."""
     session = Session(using)
     found: list[tuple[str, int]] = []
     for chunk in session.chunks(sorted(set(rows))):

@@ -103,12 +103,7 @@ def cancel_rows(
 ) -> ScheduledResult:
     """Cancel messages of any topics by their primary keys in the outbox.
 
-    Args:
-        rows: the primary keys.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database.
-        dry_run: change nothing; return what would be changed.
+    ``dry_run``: change nothing; return what would be changed.
     """
     with alias_for(using, actor, reason) as alias:
         return _cancel(alias, "", offsets_of(rows, "rows"), (), actor=actor, reason=reason, dry_run=dry_run)
@@ -125,13 +120,7 @@ def reschedule_rows(
 ) -> ScheduledResult:
     """Reschedule messages of any topics by their primary keys in the outbox.
 
-    Args:
-        rows: the primary keys.
-        deliver_at: time of delivery; None: now.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database.
-        dry_run: change nothing; return what would be changed.
+    ``deliver_at``: time of delivery; None: now. ``dry_run``: change nothing; return what would be changed.
     """
     with alias_for(using, actor, reason) as alias:
         chosen = offsets_of(rows, "rows")

@@ -57,12 +57,9 @@ def position_of(
 ) -> Position:
     """Return the position of a target in the log as it is now.
 
-    Args:
-        using: alias of the queue's database.
-        target: ``"earliest"``: the oldest message in the log; ``"latest"``: after the newest message that is or was in
-            the log; an integer: the offset of the next message.
-        time_ms: instead of the target: the next message is the first that entered the log at or after this time, in
-            epoch milliseconds.
+    ``target``: ``"earliest"``: the oldest message in the log; ``"latest"``: after the newest message that is or was in
+    the log; an integer: the offset of the next message. ``time_ms``: instead of the target: the next message is the
+    first that entered the log at or after this time, in epoch milliseconds.
 
     Raises:
         OperationRefused: the offset is not an integer of at least 1, or beyond the end of the log.
@@ -94,12 +91,6 @@ def _refuse_future(session: Session, position: Position) -> None:
 
 def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMITS) -> Preview:
     """Count the messages that a seek would replay and skip, without changing anything.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        position: the new position.
-        limits: limits of the counts.
 
     Raises:
         OperationRefused: there is no such group.
@@ -149,11 +140,7 @@ class _Counter:
         return self.stopped or self.found >= self._most
 
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
-        """Count the messages in some ranges.
-
-        Args:
-            ranges: a dict from partition key to (above, up to), both offsets.
-        """
+        """Count the messages in some ranges."""
         items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
         for start in range(0, len(items), UNION_TERMS):
             # Count long ones one by one, so that together they cost no more than what is left.

@@ -42,17 +42,6 @@ def begin(
 ) -> int:
     """Record the start of an operation in the audit log. An unfinished one on the group is stopped there.
 
-    Args:
-        session: the transaction, with the group row locked.
-        ref: the group and its topic.
-        found: the group row.
-        action: name of the operation.
-        deletes: the models from whose tables the later transactions delete rows.
-        updates: those in whose tables they update rows, in addition to the audit log.
-        actor: who runs the operation.
-        reason: why.
-        detail: further text for the audit log.
-
     Returns:
         The operation's id. Store it in the group row, with ``paused``, in the same transaction.
     """
@@ -87,10 +76,7 @@ class Stopped(OperationRefused):
 def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) -> None:
     """Refuse to continue an operation that is no longer the current one.
 
-    Args:
-        ref: the group and its topic.
-        operation: id of the operation.
-        found: the group row, under its lock; None if the group no longer exists.
+    ``found``: the group row, under its lock; None if the group no longer exists.
 
     Raises:
         Stopped: another seek or drop of the group has started or ended since, or the group was dropped.
@@ -113,13 +99,7 @@ def delete_all(
 ) -> int:
     """Delete a group's rows, one transaction after another.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        delete: deletes some rows and returns how many, or None if there are no more.
-        progress: called after each transaction with the number of rows that it deleted.
-        limits: limits of the wait for locks.
-        beat: called between two transactions.
+    ``delete``: deletes some rows and returns how many, or None if there are no more.
 
     Returns:
         The number of deleted rows.
@@ -167,12 +147,6 @@ def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limit
     Rows that an atomic handler has locked are skipped and left for the next step: its transaction will commit its ack
     or roll back. Waiting for them here would lock the group row, and the rows that are already deleted, for as long as
     the handler takes.
-
-    Args:
-        session: the transaction.
-        ref: the group and its topic.
-        operation: id of the operation, for the audit log.
-        limits: limits of the step.
 
     Returns:
         The number of deleted rows, or None if there are no more.

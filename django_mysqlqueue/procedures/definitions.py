@@ -70,10 +70,7 @@ class Procedure:
 def procedures(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> list[Procedure]:
     """Return all procedures, those that others call before them.
 
-    Args:
-        settings: the settings of the queue.
-        handlers: the handlers whose options count for their groups; other groups have those of the settings.
-        mariadb: whether the server is MariaDB.
+    ``handlers``: the handlers whose options count for their groups; other groups have those of the settings.
     """
     values = _values(settings, handlers, mariadb=mariadb)
     folder = resources.files(__package__) / "sql"

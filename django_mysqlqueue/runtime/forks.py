@@ -64,8 +64,7 @@ def _detach() -> None:
 def leave(error: BaseException | None = None) -> NoReturn:
     """End a child in which the handler has returned or raised, with the status that a script would have.
 
-    Args:
-        error: the exception that the handler raised, or None.
+    ``error``: the exception that the handler raised, or None.
     """
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):

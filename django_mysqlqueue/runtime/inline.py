@@ -117,11 +117,8 @@ class InlineSubscriber:
     ) -> tuple[list[Delivered], list[BaseException]]:
         """Run until nothing is left.
 
-        Args:
-            ignore_backoff: if True, redeliver nacked messages at once, regardless of their delay.
-            stop_at_error: if True, deliver nothing after the first handler that raises.
-            most: maximum number of deliveries, in addition to one per group for each message that is due at the
-                start.
+        ``ignore_backoff``: if True, redeliver nacked messages at once, regardless of their delay. ``stop_at_error``: if
+        True, deliver nothing after the first handler that raises.
 
         Returns:
             The deliveries, and the exceptions that handlers raised.
@@ -297,9 +294,7 @@ def deliver_eagerly(using: str, *, most: int = MOST) -> None:
     A message that fails is in backoff as always, and is redelivered with a later publish. Messages that handlers
     publish are delivered by the same call, and so are messages that are relayed to another database.
 
-    Args:
-        using: alias of the queue's database.
-        most: as in ``InlineSubscriber.run``.
+    ``most``: as in ``InlineSubscriber.run``.
 
     Raises:
         Exception: the first exception that a handler raised, after all messages were delivered.

@@ -26,8 +26,7 @@ _thread = threading.local()
 def with_database(alias: str | None) -> Iterator[None]:
     """Add ``database`` to the events that this thread logs in the block.
 
-    Args:
-        alias: alias of the database; None to add nothing.
+    ``alias``: alias of the database; None to add nothing.
     """
     before = getattr(_thread, "database", None)
     _thread.database = alias
@@ -44,12 +43,7 @@ def event(
 
     The details are also in the record's attribute ``mysqlqueue``, a dict with the verb as ``event``.
 
-    Args:
-        level: a level of ``logging``.
-        verb: the name of the event.
-        exc_info: whether to add the traceback of the exception that is being handled, or another exception.
-        stacks: the record's ``stack_info``, which formatters show below the line.
-        fields: the details, in the order of the line.
+    ``level``: a level of ``logging``. ``stacks``: the record's ``stack_info``, which formatters show below the line.
     """
     if not logger.isEnabledFor(level):
         return
@@ -70,11 +64,7 @@ def event(
 
 
 def is_worth_a_line(failures: int) -> bool:
-    """Return whether this failure in a row is logged: the 1st, 2nd, 4th, 8th … so that an outage does not fill the log.
-
-    Args:
-        failures: number of failures in a row, this one included.
-    """
+    """Return whether this failure in a row is logged: the 1st, 2nd, 4th, 8th … An outage does not fill the log."""
     return failures & (failures - 1) == 0
 
 

@@ -70,9 +70,7 @@ class Turns:
     def order(self, priorities: Collection[int], share: int) -> list[int]:
         """Return priorities in the order in which they may start now.
 
-        Args:
-            priorities: those with work.
-            share: one of every ``share`` turns is of a lower priority; 0: none is.
+        ``share``: one of every ``share`` turns is of a lower priority; 0: none is.
         """
         ordered = sorted(priorities, reverse=True)
         if share and len(ordered) > 1 and self._since >= share - 1:
@@ -82,9 +80,7 @@ class Turns:
     def took(self, priority: int, among: Collection[int]) -> None:
         """Note whose turn it was.
 
-        Args:
-            priority: the priority.
-            among: the priorities with work. A turn without a choice does not count.
+        ``among``: the priorities with work. A turn without a choice does not count.
         """
         if len(among) < 2:
             return

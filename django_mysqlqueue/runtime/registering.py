@@ -85,9 +85,6 @@ def register_groups(using: str) -> None:
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
     refuses to start.
-
-    Args:
-        using: a database alias.
     """
     if using not in queue_aliases():
         return

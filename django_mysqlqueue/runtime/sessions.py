@@ -79,11 +79,8 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     The project's ``OPTIONS`` take precedence over the timeouts. AUTOCOMMIT is switched on, since without it nothing
     that the queue does would be committed.
 
-    Args:
-        using: alias of the queue's database.
-        timeouts: the session timeouts.
-        watch: whether handlers run in this thread: what they do to connections, to any database, is noted, for
-            ``confirm`` and ``tidy``.
+    ``watch``: whether handlers run in this thread: what they do to connections, to any database, is noted, for
+    ``confirm`` and ``tidy``.
     """
     forks.guard()
     _take(using, timeouts)
@@ -326,14 +323,7 @@ def _confirm_closed(connection: Any) -> None:
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
-    """Return whether the connection has survived an error and leads to a server that accepts writes.
-
-    Args:
-        connection: Django's connection.
-        error: the error.
-        before: the driver's connection before the error. At the end of a transaction that cannot be rolled back,
-            Django opens another one by itself.
-    """
+    """Return whether the connection has survived an error and leads to a server that accepts writes."""
     if connection.connection is None or connection.connection is not before or is_read_only(connection, error):
         return False
     return bool(connection.is_usable())
@@ -365,9 +355,8 @@ IDLE = 0.5
 def refresh(*, idle: bool) -> None:
     """Drop, before a message, the connections that the server has closed since the previous message.
 
-    Args:
-        idle: whether to ping all connections, after a pause, because a route may be lost without a trace. If False,
-            only those that have something to read are pinged.
+    ``idle``: whether to ping all connections, after a pause, because a route may be lost without a trace. If False,
+    only those that have something to read are pinged.
     """
     # Not connections.all() for each message: it asks for every alias of the project.
     for connection in connections.all(initialized_only=True) if idle else getattr(_role, "open", ()):
@@ -396,9 +385,7 @@ def begin_call() -> dict[str, Any] | None:
 def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
     """Remember for ``connect``, after a handler's call, the aliases that it used.
 
-    Args:
-        handler: identifies the handler.
-        before: the return value of ``begin_call``.
+    ``before``: the return value of ``begin_call``.
     """
     used: dict[str, Any] = _role.used
     _role.used = before
@@ -430,9 +417,7 @@ def connect(handler: Hashable, *, insist: bool) -> None:
     An error here would otherwise be an error of the handler's first query. A handler that uses no database does not
     wait for any.
 
-    Args:
-        handler: identifies the handler.
-        insist: if False, ignore an alias that cannot be opened, unless it is the queue's: the handler may not need it.
+    ``insist``: if False, ignore an alias that cannot be opened, unless it is the queue's: the handler may not need it.
 
     Raises:
         django.db.Error: a connection cannot be opened.

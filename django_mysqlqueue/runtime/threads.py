@@ -13,11 +13,8 @@ from django_mysqlqueue.service.databases import queue_aliases
 def worker_thread(run: Callable[[], object], role: str, using: str) -> threading.Thread:
     """Return a daemon thread that works on a database; its log lines name it if the queue has several.
 
-    Args:
-        run: what the thread calls.
-        role: what the thread does, for its name: ``mysqlqueue-poller``, or ``mysqlqueue-poller-shop`` if the queue has
-            several databases.
-        using: alias of the database.
+    ``role``: what the thread does, for its name: ``mysqlqueue-poller``, or ``mysqlqueue-poller-shop`` if the queue has
+    several databases.
     """
 
     def run_about() -> None:
@@ -29,11 +26,7 @@ def worker_thread(run: Callable[[], object], role: str, using: str) -> threading
 
 
 def about(using: str) -> AbstractContextManager[None]:
-    """Add ``database`` to the events that this thread logs in the block, if the queue has several databases.
-
-    Args:
-        using: alias of the database.
-    """
+    """Add ``database`` to the events that this thread logs in the block, if the queue has several databases."""
     return log.with_database(using if _has_several() else None)
 
 

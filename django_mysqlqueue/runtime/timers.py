@@ -48,11 +48,7 @@ class Timers(Generic[K]):
         return None
 
     def pop(self, is_due: Callable[[int], bool]) -> list[K]:
-        """Remove and return the keys that are due, in the order of their times, up to the first that is not.
-
-        Args:
-            is_due: returns whether a time has come.
-        """
+        """Remove and return the keys that are due, in the order of their times, up to the first that is not."""
         found: list[K] = []
         while (time := self.first()) is not None and is_due(time):
             key = heapq.heappop(self._heap)[1]

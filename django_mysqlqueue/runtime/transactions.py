@@ -55,8 +55,7 @@ class HandlerTransaction:
     def prove(self, cursor: Any = None) -> None:
         """Raise an error if the handler has ended the transaction, and make sure that it rolls back what follows.
 
-        Args:
-            cursor: the cursor that executes the next statement, if there is one.
+        ``cursor``: the cursor that executes the next statement, if there is one.
 
         Raises:
             TransactionManagementError: the handler has ended it.

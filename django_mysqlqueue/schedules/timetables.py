@@ -41,8 +41,7 @@ class Timetable:
     def following(self, after: int) -> int | None:
         """Return the first tick after a time; None if there is none within 50 years.
 
-        Args:
-            after: the time. The ticks of an interval are counted from there, so it must be a tick, or their start.
+        ``after``: the time. The ticks of an interval are counted from there, so it must be a tick, or their start.
 
         Raises:
             ValueError: this host does not know the time zone, or this release does not know the line.
@@ -52,10 +51,7 @@ class Timetable:
     def latest(self, after: int, until: int, most: int) -> list[int]:
         """Return the last ticks after one time and not after another, in their order.
 
-        Args:
-            after: the first time, as for ``following``.
-            until: the second time.
-            most: maximum number of ticks.
+        ``after``: the first time, as for ``following``.
 
         Raises:
             ValueError: as for ``following``.
@@ -90,11 +86,8 @@ class Timetable:
 def timetable(cron: Any, every: Any, timezone: Any, default_timezone: str) -> Timetable:
     """Return the timetable of a declaration.
 
-    Args:
-        cron: a cron line of five fields, or None.
-        every: an interval as a timedelta or in seconds, or None.
-        timezone: the time zone of the cron line, or None.
-        default_timezone: the time zone of a line without one.
+    ``cron``: a cron line of five fields, or None. ``every``: an interval as a timedelta or in seconds, or None.
+    ``timezone``: the time zone of the cron line, or None.
 
     Raises:
         ValueError: a value breaks a rule. The error names the value and the rule.

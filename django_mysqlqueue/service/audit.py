@@ -44,15 +44,8 @@ def begin(
 ) -> int:
     """Write an operation into the audit log, and return its id.
 
-    Args:
-        session: the operation's first transaction.
-        action: the name of the operation.
-        actor: the user who runs it.
-        reason: the reason that the user gave.
-        group: the group that it changes, if any.
-        topic: the topic that it changes, if any.
-        detail: further details of what it does.
-        total: the maximum number of messages that it will change; 0: not known.
+    ``group``: the group that it changes, if any. ``topic``: the topic that it changes, if any. ``total``: the maximum
+    number of messages that it will change; 0: not known.
     """
     row = Operation.objects.using(session.using).create(
         action=action,
@@ -78,10 +71,6 @@ def beats(using: str, operation: int) -> Callable[[], None]:
 
     Every ``BEAT_SECONDS``, it records that the operation is still running, so that one that waits or searches does not
     count as interrupted.
-
-    Args:
-        using: alias of the queue's database.
-        operation: the id of the operation.
     """
     last = time.monotonic()
 
@@ -116,13 +105,7 @@ def end(session: Session, operation: int) -> None:
 
 
 def stop(session: Session, operation: int, why: str) -> None:
-    """Note that the operation will not be completed. An operation that has ended is not changed.
-
-    Args:
-        session: the current transaction.
-        operation: the id of the operation.
-        why: the reason, which is added to its detail.
-    """
+    """Note that the operation will not be completed. An operation that has ended is not changed."""
     row = Operation.objects.using(session.using).filter(pk=operation, ended_at=0)
     for detail in list(row.values_list("detail", flat=True)):
         row.update(ended_at=NowMilliseconds(), detail=f"{detail}; {why}" if detail else why)
@@ -130,13 +113,7 @@ def stop(session: Session, operation: int, why: str) -> None:
 
 @contextlib.contextmanager
 def stopping(using: str, operation: int, kind: type[OperationRefused] = OperationRefused) -> Iterator[None]:
-    """End the record of an operation if it is refused between two of its transactions, and store the reason.
-
-    Args:
-        using: alias of the queue's database.
-        operation: the id of the operation.
-        kind: the class of refusals after which the operation cannot be completed by another run.
-    """
+    """End the record of an operation if it is refused between two of its transactions, and store the reason."""
     try:
         yield
     except kind as refusal:

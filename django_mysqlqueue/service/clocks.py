@@ -25,12 +25,7 @@ class DatabaseClock:
         self._stepped_at = float("-inf")
 
     def set(self, database_ms: int, took: float) -> float:
-        """Set the clock, and return by how many seconds the database's clock has stepped; 0.0 if it has not.
-
-        Args:
-            database_ms: the time of the database, in epoch milliseconds.
-            took: seconds from before the statement that read it until now.
-        """
+        """Set the clock, and return by how many seconds the database's clock has stepped; 0.0 if it has not."""
         step = self.check(database_ms, took) if self._highest_ms < float("inf") else 0.0
         self.offset_ms, self._highest_ms = self._bounds(database_ms, took)
         return step

@@ -101,12 +101,7 @@ def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[
 def is_superseding(session: Session, ref: GroupRef, partition: str, offset: int, key: str) -> bool:
     """Return whether a group has given up earlier messages with a coalesce key for a message.
 
-    Args:
-        session: session on the queue's database.
-        ref: the group.
-        partition: the message's partition.
-        offset: its offset.
-        key: its coalesce key; empty: it has none.
+    ``key``: its coalesce key; empty: it has none.
     """
     row = (ref.group, ref.topic, partition, key)
     return bool(key) and read(session, [row]).get(row, NOTHING).superseding == offset
@@ -164,10 +159,7 @@ def collect(
     GC has deleted all messages of the key then, since it deletes the earlier ones first. A row that the sequencer or a
     claim changes at the same time stays.
 
-    Args:
-        using: alias of the queue's database.
-        after: the primary key of the row after which to continue; None: from the start.
-        limit: maximum number of rows to look at.
+    ``after``: the primary key of the row after which to continue; None: from the start.
 
     Returns:
         How many were deleted, and the primary key of the last row; None if there are no more.

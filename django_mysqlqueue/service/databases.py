@@ -13,9 +13,8 @@ from django_mysqlqueue.sql.connection import in_transaction, is_server, named_pl
 def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
     """Return the alias of the queue's database, or of the one that a topic is in.
 
-    Args:
-        using: the alias, if the caller names one.
-        topic: the topic. ``DATABASE`` of its entry in ``TOPICS`` counts before the general setting.
+    ``using``: the alias, if the caller names one. ``topic``: the topic. ``DATABASE`` of its entry in ``TOPICS`` counts
+    before the general setting.
 
     Returns:
         ``using``, else the alias in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``, else the router's choice.

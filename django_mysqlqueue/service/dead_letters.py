@@ -151,11 +151,6 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
 
     This reads the topic's rows along the index. It does not see rows that are added before the place that it has
     reached. For each query, there is one list, which may be empty.
-
-    Args:
-        session: the session.
-        chosen: the selection.
-        size: maximum number of rows per query.
     """
     condition, parameters = chosen.condition()
     if chosen.offsets is not None:

@@ -115,11 +115,6 @@ def decide(session: Session, due: Sequence[int], *, max_bytes: int) -> Decision:
 
     Only the sequencer calls this, under its mutex. If another transaction has locked a message, because it cancels or
     reschedules it, no message with its key enters the log in this pass.
-
-    Args:
-        session: the current transaction.
-        due: ids of locked rows of the outbox that have come due.
-        max_bytes: maximum number of payload bytes to add to these. One message always fits.
     """
     decision = Decision()
     keys = _keys(session, due)
@@ -248,10 +243,7 @@ def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
 def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[int, int | None]:
     """Delete the rows, among the next ones, whose message is no longer in the outbox: plain SQL has cancelled it.
 
-    Args:
-        using: alias of the queue's database.
-        after: the id after which to continue; None: from the start.
-        limit: maximum number of rows to look at.
+    ``after``: the id after which to continue; None: from the start.
 
     Returns:
         How many were deleted, and the id of the last row; None if there are no more.

@@ -82,14 +82,7 @@ def record(session: Session, events: Sequence[Event]) -> None:
 
 
 def record_passed(session: Session, ref: GroupRef, passed: Sequence[tuple[str, int, Outcome]], by: str) -> None:
-    """Record messages that a claim has settled without a call, if acks are recorded.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        passed: partition, offset and outcome of each.
-        by: the subscriber.
-    """
+    """Record messages that a claim has settled without a call, if acks are recorded."""
     if passed and level(ref) == "all":
         record(session, [Event(ref, key, offset, 0, outcome, 0, 0, by) for key, offset, outcome in passed])
 
@@ -114,12 +107,6 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
     """Delete old rows of a table whose ids are in order of time; return how many.
 
     The rows are read from the start of the primary key, so no index on the time is needed.
-
-    Args:
-        session: the current transaction.
-        table: the table.
-        column: the column with the time.
-        keep_ms: age in milliseconds up to which rows are kept.
     """
     ids = [
         row_id

@@ -33,10 +33,7 @@ def waiting_since(published_at: int, registered_at: int, sought_at: int) -> int:
 
     All times are in epoch milliseconds.
 
-    Args:
-        published_at: when the message entered the log.
-        registered_at: when the group was registered.
-        sought_at: when the group's last seek began or ended; 0 if there was none.
+    ``sought_at``: when the group's last seek began or ended; 0 if there was none.
     """
     return max(published_at, registered_at, sought_at)
 
@@ -83,14 +80,9 @@ def register(
 ) -> Registered:
     """Register a group if it is new. From then on, GC keeps messages that the group has not settled.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        mode: the mode of a new group.
-        start: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
-            have not entered the log are delivered to the group.
-        options: the options of a new group: by column of ``REGISTERED``, a JSON object.
-        check: called before a new group is inserted; raises an exception to refuse it.
+    ``start``: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
+    have not entered the log are delivered to the group. ``options``: the options of a new group: by column of
+    ``REGISTERED``, a JSON object. ``check``: called before a new group is inserted; raises an exception to refuse it.
 
     Returns:
         The group as it is registered, which may be with another mode.
@@ -141,13 +133,8 @@ def register_options(
 ) -> bool:
     """Replace registered options of a group, in the audit log, too. Its subscribers notice with their next claim.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        column: the column, one of ``REGISTERED``. It is the name of the action in the audit log, too.
-        options: the options as JSON.
-        actor: who does it, for the audit log.
-        check: called under the lock before a change; raises an exception to refuse it.
+    ``column``: the column, one of ``REGISTERED``. It is the name of the action in the audit log, too. ``check``: called
+    under the lock before a change; raises an exception to refuse it.
 
     Returns:
         Whether they were others before.
@@ -292,10 +279,6 @@ def unfinished(after_seek: str) -> Unfinished:
 def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
     """Refuse an operation on a group whose seek, drop or move has not finished.
 
-    Args:
-        ref: the group.
-        after_seek: the column of the group row, read under its exclusive lock.
-
     Raises:
         OperationRefused: a seek, drop or move of the group has not finished.
     """
@@ -313,28 +296,13 @@ def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
 
 
 def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: object) -> None:
-    """Change columns of a locked group row.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        revise: whether to make subscribers read the group's state again.
-        columns: the new values.
-    """
+    """Change columns of a locked group row."""
     values: dict[str, object] = {**columns, "revision": F("revision") + 1} if revise else columns
     ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).update(**values)
 
 
 def delete_rows(session: Session, ref: GroupRef, model: type[Model], *keys: str, most: int) -> int:
-    """Delete the next rows of a group from a table, by primary key; return how many.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        model: the model of a table whose primary key begins with group and topic.
-        keys: the other columns of the primary key.
-        most: maximum number of rows to delete.
-    """
+    """Delete the next rows of a group from a table, by primary key; return how many."""
     table = model._meta.db_table
     rows = session.rows(
         f"SELECT {', '.join(keys)} FROM {table}{session.dialect.force_index('PRIMARY')} "

@@ -63,12 +63,8 @@ def report(
 ) -> None:
     """Show in a subscriber's heartbeat for a group what it cannot do.
 
-    Args:
-        using: alias of the queue's database.
-        subscriber: the full name of the subscriber.
-        ref: the group.
-        text: why its work for the group has broken down, or which tasks it cannot run; empty if it can again.
-        name: ``"error"`` or ``"unknown"``.
+    ``text``: why its work for the group has broken down, or which tasks it cannot run; empty if it can again. ``name``:
+    ``"error"`` or ``"unknown"``.
     """
     info, values = (f"JSON_SET(info, '$.{name}', %s)", (text,)) if text else (f"JSON_REMOVE(info, '$.{name}')", ())
     run(
@@ -111,14 +107,7 @@ def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef
 
 
 def mark_died(session: Session, subscriber: str, handled: Mapping[GroupRef, Sequence[int]], how: str) -> None:
-    """Deregister a subscriber whose process has died, and record how.
-
-    Args:
-        session: the caller's transaction.
-        subscriber: its full name.
-        handled: by consumer group, the offsets of messages that it was handling.
-        how: the exit status or signal.
-    """
+    """Deregister a subscriber whose process has died, and record how."""
     rows = sorted((*ref, subscriber, how, json.dumps(list(offsets))) for ref, offsets in handled.items())
     on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
     info = "JSON_SET(s.info, '$.died', v.how, '$.handled', v.handled)"
@@ -167,13 +156,6 @@ def _alive_text(subscriber: str) -> str:
 def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: str = "") -> int:
     """Delete the rows of a lost subscriber for all its groups, so that its leases can be acquired at once.
 
-    Args:
-        using: alias of the queue's database.
-        subscriber: the full name of the subscriber.
-        actor: the user, for the audit log.
-        lease_ms: LEASE_DURATION in milliseconds.
-        reason: the reason, for the audit log.
-
     Returns:
         The number of rows.
 
@@ -216,10 +198,7 @@ def fresh(alias: str, session: Session, now: str = "") -> str:
     A heartbeat further in the future than the duration of a lease was written by a clock that was corrected since. It
     counts as old.
 
-    Args:
-        alias: of the row.
-        session: the session.
-        now: the expression for the time (default: the statement's). Its parameters come before each LEASE_DURATION.
+    ``now``: the expression for the time (default: the statement's). Its parameters come before each LEASE_DURATION.
     """
     now = now or session.dialect.now_ms
     return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
@@ -230,12 +209,8 @@ def live(
 ) -> dict[GroupRef, dict[str, Subset]]:
     """Return the live subscribers of each group, in order of name, with their subsets.
 
-    Args:
-        session: session on the queue's database.
-        refs: the groups.
-        lease_ms: LEASE_DURATION in milliseconds.
-        broken: whether to include those whose work for the group has broken down (``report``).
-        now: the database's time by which to judge, in epoch milliseconds (default: that of the statement).
+    ``broken``: whether to include those whose work for the group has broken down (``report``). ``now``: the database's
+    time by which to judge, in epoch milliseconds (default: that of the statement).
     """
     if not refs:
         return {}

@@ -121,12 +121,7 @@ def end_all(
 ) -> Place | None:
     """End the jobs that a seek or a drop has skipped, except those whose results are locked.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        after: the place after which to begin; None: at the start.
-        seconds: the time after which no further step begins.
-        beat: called after each step.
+    ``after``: the place after which to begin; None: at the start.
 
     Returns:
         The place after which jobs of the queue are left; None: all have ended.
@@ -165,10 +160,7 @@ def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -
 
     It waits for no lock on a result: the transaction that holds it may end the job, and the next round finds the rest.
 
-    Args:
-        using: alias of the queue's database.
-        after: the result after which to continue; None: from the start.
-        dry_run: if True, only count.
+    ``after``: the result after which to continue; None: from the start. ``dry_run``: if True, only count.
     """
     session, place = Session(using), after or Place()
     page = _page(session, place, PAGE)

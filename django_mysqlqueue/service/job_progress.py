@@ -30,11 +30,8 @@ class Progress:
 def encode(done: float, total: float | None, message: str, now_ms: int) -> str:
     """Return progress as it is stored.
 
-    Args:
-        done: how much is done.
-        total: how much there is to do, or None.
-        message: a text, of which the first ``PROGRESS_MESSAGE_LENGTH`` characters are stored.
-        now_ms: the time in epoch milliseconds.
+    ``total``: how much there is to do, or None. ``message``: a text, of which the first ``PROGRESS_MESSAGE_LENGTH``
+    characters are stored.
 
     Raises:
         ValueError: a number is negative or not finite, or ``total`` is 0.

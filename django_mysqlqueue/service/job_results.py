@@ -75,12 +75,8 @@ def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) 
     asked to stop then does not start again. A job that has FAILED because its message was skipped, which a seek has
     brought back, starts from the beginning.
 
-    Args:
-        using: alias of the queue's database.
-        worker: name of the subscriber.
-        ids: the ids of the jobs.
-        wait: whether to wait once for rows that another transaction has locked (it enqueues a job with the same unique
-            key, or cancels the job), instead of leaving them out.
+    ``wait``: whether to wait once for rows that another transaction has locked (it enqueues a job with the same unique
+    key, or cancels the job), instead of leaving them out.
 
     Returns:
         The rows as they are now, except that ``last_attempted_at`` is that of the attempt before. Those that have ended
@@ -129,11 +125,7 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
 def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
     """Write what has become of jobs, except those that have ended already.
 
-    Args:
-        session: the current transaction, which has locked or settled the deliveries.
-        jobs: what has become of them.
-        waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
-            stay RUNNING until their next claim.
+    Without ``waits``, results of released jobs that another transaction has locked stay RUNNING until their next claim.
 
     Returns:
         The number of results that were changed.
@@ -223,10 +215,7 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
 
     The message of a job that waits stays: the claim finds that the job has ended, and settles it.
 
-    Args:
-        session: the current transaction.
-        ids: the ids of the jobs.
-        wait: whether to wait for results that another transaction has locked, instead of skipping them.
+    ``wait``: whether to wait for results that another transaction has locked, instead of skipping them.
     """
     running: list[str] = []
 
@@ -249,21 +238,14 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
 
 
 def redriven(session: Session, ids: Mapping[int, str]) -> None:
-    """Make jobs that have failed ready again: an operator has redriven their dead letters.
-
-    Args:
-        session: the current transaction.
-        ids: by offset of the dead letter, the id of the message that was published from it.
-    """
+    """Make jobs that have failed ready again: an operator has redriven their dead letters."""
     restart(session, {job: ids[offset] for offset, job in of_messages(session, ids).items()})
 
 
 def restart(session: Session, messages: Mapping[str, str]) -> None:
     """Make jobs that have failed ready again, and those of later stages that have failed for that.
 
-    Args:
-        session: the current transaction.
-        messages: by id of a job, the id of its new message; empty: it has no new one.
+    ``messages``: by id of a job, the id of its new message; empty: it has no new one.
     """
 
     def decide(rows: Mapping[str, JobRow]) -> Changes:

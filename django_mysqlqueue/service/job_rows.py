@@ -146,13 +146,7 @@ def message_of(row: NewResult | JobRow) -> Message:
 
 
 def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> None:
-    """Insert results of new jobs in the caller's transaction.
-
-    Args:
-        session: the current transaction.
-        rows: the results.
-        keep: a unique column. If there is a row with the same value, that one is kept, and locked.
-    """
+    """Insert results of new jobs in the caller's transaction."""
     conflict = session.dialect.on_conflict_keep(RESULTS, (keep,)) if keep else ""
     for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
         session.execute(
@@ -168,10 +162,6 @@ def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]
 
     The job that waits cannot start before the caller's transaction has ended: its row is locked. So it sees what the
     caller has written.
-
-    Args:
-        session: the current transaction.
-        rows: the results. Each has a unique key.
 
     Returns:
         For each id, that of the job that waits: the same, if the result was inserted.
@@ -191,12 +181,7 @@ def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]
 
 
 def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
-    """Store the ids of redriven messages of jobs whose results know of none, in the caller's transaction.
-
-    Args:
-        session: the current transaction.
-        messages: the id of the message, by that of the job.
-    """
+    """Store the ids of redriven messages of jobs whose results know of none, in the caller's transaction."""
     for chunk in session.chunks(sorted(messages.items())):
         session.execute(
             session.dialect.update_joined(
@@ -226,13 +211,7 @@ def _owners(session: Session, column: str, values: Sequence[str | None], how: st
 
 
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
-    """Return results by id.
-
-    Args:
-        session: the session.
-        ids: the ids.
-        how: the end of the statement, to lock the rows.
-    """
+    """Return results by id."""
     found: dict[str, JobRow] = {}
     for chunk in session.chunks(sorted(set(ids))):
         for row in session.rows(
@@ -261,10 +240,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
 
     They no longer wait, so their unique keys are free, and have made no progress.
 
-    Args:
-        session: the current transaction, which has locked the rows.
-        rows: the rows as they are to be, except for ``last_attempted_at``.
-        now: the time in epoch milliseconds.
+    ``rows``: the rows as they are to be, except for ``last_attempted_at``.
     """
     columns = ("started_at", "errors", "worker_ids")
     alike: dict[tuple[int, str, str], list[str]] = {}
@@ -409,9 +385,7 @@ def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
 def restart(session: Session, messages: Mapping[str, str]) -> None:
     """Make jobs that have FAILED READY again. Their attempts are counted from 1 again.
 
-    Args:
-        session: the current transaction.
-        messages: by id of a job, the id of its new message; empty: it has no new one.
+    ``messages``: by id of a job, the id of its new message; empty: it has no new one.
     """
     for chunk in session.chunks(sorted(messages.items())):
         session.execute(

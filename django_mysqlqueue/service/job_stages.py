@@ -101,12 +101,7 @@ def by_place(ids: Iterable[str]) -> dict[int, list[str]]:
 
 
 def insert(session: Session, sizes: Mapping[str, int]) -> None:
-    """Insert the stages of a chain, in the caller's transaction.
-
-    Args:
-        session: the current transaction.
-        sizes: the number of jobs of each stage, by its id, in order.
-    """
+    """Insert the stages of a chain, in the caller's transaction."""
     following = [*list(sizes)[1:], ""]
     rows = [
         Stage(stage, after, size, size, size) for (stage, size), after in zip(sizes.items(), following, strict=True)
@@ -120,13 +115,7 @@ def insert(session: Session, sizes: Mapping[str, int]) -> None:
 
 
 def read(session: Session, stage: str, how: str = "") -> Stage | None:
-    """Return a stage, or None if there is none.
-
-    Args:
-        session: the session.
-        stage: its id.
-        how: the end of the statement, to lock the row.
-    """
+    """Return a stage, or None if there is none."""
     row = session.row(f"SELECT {', '.join(Stage._fields)} FROM {STAGES} WHERE id = %s{how}", (stage,))
     return None if row is None else Stage(*row)
 
@@ -167,12 +156,6 @@ def write(session: Session, ids: Iterable[str], decide: Decide, how: str) -> int
 
     This goes from place to place in the chains, so that all transactions lock the results of several jobs, and their
     stages, in one order.
-
-    Args:
-        session: the current transaction.
-        ids: the ids of the jobs.
-        decide: called with the locked results of each place.
-        how: the end of the statement that locks them.
 
     Returns:
         The number of results that were changed because of ``Changes.ends``, without those of the next stages.

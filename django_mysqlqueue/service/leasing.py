@@ -109,11 +109,7 @@ def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: b
 def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = "") -> dict[str, str]:
     """Return a dict from partition key to the owner of its lease, ``''`` if it has none. Missing rows are left out.
 
-    Args:
-        session: the session.
-        ref: the group.
-        keys: the partitions.
-        locking: the clause that locks the rows (default: do not lock).
+    ``locking``: the clause that locks the rows (default: do not lock).
     """
     found: dict[str, str] = {}
     for chunk in session.chunks(sorted(keys)):
@@ -156,15 +152,6 @@ def acquire(
     """Acquire leases that have no owner or, with ``steal``, a lost one.
 
     Locked rows are skipped, not waited for: their owner is using them.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        subscriber: the full name of the new owner.
-        keys: the partitions.
-        lease_ms: LEASE_DURATION in milliseconds.
-        steal: whether to take leases over from lost subscribers.
-        clock: the clock that the new owner knows: after a step, nothing is stolen.
     """
     wanted = sorted(keys)
 
@@ -271,13 +258,6 @@ def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reas
     The owner notices it with its next claim or tick, and starts no more messages of the partitions. Its running
     deliveries are stale if another subscriber has claimed them in the meantime.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        keys: the partitions.
-        actor: the user, for the audit log.
-        reason: the reason, for the audit log.
-
     Returns:
         The number of leases that had an owner.
     """
@@ -314,11 +294,8 @@ def collect(
     Their owners' heartbeats were deleted (``heartbeats.forget_old``). Subscribers take such leases over earlier, but
     clients in plain SQL look only at partitions with messages.
 
-    Args:
-        using: alias of the queue's database.
-        after: the primary key of the row after which to continue; None: from the start.
-        limit: maximum number of rows to look at.
-        dry_run: if True, only count.
+    ``after``: the primary key of the row after which to continue; None: from the start. ``dry_run``: if True, only
+    count.
 
     Returns:
         How many were deleted, and the primary key of the last row; None if there are no more.
@@ -377,11 +354,7 @@ def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int)
     maintenance, not in a poll. ``with_work`` asks for each partition by its key; here ranges of the indexes are read,
     which costs a fraction.
 
-    Args:
-        session: the session.
-        ref: the group.
-        after: the partition after which to continue; None: from the start.
-        limit: number of partitions to look at.
+    ``after``: the partition after which to continue; None: from the start.
 
     Returns:
         The partitions with work among the next ones, and the partition after which to continue (None at the end).

@@ -121,14 +121,7 @@ def newest(session: Session, topic: str) -> dict[str, int]:
 
 
 def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> dict[str, int]:
-    """Count messages of the log between two offsets, by partition. Only the counted entries of the index are read.
-
-    Args:
-        session: the session.
-        topic: the topic.
-        ranges: by partition key, the offset above which and the offset up to which to count.
-        most: maximum count for each partition.
-    """
+    """Count messages of the log between two offsets, by partition. Only the counted entries of the index are read."""
     one = (
         f"SELECT %s AS k, COUNT(*) AS n FROM (SELECT 1 FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} "

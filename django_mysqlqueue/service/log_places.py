@@ -33,11 +33,7 @@ class Place(NamedTuple):
 def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Place]:
     """Return the next messages of all topics, nearest first.
 
-    Args:
-        session: the session.
-        start: the offset above (or below) which to begin.
-        length: maximum number of messages.
-        newer: True for those above ``start``, False for those below it.
+    ``newer``: True for those above ``start``, False for those below it.
     """
     rows = session.whole(
         f"SELECT * FROM (SELECT {COLUMNS} FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {_next(newer)}) w"
@@ -52,13 +48,7 @@ def in_partitions(
 ) -> list[int]:
     """Return the offsets of the next messages of partitions, nearest first.
 
-    Args:
-        session: the session.
-        topic: the topic.
-        keys: the partition keys.
-        start: the offset above (or below) which to begin.
-        limit: maximum number of messages.
-        newer: True for those above ``start``, False for those below it.
+    ``newer``: True for those above ``start``, False for those below it.
     """
     one = (
         f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "

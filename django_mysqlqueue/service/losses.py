@@ -35,11 +35,6 @@ def wait_ms(retries: int, backoff: Backoff, *, suspect: bool) -> int:
     """Return how long a message waits whose delivery a claim has found lost, in milliseconds.
 
     The first loss costs nothing. From then on the wait is that after a failed attempt.
-
-    Args:
-        retries: number of attempts that have been counted.
-        backoff: the handler's backoff.
-        suspect: whether the lost delivery was that of a suspected poison message.
     """
     return round(backoff.delay(retries) * 1000) if suspect and retries else 0
 
@@ -50,14 +45,7 @@ def is_lost(token: int, delivered_by: str) -> bool:
 
 
 def make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int]], now: int) -> None:
-    """Make lost deliveries wait. They remain suspected poison messages, and what their subscribers report is stale.
-
-    Args:
-        session: the claim's transaction, which has locked the rows.
-        ref: the group.
-        waits: partition key and offset of each, and when it is due, in epoch milliseconds.
-        now: the time in epoch milliseconds.
-    """
+    """Make lost deliveries wait. They remain suspected poison messages, and what their subscribers report is stale."""
     for chunk in session.chunks(waits):
         session.execute(
             session.dialect.update_joined(

@@ -235,9 +235,7 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
 def _max_delay(message: Message, delay_ms: int | None) -> int | None:
     """Return the maximum delay of a debounced message in milliseconds; None if it has none.
 
-    Args:
-        message: the message.
-        delay_ms: its delay in milliseconds; None if it has none.
+    ``delay_ms``: its delay in milliseconds; None if it has none.
 
     Raises:
         InvalidMessage: the maximum delay breaks a rule. The error names the value and the rule.
@@ -296,11 +294,6 @@ def _moment_ms(what: str, moment: object) -> int:
 
 def duration_ms(what: str, value: object, *, longest: float) -> int:
     """Return a duration in milliseconds.
-
-    Args:
-        what: the name of the argument, for the error.
-        value: the duration in seconds or as a timedelta.
-        longest: the maximum in seconds.
 
     Raises:
         InvalidMessage: the value breaks a rule. The error names the value and the rule.

@@ -174,11 +174,6 @@ class _New:
 
         One that has no slot stops it, too, unless it can be parked.
 
-        Args:
-            key: the partition.
-            place: where the rows are in it.
-            rows: its next messages.
-
         Returns:
             Whether some were passed.
         """
@@ -248,11 +243,7 @@ class _Reach:
         self._average = max(self._average, sum(sizes) // (len(sizes) or 1))
 
     def limit(self, places: Mapping[str, _Place]) -> dict[str, _Place]:
-        """Return where to look further: at about as many messages as are expected to contain those that are wanted.
-
-        Args:
-            places: partitions of which some messages were passed, and from which more could be taken.
-        """
+        """Return where to look further: at about as many messages as are expected to contain those that are wanted."""
         found: dict[str, _Place] = {}
         left = min(self._rows, self._bytes // self._average)
         for key, place in places.items():

@@ -32,9 +32,7 @@ def oldest(session: Session) -> tuple[int, int] | None:
 def sequencer_holder(session: Session, *, least: float) -> Holder | None:
     """Return who holds the sequencer's mutex; None if the server does not show it.
 
-    Args:
-        session: the session.
-        least: seconds for which a transaction that only may hold it must have been open.
+    ``least``: seconds for which a transaction that only may hold it must have been open.
     """
     # A server that does not record locks shows none.
     row = next((row for row in _shown(session, session.dialect.sequencer_holder) if row is not None), None)

@@ -26,12 +26,8 @@ ALL = 1_000_000
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
     """Return the next partitions of a topic that have messages in the log, in order of key.
 
-    Args:
-        session: the session.
-        topic: the topic.
-        after: the partition after which to continue; None: from the start.
-        limit: maximum number of partitions.
-        since: the first partition, if ``after`` is None.
+    ``after``: the partition after which to continue; None: from the start. ``since``: the first partition, if ``after``
+    is None.
     """
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
@@ -47,12 +43,8 @@ def last_offsets(
     (``ROWS``), and then some partitions one by one (``MORE``). So fewer than ``limit`` partitions may be returned
     although there are more; the last one of them is where to continue.
 
-    Args:
-        session: the session.
-        topic: the topic.
-        limit: maximum number of partitions.
-        after: the partition after which to continue; None: from the start.
-        since: the first partition, if ``after`` is None.
+    ``after``: the partition after which to continue; None: from the start. ``since``: the first partition, if ``after``
+    is None.
 
     Returns:
         The last offsets by partition, and whether these are all partitions.
@@ -114,13 +106,7 @@ def _jumps(plan: Sequence[Sequence[object]]) -> bool:
 
 
 def all_in_log(session: Session, topic: str, *, most: int) -> list[str] | None:
-    """Return all partitions of a topic that have messages in the log, in order of key; None if there are many.
-
-    Args:
-        session: the session.
-        topic: the topic.
-        most: maximum number of partitions.
-    """
+    """Return all partitions of a topic that have messages in the log, in order of key; None if there are many."""
     found, whole = last_offsets(session, topic, limit=most)
     return list(found) if whole else None
 

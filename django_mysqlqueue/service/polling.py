@@ -47,10 +47,6 @@ def poll(session: Session, ordered: Sequence[GroupRef] = ()) -> PollResult:
 
     A scheduled message that is due but locked (its cancel has not committed) does not count as the next one:
     subscribers would poll for it without a pause.
-
-    Args:
-        session: the session.
-        ordered: the groups whose leases are checked.
     """
     now_ms = session.dialect.now_ms
     free = "0"

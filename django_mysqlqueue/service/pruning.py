@@ -56,10 +56,8 @@ def prune(using: str, *, dry_run: bool = False, search: Search | None = None) ->
     Each step looks at a bounded number of rows, and deletes those that nobody needs in a short transaction. If it is
     interrupted, the next call does the rest.
 
-    Args:
-        using: alias of the queue's database.
-        dry_run: if True, only count. Positions of partitions are not counted: they go after the messages.
-        search: the search for jobs to end that this round continues; None: it reads the results of all jobs.
+    ``dry_run``: if True, only count. Positions of partitions are not counted: they go after the messages. ``search``:
+    the search for jobs to end that this round continues; None: it reads the results of all jobs.
     """
     for step in retention.steps(using, dry_run=dry_run):
         yield Pruned("messages", step.messages, step.orphans)

@@ -26,11 +26,6 @@ def append_each(session: Session, append: Callable[[Sequence[int]], object], ids
     A chunk that fails is halved until the rows are found. Each half is appended after the one before it, so the
     messages of a partition keep their order.
 
-    Args:
-        session: the transaction of the sequencer.
-        append: appends rows.
-        ids: primary keys in the outbox.
-
     Returns:
         The number of rows that were refused. The caller deletes them from the outbox, as it does the others.
     """

@@ -172,12 +172,6 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
     If another process is relaying between the two, this returns at once with ``busy``. While the target's position is
     locked, the source is only read. Nothing waits for that lock.
 
-    Args:
-        source: alias of the database whose log has the messages.
-        target: alias of the database that their topics are in.
-        max_rows: maximum number of messages.
-        max_bytes: maximum number of payload bytes. The first message is always taken.
-
     Raises:
         NotInserted: the target refuses a message, or its connection was lost. Nothing was inserted.
         CommitOutcomeUnknown: the connection broke during COMMIT. The next pass continues in the right place.
@@ -285,14 +279,7 @@ def _lock(session: Session, log_id: str, source: str, target: str) -> _Position 
 
 
 def _read(origin: Session, target: str, position: _Position, known: Watermark) -> tuple[_Start, list[Place]]:
-    """Return where the pass begins, and the next messages of the log.
-
-    Args:
-        origin: session on the source.
-        target: alias of the target.
-        position: the locked position.
-        known: what the source knew of the target a moment ago.
-    """
+    """Return where the pass begins, and the next messages of the log."""
     offset = max(position.offset, known.read_offset)
     while True:
         places = log_places.walk(origin, offset, PAGE, newer=True)
@@ -405,11 +392,7 @@ def _note(
     Nor does one that has read another log: without the message that was read last, the log went back to an earlier
     state, and its messages will have other offsets. (Or GC has deleted it, after another process stored as much.)
 
-    Args:
-        session: the current transaction, at the source.
-        target: alias of the target.
-        arrived: the last message that has arrived, if it is not known to the source.
-        last: the last message that was read, none of which is left for the target.
+    ``arrived``: the last message that has arrived, if it is not known to the source.
     """
     now, greatest = session.dialect.now_ms, session.dialect.greatest
     reached = Watermark(0 if arrived is None else arrived.offset, last.offset)

@@ -51,11 +51,8 @@ def release_unfinished(
     are tried again for a moment, before the COMMIT: from then on, others may start what handlers of this process still
     work on.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        settlements: the outcomes, and a ``RELEASE`` for each delivery that is handled.
-        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
+    ``settlements``: the outcomes, and a ``RELEASE`` for each delivery that is handled. ``max_attempts``: number of
+    failed attempts after which a message is dead-lettered; None for no limit.
     """
 
     def release(session: Session) -> None:
@@ -76,11 +73,6 @@ def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tup
 
     Call this before ``release_all``, which takes what the process still holds for lost. Rows that another transaction
     has locked are lost, too.
-
-    Args:
-        using: alias of the queue's database.
-        refs: the consumer groups of the process.
-        left: offset and token of each delivery.
 
     Returns:
         The number of deliveries.
@@ -133,13 +125,7 @@ def release_all(
     transaction of the subscriber may still be open on the server. Such a lease can be stolen, since its owner is
     deregistered.
 
-    Args:
-        using: alias of the queue's database.
-        subscriber: the full name of the subscriber.
-        refs: its consumer groups.
-        shared: those of ``refs`` that are in shared mode.
-        searched: number of rows of each group to search.
-        died: how its process has died, to be recorded with the messages that it was handling.
+    ``shared``: those of ``refs`` that are in shared mode.
     """
 
     def release(session: Session) -> Released:

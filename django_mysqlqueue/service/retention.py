@@ -97,11 +97,7 @@ def by_topic(found: Iterable[Orphans]) -> tuple[Orphans, ...]:
 def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
     """Delete one chunk, even of partitions in use, in one short transaction.
 
-    Args:
-        using: alias of the queue's database.
-        place: the place from which to continue.
-        dry_run: if True, only count.
-        limits: the limits of the step.
+    ``dry_run``: if True, only count.
 
     Returns:
         The counts, and the place from which to continue.
@@ -141,12 +137,6 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
 
     For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
     not lose messages. Messages that are relayed to another database have the relay's watermark.
-
-    Args:
-        session: the current transaction.
-        topic: the topic.
-        keys: the partitions.
-        leaving_out: a group to ignore.
     """
     if (target := naming.relay_target(topic)) is not None:
         return dict.fromkeys(keys, relaying.watermark(session, target).read_offset)
@@ -177,11 +167,7 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, seconds: float) 
 
     If the group is dropped, GC may delete them when their retention has expired.
 
-    Args:
-        session: the session.
-        ref: the group and its topic.
-        most: counting stops here.
-        seconds: after this time, no further partitions are read, apart from the first ``STEP.partitions``.
+    ``seconds``: after this time, no further partitions are read, apart from the first ``STEP.partitions``.
     """
     held = 0
     after: str | None = None
@@ -205,13 +191,7 @@ def _collect_chunk(
 
     Whether the topic has a group is read in the same transaction.
 
-    Args:
-        session: the current transaction.
-        topic: the topic.
-        above: by partition, the offset above which to delete.
-        last: the last partition that has been looked at.
-        rows: maximum number of rows to delete, of all partitions together.
-        dry_run: if True, only count.
+    ``dry_run``: if True, only count.
     """
     limit = max(1, rows // len(above))
     lowest = floors(session, topic, sorted(above))

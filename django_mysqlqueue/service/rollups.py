@@ -163,10 +163,7 @@ class Bucket:
 def since(session: Session, grain: int, moment: int) -> list[Bucket]:
     """Return the rows of all groups since a time, in order of time.
 
-    Args:
-        session: the session.
-        grain: ``MINUTE`` or ``HOUR``.
-        moment: the time in epoch milliseconds.
+    ``grain``: ``MINUTE`` or ``HOUR``.
     """
     rows = session.rows(
         f"SELECT consumer_group, topic, bucket_at, {', '.join((*SAMPLED, *COUNTS))} FROM {ROLLUPS} "
@@ -179,12 +176,8 @@ def since(session: Session, grain: int, moment: int) -> list[Bucket]:
 def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> list[Bucket]:
     """Return the sums of the rows since a time, without samples.
 
-    Args:
-        session: the session.
-        grain: ``MINUTE`` or ``HOUR``.
-        moment: the time in epoch milliseconds.
-        by: ``OF_GROUPS`` for the sum of each group, or ``OF_TOPICS`` for that of the groups on each topic, by minute or
-            hour. What is not distinguished is empty, or the first time.
+    ``grain``: ``MINUTE`` or ``HOUR``. ``by``: ``OF_GROUPS`` for the sum of each group, or ``OF_TOPICS`` for that of the
+    groups on each topic, by minute or hour. What is not distinguished is empty, or the first time.
     """
     totals = ", ".join(f"SUM({name})" for name in ("entered", "entered_minutes", *COUNTS))
     key = ", ".join(name if name in by else other for name, other in KEY_OF_SUMS.items())
@@ -198,12 +191,7 @@ def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> l
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
     """Return the rows of one group since a time, in order of time, by their primary keys.
 
-    Args:
-        session: the session.
-        grain: ``MINUTE`` or ``HOUR``.
-        moment: the time in epoch milliseconds.
-        ref: the group.
-        now: the database's time in epoch milliseconds.
+    ``grain``: ``MINUTE`` or ``HOUR``.
     """
     return of_groups(session, grain, moment, [ref], now=now)
 
@@ -211,12 +199,7 @@ def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: i
 def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef], *, now: int) -> list[Bucket]:
     """Return the rows of some groups since a time, in order of time, by their primary keys.
 
-    Args:
-        session: the session.
-        grain: ``MINUTE`` or ``HOUR``.
-        moment: the time in epoch milliseconds.
-        refs: the groups.
-        now: the database's time in epoch milliseconds.
+    ``grain``: ``MINUTE`` or ``HOUR``.
     """
     length = grain * 1000
     times = range(-(-moment // length) * length, now + 1, length)
@@ -233,11 +216,7 @@ def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef
 
 
 def summed(buckets: Sequence[Bucket]) -> Bucket | None:
-    """Return the sum of rows of one group, without samples; None if there are none.
-
-    Args:
-        buckets: the rows, in order of time.
-    """
+    """Return the sum of rows of one group, without samples; None if there are none."""
     if not buckets:
         return None
     totals = [
@@ -296,9 +275,7 @@ def percentile(latency: Sequence[int], share: float) -> Percentile | None:
 
     It is a bound of the bucket that the latency is in: where in it the acks are is not known.
 
-    Args:
-        latency: sums of ``Bucket.latency``.
-        share: the share, from 0 to 1.
+    ``latency``: sums of ``Bucket.latency``.
     """
     total = sum(latency)
     if not total:

@@ -48,11 +48,8 @@ def set_route(
 
     This waits for the sequencer, if it is running.
 
-    Args:
-        session: the current transaction. The route counts from its COMMIT on.
-        topic: the topic.
-        route: the route; None: the topic has none any more.
-        check: called with the present route, under the mutex; raises an exception to refuse the change.
+    ``route``: the route; None: the topic has none any more. ``check``: called with the present route, under the mutex;
+    raises an exception to refuse the change.
     """
     identify(session.using)  # The row may be missing.
     row = session.row(f"SELECT routes, last_offset FROM {MUTEX} WHERE id = %s{session.dialect.for_update}", (MUTEX_ID,))

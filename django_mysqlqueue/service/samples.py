@@ -41,11 +41,8 @@ def claim(
     For these groups, the numbers of messages that entered the log in the minute before are added to its row and to that
     of its hour, without those that only another group receives.
 
-    Args:
-        using: alias of the database.
-        refs: groups of this process.
-        entered: by the beginning of a minute in epoch milliseconds, the number of messages by topic and
-            ``target_group``. Minutes of which this process did not read the whole log are missing.
+    ``entered``: by the beginning of a minute in epoch milliseconds, the number of messages by topic and
+    ``target_group``. Minutes of which this process did not read the whole log are missing.
 
     Returns:
         The beginning of the minute, by group.
@@ -107,12 +104,8 @@ def _entered(counted: Mapping[tuple[str, str], int], ref: GroupRef) -> int:
 def store(using: str, ref: GroupRef, minute: int, backlog: Count, oldest_ms: int) -> None:
     """Store a sample in the row of its minute. The row of the hour keeps the highest values.
 
-    Args:
-        using: alias of the database.
-        ref: the group.
-        minute: the beginning of the minute, from ``claim``.
-        backlog: the number of unsettled messages.
-        oldest_ms: the age of the oldest one in milliseconds; 0 if there is none.
+    ``minute``: the beginning of the minute, from ``claim``. ``oldest_ms``: the age of the oldest one in milliseconds; 0
+    if there is none.
     """
 
     def write(session: Session) -> None:
@@ -167,11 +160,7 @@ class Sample:
         self._number, self._exact = min(number, MOST_CLAIMED), number <= MOST_CLAIMED
 
     def add(self, keys: Sequence[str]) -> None:
-        """Add partitions whose messages that the group has not claimed are to be counted by ``count``.
-
-        Args:
-            keys: their keys.
-        """
+        """Add partitions whose messages that the group has not claimed are to be counted by ``count``."""
         if self._start is None:  # The group has been dropped.
             return
         places = dict.fromkeys(keys, (0, self._start)) | unclaimed.positions(Session(self._using), self._ref, keys)

@@ -109,13 +109,7 @@ def read(session: Session, names: Iterable[str]) -> dict[str, Row]:
 
 
 def read_all(session: Session, most: int, after: str = "") -> list[Row]:
-    """Return rows in the order of their names, without locks.
-
-    Args:
-        session: the session.
-        most: maximum number of rows.
-        after: the name after which they begin.
-    """
+    """Return rows in the order of their names, without locks."""
     return [
         Row(*row)
         for row in session.rows(
@@ -129,10 +123,7 @@ def read_all(session: Session, most: int, after: str = "") -> list[Row]:
 def lock(session: Session, name: str, how: str | None = None) -> Row | None:
     """Lock a row and return it, or None if there is none.
 
-    Args:
-        session: the current transaction.
-        name: the name.
-        how: the end of the statement, if it does not wait (default: to wait for other transactions).
+    ``how``: the end of the statement, if it does not wait (default: to wait for other transactions).
     """
     end = session.dialect.for_update if how is None else how
     found = session.row(f"SELECT {_columns(session)} FROM {SCHEDULES} s WHERE s.name = %s{end}", (name,))
@@ -150,10 +141,6 @@ def register(using: str, wanted: Mapping[str, Definition]) -> dict[str, bool]:
     """Register schedules, each in a transaction of its own; without a write if their definitions are registered.
 
     A new schedule begins with its next tick, and so does one whose times have changed.
-
-    Args:
-        using: alias of the database.
-        wanted: their definitions by name.
 
     Returns:
         Those that are new (True) or have changed (False).
@@ -208,13 +195,7 @@ def note_ended(using: str, names: Collection[str]) -> None:
 
 
 def _store_seen(using: str, names: Collection[str], change: Callable[[str], tuple[str, str]]) -> None:
-    """Store when a process that declares schedules was last seen.
-
-    Args:
-        using: alias of the database.
-        names: the names of the schedules.
-        change: returns, from the expression for the time, the new value and which rows get it.
-    """
+    """Store when a process that declares schedules was last seen."""
 
     def write(session: Session) -> None:
         seen_at, where = change(session.dialect.now_ms)

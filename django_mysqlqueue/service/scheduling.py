@@ -223,10 +223,7 @@ def count_scheduled(session: Session, ids: Sequence[int]) -> int:
 def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     """Delete scheduled rows that have not come due; return how many.
 
-    Args:
-        session: the current transaction.
-        ids: primary keys of rows with a time of delivery.
-        wait: whether to wait for rows that another transaction has locked, instead of skipping them.
+    ``wait``: whether to wait for rows that another transaction has locked, instead of skipping them.
     """
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
     debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
@@ -242,12 +239,7 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
 def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at: int, *, wait: bool) -> int:
     """Change the time of scheduled rows that have not come due; return how many. They are no longer debounced.
 
-    Args:
-        session: the current transaction.
-        ids: primary keys of rows with a time of delivery.
-        delay_ms: milliseconds from now; None: ``deliver_at`` applies.
-        deliver_at: epoch milliseconds, at least 1.
-        wait: as in ``remove``.
+    ``delay_ms``: milliseconds from now; None: ``deliver_at`` applies. ``wait``: as in ``remove``.
     """
     at = "v.at" if delay_ms is None else f"{session.dialect.now_ms} + v.at"
     value = deliver_at if delay_ms is None else delay_ms

@@ -86,11 +86,6 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
     Messages without a delay are ordered by ``outbox_id``, so that one that is published after another one's commit
     follows it in the log. If a pass cannot take all, it takes a share of each kind (``_find_due``), and of those with a
     priority the highest ones first. Scheduled messages are ordered by the time at which they come due.
-
-    Args:
-        using: alias of the queue's database.
-        max_rows: maximum number of rows.
-        max_bytes: maximum number of payload bytes. The first message is always taken.
     """
     try:
         return run(using, lambda session: _sequence(session, max_rows, max_bytes))
@@ -340,11 +335,8 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     Every transaction that reschedules, cancels or sequences a scheduled row holds this lock, and decides by the row as
     it is under the lock.
 
-    Args:
-        session: the current transaction.
-        ids: primary keys of rows with a time of delivery.
-        due: True for rows that have come due, False for rows that have not.
-        wait: whether to wait for rows that another transaction has locked, instead of skipping them.
+    ``due``: True for rows that have come due, False for rows that have not. ``wait``: whether to wait for rows that
+    another transaction has locked, instead of skipping them.
 
     Returns:
         Those that are locked by their ids, in the given order.

@@ -77,11 +77,6 @@ def _ack_one(session: Session, delivery: Claimed) -> bool:
 def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[Claimed, str]]) -> set[Claimed]:
     """Ack and dead-letter deliveries of one group in the open transaction on the queue's database.
 
-    Args:
-        using: alias of the queue's database.
-        acked: the deliveries to ack.
-        rejected: the deliveries to dead-letter, with their reasons.
-
     Returns:
         The deliveries that are stale. If there are any, the caller must roll the transaction back.
     """
@@ -126,11 +121,7 @@ def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) ->
     This uses a connection of its own: in the handler's transaction, it would read an old snapshot, and its lock would
     block the regular extensions of the poller.
 
-    Args:
-        using: alias of the queue's database.
-        delivery: the delivery.
-        milliseconds: the minimum time from now for which other subscribers must not claim it.
-        shared: whether the group is in shared mode.
+    ``milliseconds``: the minimum time from now for which other subscribers must not claim it.
 
     Raises:
         StaleDelivery: the delivery was revoked, claimed again or settled.
@@ -170,13 +161,9 @@ def extend_all(
 
     Rows that an atomic handler has locked are skipped: its lock prevents other subscribers from claiming them.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        deliveries: the deliveries.
-        milliseconds: the time from now for which other subscribers must not claim them.
-        clock_stepped: whether the database's clock has stepped. If it was set back, claims would take the deliveries
-            for ones whose wait is over (``leasing.is_later``), so they are written as if they were claimed now.
+    ``milliseconds``: the time from now for which other subscribers must not claim them. ``clock_stepped``: whether the
+    database's clock has stepped. If it was set back, claims would take the deliveries for ones whose wait is over
+    (``leasing.is_later``), so they are written as if they were claimed now.
 
     Returns:
         The (partition key, offset, token) of deliveries that this process no longer holds.
@@ -231,15 +218,8 @@ def flush(
     In shared mode, locked offsets rows are skipped: the settlements are written, and the next flush advances the
     watermark.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        settlements: the settlements to write.
-        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
-        shared: whether the group is in shared mode.
-        also: further partitions whose watermarks can advance.
-        limits: the limits of the group.
-        holding: the slots that this subscriber holds now, if that has changed.
+    ``max_attempts``: number of failed attempts after which a message is dead-lettered; None for no limit. ``holding``:
+    the slots that this subscriber holds now, if that has changed.
     """
 
     def write(session: Session) -> Flushed:
@@ -270,17 +250,9 @@ def apply(
 
     The caller stores the new watermarks afterwards, together with the positions that a claim has moved.
 
-    Args:
-        session: the current transaction.
-        ref: the group.
-        settlements: the settlements to write.
-        offsets: the offsets rows that the transaction has locked.
-        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
-        also: further partitions whose watermarks can advance.
-        waits: whether to wait for the results of released jobs that another transaction has locked. Otherwise those
-            stay RUNNING until their next claim.
-        chains: whether to write what has become of jobs of chains. Otherwise the caller does, after it has locked
-            slots (``Flushed.jobs``): others that hold the slots may wait for them.
+    ``max_attempts``: number of failed attempts after which a message is dead-lettered; None for no limit. ``chains``:
+    whether to write what has become of jobs of chains. Otherwise the caller does, after it has locked slots
+    (``Flushed.jobs``): others that hold the slots may wait for them.
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}

@@ -144,8 +144,7 @@ class Reservation:
     def take(self, key: str) -> Slot | Rest:
         """Reserve a slot for a message, or return why there is none.
 
-        Args:
-            key: the message's key for the limits per key; ``NO_KEY``: only those of the group apply.
+        ``key``: the message's key for the limits per key; ``NO_KEY``: only those of the group apply.
         """
         keys = [NO_KEY] if key == NO_KEY else [NO_KEY, key]
         if not self._now:
@@ -244,11 +243,8 @@ def keys_held(session: Session, ref: GroupRef, subscriber: str) -> set[str]:
 def lock(session: Session, ref: GroupRef, *, create: bool = False) -> int | None:
     """Lock the limits of a group, and return the time of the statement in epoch milliseconds.
 
-    Args:
-        session: the current transaction.
-        ref: the group.
-        create: whether to create the row that is the lock. The caller has locked the group row: the row is deleted only
-            with the group. Otherwise the result is None if there is none.
+    ``create``: whether to create the row that is the lock. The caller has locked the group row: the row is deleted only
+    with the group. Otherwise the result is None if there is none.
     """
     sql = (
         f"SELECT {session.dialect.now_ms} FROM {SLOTS}{session.dialect.force_index('PRIMARY')} "

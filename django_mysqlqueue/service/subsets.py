@@ -34,9 +34,7 @@ class Subset:
     def parse(cls, patterns: Sequence[str] = (), shard: str | None = None) -> Subset:
         """Return the subset for options of the command line.
 
-        Args:
-            patterns: the patterns.
-            shard: the shard, for example ``1/4``.
+        ``shard``: the shard, for example ``1/4``.
 
         Raises:
             SubscriberError: a value breaks a rule. The error names the value and the rule.

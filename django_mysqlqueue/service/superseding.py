@@ -73,11 +73,9 @@ class Coalescing:
     ) -> set[tuple[str, int]]:
         """Read what is known about the coalesce keys of messages, given by partition and offset.
 
-        Args:
-            messages: the key of each.
-            unmatched: those that the group's filter does not match.
-            were_claimed: whether they are below the position. Then later ones may be, too: the group has got or passed
-                them under its filter of that time, whether or not that of now matches them.
+        ``unmatched``: those that the group's filter does not match. ``were_claimed``: whether they are below the
+        position. Then later ones may be, too: the group has got or passed them under its filter of that time, whether
+        or not that of now matches them.
 
         Returns:
             Those of ``unmatched`` that the group gets nevertheless, because it has given up others for them.
@@ -220,11 +218,6 @@ def _claimed(session: Session, ref: GroupRef, places: Collection[tuple[str, int]
     """Return which messages are at or below the positions of a group, and whether it has got each or passed it.
 
     Those that it has got have delivery state, as long as an earlier message of the partition is unsettled.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        places: partition and offset of each message.
     """
     found: dict[tuple[str, int], bool] = {}
     for chunk in session.chunks(sorted(places)):
@@ -248,12 +241,6 @@ def give_up(
     """Return which messages are superseded now, before they start. Their process settles them without a call.
 
     This is decided, and noted, as in a claim. If there is nothing to note, it is only read.
-
-    Args:
-        using: alias of the queue's database.
-        ref: the group.
-        filter_of: returns the filter from the columns of the group row.
-        messages: the coalesce key of each message, by partition and offset.
 
     Raises:
         CommitOutcomeUnknown: it is unknown whether this is noted.

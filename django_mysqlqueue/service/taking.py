@@ -132,8 +132,7 @@ class Taking:
     def needs_slot(self, limit_key: str) -> bool:
         """Return whether a message of a group with limits needs a slot.
 
-        Args:
-            limit_key: its key of the limits; ``NO_KEY``: only those of the group apply.
+        ``limit_key``: its key of the limits; ``NO_KEY``: only those of the group apply.
         """
         return limit_key != NO_KEY or self.claimant.limits.limits_group
 

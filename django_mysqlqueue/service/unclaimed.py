@@ -14,13 +14,7 @@ OFFSETS = ConsumerOffset._meta.db_table
 
 
 def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return a group's watermark and position in partitions, without those that it has not read yet.
-
-    Args:
-        session: the session.
-        ref: the group and its topic.
-        keys: the partitions.
-    """
+    """Return a group's watermark and position in partitions, without those that it has not read yet."""
     found: dict[str, tuple[int, int]] = {}
     for chunk in session.chunks(sorted(set(keys))):
         rows = session.rows(
@@ -36,11 +30,7 @@ def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str,
 def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most: int) -> dict[str, tuple[int, int]]:
     """Return a group's watermark and position in partitions: those of many partitions by one range of the index.
 
-    Args:
-        session: the session.
-        ref: the group and its topic.
-        keys: the partition keys.
-        most: maximum number of rows of the range. Keys that are not among them are read one by one.
+    ``most``: maximum number of rows of the range. Keys that are not among them are read one by one.
     """
     if not keys:
         return {}
@@ -68,11 +58,7 @@ class Counted(NamedTuple):
 def count(session: Session, ref: GroupRef, piece: Sequence[tuple[int, str]], *, depth: int) -> dict[str, Counted]:
     """Count the messages of partitions that the group has not claimed, by one statement.
 
-    Args:
-        session: the session.
-        ref: the group and its topic.
-        piece: offset up to which the group has claimed, and partition key; few enough for one statement.
-        depth: number of messages to count of each partition.
+    ``piece``: offset up to which the group has claimed, and partition key; few enough for one statement.
 
     Returns:
         The partitions that have such messages.

@@ -114,13 +114,6 @@ def store(
     """Store new watermarks and positions of partitions whose offsets rows are locked, by one UPDATE.
 
     Neither ever goes back.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        offsets: the rows as they were locked.
-        watermarks: new watermarks by partition.
-        cursors: new positions by partition.
     """
     places: list[tuple[str, int, int]] = []
     for key in sorted({*watermarks, *cursors}):
@@ -163,12 +156,6 @@ def advance(
 
     Acks at the start of a partition are settled by deleting their rows without an UPDATE before it (2.3 times faster);
     the others are returned in ``beyond``. The caller stores the new watermarks in the same transaction.
-
-    Args:
-        session: the current transaction.
-        ref: the group.
-        offsets: the offsets rows of the partitions, which the transaction has locked.
-        acks: partition key → offset → token of the deliveries to settle.
 
     Raises:
         Retry: a row changed between the SELECT and the DELETE.

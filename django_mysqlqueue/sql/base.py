@@ -124,14 +124,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def inserted_id(self, table: str, column: str, place: int, count: int) -> str:
-        """Return the expression for the id of a row of this session's last INSERT, for the next INSERT.
-
-        Args:
-            table: the table that it has inserted into.
-            column: the primary key, which the database assigns.
-            place: the place of the row in its VALUES, from 0.
-            count: how many rows it had.
-        """
+        """Return the expression for the id of a row of this session's last INSERT, for the next INSERT."""
 
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # Only SQLite needs it.
         """With autocommit off, make sure that a transaction is open before a savepoint is set."""

@@ -118,11 +118,6 @@ def client_timeouts(
 
     Unlike ``dialect_of``, this sends no query: a server that is away must not keep a thread from starting, and at
     this time the connection has no timeouts.
-
-    Args:
-        connection: Django's connection.
-        read: seconds to wait for each answer.
-        connect: seconds to wait for the connection.
     """
     if connection.vendor != "mysql":
         return {}
@@ -295,9 +290,7 @@ def mark_transaction(connection: BaseDatabaseWrapper) -> None:
 def prove_transaction(connection: BaseDatabaseWrapper, cursor: Any = None) -> bool:
     """Remove the mark, and return whether the transaction that was marked is still open.
 
-    Args:
-        connection: Django's connection.
-        cursor: a cursor with results of a procedure that may not have been read. They are skipped.
+    ``cursor``: a cursor with results of a procedure that may not have been read. They are skipped.
 
     Raises:
         django.db.Error: the database does not answer.
@@ -329,13 +322,7 @@ def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def leave_blocks(connection: BaseDatabaseWrapper, depth: int, error: BaseException) -> None:
-    """Leave, with an error, all ``atomic()`` blocks but the first ones.
-
-    Args:
-        connection: Django's connection.
-        depth: how many blocks stay.
-        error: the error.
-    """
+    """Leave, with an error, all ``atomic()`` blocks but the first ones."""
     for block in reversed(connection.atomic_blocks[depth:]):
         block.__exit__(type(error), error, error.__traceback__)
 
@@ -410,10 +397,7 @@ def bounded(using: str, *, read: float = READ_SECONDS, connect: float = CONNECT_
     cannot be changed once it is open. Inside a ``TestCase``, the block joins its transaction. On SQLite there is no
     server to wait for.
 
-    Args:
-        using: alias of the database.
-        read: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
-        connect: seconds to wait for the connection, likewise.
+    ``read``: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
     """
     if not may_be_bounded(using):
         yield

@@ -106,10 +106,8 @@ class Session:
     def chunks(self, items: Sequence[R], weight: Callable[[R], int] | None = None) -> Iterator[Sequence[R]]:
         """Yield items in chunks that fit one derived table.
 
-        Args:
-            items: the items.
-            weight: returns the length of an item's text, for items that are more than a key. A chunk then stays far
-                below any server's ``max_allowed_packet``.
+        ``weight``: returns the length of an item's text, for items that are more than a key. A chunk then stays far
+        below any server's ``max_allowed_packet``.
         """
         start, size = 0, 0
         for place, item in enumerate(items):
@@ -139,11 +137,6 @@ def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMP
     After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``attempts``
     times in all. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation
     level, and runs only once.
-
-    Args:
-        using: alias of the queue's database.
-        operation: gets the session, and returns the result.
-        attempts: maximum number of attempts.
 
     Returns:
         The result of the operation.

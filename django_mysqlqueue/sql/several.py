@@ -51,12 +51,9 @@ def read_each(
     SQLite, and databases inside a ``TestCase``, whose transaction other threads do not see, are read there too, one
     after the other.
 
-    Args:
-        databases: their aliases.
-        read: a function of an alias. It must not use what belongs to the caller's thread: Django's ``reverse`` needs
-            the prefix of the request's script there, for example.
-        within: seconds to wait for each answer and for all databases together, instead of the two limits; for one
-            database too.
+    ``read``: a function of an alias. It must not use what belongs to the caller's thread: Django's ``reverse`` needs
+    the prefix of the request's script there, for example. ``within``: seconds to wait for each answer and for all
+    databases together, instead of the two limits; for one database too.
 
     Raises:
         Exception: ``read`` has raised it for one of them, and it is not an error of a database that refuses or does
@@ -91,11 +88,8 @@ def start_each(
     The threads are those of ``read_each``, but the caller says how long each waits, and decides how long to wait for
     each. What is read in the caller's thread has been read at the return.
 
-    Args:
-        databases: their aliases.
-        read: as for ``read_each``. What it raises is raised by ``result()``.
-        seconds: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
-        connect: seconds to wait for the connection, likewise.
+    ``read``: as for ``read_each``. What it raises is raised by ``result()``. ``seconds``: seconds to wait for each
+    answer, unless ``OPTIONS`` sets another value.
     """
     language, zone = translation.get_language(), timezone.get_current_timezone()
 

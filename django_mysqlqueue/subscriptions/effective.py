@@ -99,9 +99,7 @@ def known_handlers() -> dict[GroupRef, Handler]:
 def blocks_on_failure(mode: str, handler: Handler | None) -> bool | None:
     """Return whether the messages of a partition wait for one that has failed.
 
-    Args:
-        mode: the mode of the group, ``"ordered"`` or ``"shared"``.
-        handler: its handler, if this project has one.
+    ``mode``: the mode of the group, ``"ordered"`` or ``"shared"``. ``handler``: its handler, if this project has one.
 
     Returns:
         True for ``on_failure="block"``; None if this project has no handler for an ordered group.
@@ -119,10 +117,7 @@ def effective_options(
     Without a handler in this project, only those that are registered or overridden are known. Options that have no
     effect for the handler are left out.
 
-    Args:
-        ref: the group and its topic.
-        columns: the columns with options of its row.
-        handlers: the handlers of this project, if the caller has resolved them.
+    ``handlers``: the handlers of this project, if the caller has resolved them.
 
     Raises:
         SubscriberError: this project declares two handlers for a group.

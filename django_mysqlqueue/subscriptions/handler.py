@@ -113,8 +113,7 @@ class Handler:
     def time_limit(self, state: object) -> float:
         """Return the time for which the call for a delivery may run.
 
-        Args:
-            state: what ``claimed`` has returned for it.
+        ``state``: what ``claimed`` has returned for it.
         """
         return self.max_processing_time
 
@@ -132,10 +131,6 @@ class Handler:
     def claimed(self, using: str, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, object]:
         """Note that deliveries have been claimed; return what ``Delivery._state`` will be, if there is something.
 
-        Args:
-            using: alias of the queue's database.
-            bodies: the content of each message.
-
         Raises:
             django.db.Error: the database refuses or does not answer. The deliveries are released.
         """
@@ -149,18 +144,14 @@ class Handler:
     ) -> list[Settlement]:
         """Return the settlements to write after a call.
 
-        Args:
-            deliveries: the deliveries of the call.
-            settlements: what the call has led to.
-            error: the exception that the call has raised, or None.
+        ``error``: the exception that the call has raised, or None.
         """
         return settlements
 
     def call(self, given: Any) -> Any:
         """Call the function, and return its result.
 
-        Args:
-            given: a delivery, or with ``batch`` a list of them.
+        ``given``: a delivery, or with ``batch`` a list of them.
         """
         if not self.is_async:
             return self.function(given)
@@ -169,12 +160,7 @@ class Handler:
 
 
 def mode_text(handler: Handler, registered: str) -> str:
-    """Return the error for a group that is registered with a mode other than its handler's.
-
-    Args:
-        handler: the handler.
-        registered: the registered mode.
-    """
+    """Return the error for a group that is registered with a mode other than its handler's."""
     return (
         f"The group {handler.ref.group!r} on {handler.ref.topic!r} is registered as {registered}, but "
         f"{handler.where} has mode={handler.mode!r}. Change the handler, or stop the group's subscribers and run: "

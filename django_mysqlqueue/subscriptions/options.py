@@ -63,11 +63,7 @@ class BrokenRule(NamedTuple):
 
 
 def broken_rules(options: Mapping[str, Any]) -> Iterator[BrokenRule]:
-    """Yield the rules between a subscription's options that are broken.
-
-    Args:
-        options: the options that are known, by name.
-    """
+    """Yield the rules between a subscription's options that are broken."""
     if options["mode"] == "shared" and options["on_failure"] == "block":
         yield BrokenRule(
             ("mode", "on_failure"),
@@ -109,10 +105,6 @@ def overridden(handler: Handler, values: Mapping[str, Any]) -> tuple[Handler, di
 
     Overrides may have been set for code with other options. Those that are not possible for the handler, or not
     together with its other options, must not stop its subscribers.
-
-    Args:
-        handler: the handler as it was declared.
-        values: the stored values by option.
     """
     found: dict[str, Any] = {}
     ignored: dict[str, str] = {}
@@ -154,13 +146,7 @@ def defaults(settings: Settings) -> dict[str, Any]:
 
 
 def option_value(handler: Handler, name: str, settings: Settings) -> Any:
-    """Return the value of an option: that of the process's settings, if the handler leaves it open.
-
-    Args:
-        handler: the handler.
-        name: name of the option.
-        settings: the settings of the queue.
-    """
+    """Return the value of an option: that of the process's settings, if the handler leaves it open."""
     value = getattr(handler, name)
     return getattr(settings, name) if value is None and name in OF_PROCESSES else value
 
@@ -168,10 +154,7 @@ def option_value(handler: Handler, name: str, settings: Settings) -> Any:
 def check_override(handler: Handler | None, name: str, value: Any) -> Any:
     """Return the parsed value of an option that an operator overrides.
 
-    Args:
-        handler: the handler; None if this project does not declare it.
-        name: name of the option.
-        value: its value.
+    ``handler``: the handler; None if this project does not declare it.
 
     Raises:
         ValueError: the option or the value is not possible; the text names the option, the value and the rule.
@@ -188,12 +171,7 @@ def check_override(handler: Handler | None, name: str, value: Any) -> Any:
 
 
 def without_effect(handler: Handler, name: str) -> str:
-    """Return why an option has no effect for a handler, or an empty string.
-
-    Args:
-        handler: the handler.
-        name: name of the option.
-    """
+    """Return why an option has no effect for a handler, or an empty string."""
     if name == "batch_size" and not handler.batch:
         return "requires a handler with batch=True"
     if name == "visibility_timeout" and not handler.shared:
@@ -219,9 +197,6 @@ def stored(column: str) -> list[Override]:
 
     Plain SQL may have stored anything there, and no subscriber may stop because of it: a value without ``value``,
     ``at`` and ``by`` counts as the value alone, and a column that is not an object as empty.
-
-    Args:
-        column: its JSON text.
     """
     found = json.loads(column)
     if not isinstance(found, Mapping):
@@ -255,10 +230,6 @@ def with_registered(handler: Handler, columns: OptionColumns) -> tuple[Handler, 
     """Return a handler with the registered options of its group, and why some of them are ignored, by option.
 
     They count for all subscribers, so that these agree even while some of them run other code.
-
-    Args:
-        handler: the handler as it was declared.
-        columns: the columns of the group row.
     """
     found, ignored = registered_options(columns)
     return replace(handler, **found), ignored
@@ -287,9 +258,7 @@ def registered_options(columns: OptionColumns) -> tuple[dict[str, Any], dict[str
 def limits_of(columns: OptionColumns, overrides: Mapping[str, Any] | None = None) -> DeliveryLimits:
     """Return the limits that apply to a group, whether or not this project has a handler for it.
 
-    Args:
-        columns: the columns of the group row.
-        overrides: the stored values of overrides by option, instead of those of the row.
+    ``overrides``: the stored values of overrides by option, instead of those of the row.
     """
     found, _ = registered_options(columns)
     values = {one.name: one.value for one in stored(columns.overrides)} if overrides is None else overrides

@@ -233,10 +233,6 @@ def handlers_in(using: str, chosen: Mapping[GroupRef, Handler]) -> dict[GroupRef
     """Return the handlers that run in a database: those whose topics it has, or that have not left it yet.
 
     A database that the settings do not name runs all handlers: messages may be published to it with ``using``.
-
-    Args:
-        using: alias of the database.
-        chosen: the handlers, by group and topic.
     """
     is_known = using in queue_aliases()
     return {ref: handler for ref, handler in chosen.items() if not is_known or using in works_on(ref.topic)}
@@ -265,9 +261,7 @@ def _consumed_in_sql(delivery: Delivery) -> None:
 def option_source(ref: GroupRef, name: str) -> str:
     """Return where an option of a subscription comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``.
 
-    Args:
-        ref: the group and its topic, one of ``subscriptions``.
-        name: name of the option.
+    ``ref``: the group and its topic, one of ``subscriptions``.
     """
     declared = next((one for one in _declared if one.ref == ref), None)
     if name in get_settings().groups.get(ref.group, {}):
@@ -280,9 +274,7 @@ def option_source(ref: GroupRef, name: str) -> str:
 def _resolve(declared: Declared, where: str = "") -> Handler:
     """Return a handler with all options.
 
-    Args:
-        declared: the handler as it was declared.
-        where: its place, for errors (default: the function's dotted name).
+    ``where``: its place, for errors (default: the function's dotted name).
     """
     where = where or declared.where
     settings = get_settings()

@@ -12,11 +12,6 @@ def limited(function: Callable[[Any], Awaitable[Any]], seconds: float, where: st
 
     It raises TimeoutError however the call ends after the limit: a function that catches the cancellation and returns
     has not finished its work. Other cancellations (the event loop ends) pass through.
-
-    Args:
-        function: the function to wrap.
-        seconds: the time limit.
-        where: the name of the function, for the error.
     """
 
     async def call(argument: Any) -> Any:

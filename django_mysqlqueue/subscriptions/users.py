@@ -14,11 +14,6 @@ def user_refusal(session: Session, ref: GroupRef, columns: OptionColumns) -> str
 
     Only for groups that have allowed users, this asks the server who the user is. SQLite has no users.
 
-    Args:
-        session: the session.
-        ref: the group.
-        columns: the columns with options of its row.
-
     Raises:
         ValueError: this release cannot parse the group's allowed users.
     """

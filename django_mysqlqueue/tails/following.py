@@ -177,12 +177,8 @@ class Hub:
     def join(self, topic: str, key: str | None, position: int, wake: Callable[[], object], *, end: int) -> Follower:
         """Add a follower, and start the thread if it does not run.
 
-        Args:
-            topic: the topic.
-            key: a key with which pages of the past are searched, or None. New messages are not selected by it.
-            position: the offset up to which everything was read, at most the end of the log.
-            wake: called by the hub's thread when there may be something to take. It must neither block nor raise.
-            end: the end of the log, which the caller has just read. A hub that has read nothing begins there.
+        ``key``: a key with which pages of the past are searched, or None. New messages are not selected by it.
+        ``wake``: called by the hub's thread when there may be something to take. It must neither block nor raise.
         """
         follower = Follower(self, topic, key, position, wake)
         with self._changed:
@@ -350,13 +346,7 @@ class Hub:
                     del self._windows[follower.topic]
 
     def _go_back(self, position: int, end: int, followers: Iterable[Follower]) -> None:
-        """Follow a log that has lost its end, for example in a failover: its offsets are assigned again.
-
-        Args:
-            position: the offset up to which the hub has read.
-            end: the end of the log.
-            followers: those that had joined before it was read.
-        """
+        """Follow a log that has lost its end, for example in a failover: its offsets are assigned again."""
         with self._changed:
             self._position = position
             for window in self._windows.values():

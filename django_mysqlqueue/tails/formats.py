@@ -16,9 +16,6 @@ def as_dict(one: Event) -> dict[str, Any]:
     UTC), ``metadata``, and ``payload``, or ``payload_base64`` if it is not JSON. ``expires_at``, ``target_group`` and
     the attributes of dead letters are there if they are set. A gap has ``topic`` and ``gap``, with ``after`` and
     ``until``, and ``truncated`` if it is true.
-
-    Args:
-        one: the message or gap.
     """
     if isinstance(one, Gap):
         gap = {"after": one.after, "until": one.until} | ({"truncated": True} if one.truncated else {})
@@ -27,12 +24,7 @@ def as_dict(one: Event) -> dict[str, Any]:
 
 
 def as_json(value: Any, *, encoding: str = "utf-8") -> str:
-    """Return JSON on one line. If an encoding lacks a character (UTF-8: a lone surrogate), it is in ASCII.
-
-    Args:
-        value: JSON values.
-        encoding: the encoding in which the text will be written.
-    """
+    """Return JSON on one line. If an encoding lacks a character (UTF-8: a lone surrogate), it is in ASCII."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         text.encode(encoding)

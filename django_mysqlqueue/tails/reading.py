@@ -84,12 +84,7 @@ class Page(NamedTuple):
 def read_topic(session: Session, topic: str, key: str | None, position: int, limits: Limits = LIMITS) -> Page:
     """Read the next page of a topic.
 
-    Args:
-        session: session on the queue's database.
-        topic: the topic.
-        key: a publisher's key. If it has partitions of its own, only these are read; otherwise all are.
-        position: the offset above which to read.
-        limits: limits of the page.
+    ``key``: a publisher's key. If it has partitions of its own, only these are read; otherwise all are.
     """
     # Read first: no message up to it can be in a partition that the list of partitions lacks.
     end = max(position, log.end_of_log(session))
@@ -108,15 +103,7 @@ def read_topic(session: Session, topic: str, key: str | None, position: int, lim
 def read_topics(
     session: Session, topics: Collection[str], position: int, end: int, limits: Limits = LIMITS
 ) -> dict[str, Page]:
-    """Read the next messages of several topics along the log, up to the same position for all of them.
-
-    Args:
-        session: session on the queue's database.
-        topics: the topics.
-        position: the offset above which to read.
-        end: the end of the log.
-        limits: limits of the page.
-    """
+    """Read the next messages of several topics along the log, up to the same position for all of them."""
     found, reached = _cut(*_walk(session, topics, position, end, limits), limits.size)
     messages = _messages(session, found)
     marks = collected(session, topics)
@@ -131,12 +118,8 @@ def read_newest(
 ) -> tuple[list[ReceivedMessage], int | None]:
     """Read the last messages of a topic before an offset.
 
-    Args:
-        session: session on the queue's database.
-        topic: the topic.
-        key: as for ``read_topic``.
-        before: only messages below this offset, which is at most one above the end of the log.
-        limits: limits of the page.
+    ``key``: as for ``read_topic``. ``before``: only messages below this offset, which is at most one above the end of
+    the log.
 
     Returns:
         The messages, newest first, and the offset before which to continue; None if there are no more.
@@ -156,13 +139,6 @@ def read_newest(
 
 def partitions_of(session: Session, topic: str, key: str | None, most: int) -> list[str] | None:
     """Return the partitions in which messages with a key are, or all partitions of the topic.
-
-    Args:
-        session: session on the queue's database.
-        topic: the topic.
-        key: the publisher's key. If it is hashed to a partition, the result is the same as without it: the number of
-            partitions may have been another one when older messages were published.
-        most: maximum number of partitions.
 
     Returns:
         The partitions; None if there are more.
@@ -205,11 +181,6 @@ def position_since(session: Session, topic: str, moment: int) -> int:
     """Return the position before the first message of a topic that entered the log at a time or later.
 
     If GC has deleted such messages, it is before the last of them, so that reading from it begins with a gap.
-
-    Args:
-        session: session on the queue's database.
-        topic: the topic.
-        moment: the time in epoch milliseconds.
     """
     first = log.first_since(session, moment)
     mark = collected(session, [topic]).get(topic, NOTHING)

@@ -68,11 +68,7 @@ class Attempt:
         return self.started_at if self.row.worker_ids.count("\n") == 1 else 0
 
     def losses(self, number: int) -> int:
-        """Return how many subscribers were lost while they handled the job, of the attempts before this one.
-
-        Args:
-            number: the number of this attempt. It counts failures and losses since the job was last redriven.
-        """
+        """Return how many subscribers were lost while they handled the job, of the attempts before this one."""
         lost = f'"{job_rows.EXCEPTIONS}.WorkerLost"'
         failures = sum(lost not in line for line in job_rows.since_restart(self.row.errors))
         return max(0, number - 1 - failures)

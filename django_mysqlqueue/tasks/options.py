@@ -153,12 +153,6 @@ def unique_of(function: Callable[..., Any], of_queue: Mapping[str, Any]) -> Uniq
 def unique_key(task_path: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return the unique key of a job, or None if it need not be unique.
 
-    Args:
-        task_path: the dotted path of its task.
-        unique: the option.
-        args: its positional arguments, as JSON has them.
-        kwargs: its keyword arguments, as JSON has them.
-
     Raises:
         SubscriberError: the function did not return a string.
     """
@@ -190,12 +184,7 @@ def _check(where: str, options: Mapping[str, Any], *, is_async: bool) -> None:
 
 
 def options_of(function: Callable[..., Any], of_queue: Mapping[str, Any]) -> JobOptions:
-    """Return the options of a task.
-
-    Args:
-        function: the task's function.
-        of_queue: the parsed options of its queue.
-    """
+    """Return the options of a task."""
     values: dict[str, Any] = {"backoff": get_settings().backoff}
     values |= {name: value for name, value in of_queue.items() if name in OF_JOBS}
     values |= getattr(function, ATTRIBUTE, {})

@@ -12,9 +12,7 @@ from django_mysqlqueue.tasks.importing import find_task, require_importable
 def place_of(path: str, given: Place | None) -> Place:
     """Return where the jobs of a task go.
 
-    Args:
-        path: its dotted path.
-        given: the place of the task object that was declared; None: that of the task with the path.
+    ``given``: the place of the task object that was declared; None: that of the task with the path.
 
     Raises:
         ImportError: there is nothing with this path.

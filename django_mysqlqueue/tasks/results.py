@@ -18,10 +18,7 @@ from django_mysqlqueue.tasks.importing import find_task
 def as_result(row: JobRow, task: AnyTask | None = None, arguments: Mapping[str, Any] | None = None) -> AnyResult:
     """Return a row as a result.
 
-    Args:
-        row: the row.
-        task: its task, if it is known.
-        arguments: its ``args`` and ``kwargs`` (default: those of the row).
+    ``task``: its task, if it is known. ``arguments``: its ``args`` and ``kwargs`` (default: those of the row).
 
     Raises:
         ImportError: this process has no task with the row's path.

@@ -41,11 +41,6 @@ def queue_text(name: str, value: str, **attributes: object) -> str:
 
     A browser removes the ends of lines from it, and changes others in hidden inputs. So it contains the text with
     escapes, and a hidden one the text itself as JSON, for ``Page.text``.
-
-    Args:
-        name: the parameter.
-        value: its text.
-        attributes: further attributes of the input.
     """
     shown = escaping.visible(value)
     more = format_html_join("", ' {}="{}"', attributes.items())
@@ -57,36 +52,20 @@ def queue_text(name: str, value: str, **attributes: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_url(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """Return the URL of a page of the dashboard on the same database.
-
-    Args:
-        context: the template's context.
-        name: the page's name.
-        parameters: its query string.
-    """
+    """Return the URL of a page of the dashboard on the same database."""
     return url(context["request"].current_app, name, **{"database": context["database"], **parameters})
 
 
 @register.simple_tag(takes_context=True)
 def queue_database(context: dict[str, Any]) -> str:
-    """Return the hidden field with which a form stays on the same database; nothing if there is only one.
-
-    Args:
-        context: the template's context.
-    """
+    """Return the hidden field with which a form stays on the same database; nothing if there is only one."""
     alias = context["database"]
     return format_html('<input type="hidden" name="database" value="{}">', alias) if alias else ""
 
 
 @register.simple_tag(takes_context=True)
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """Return the URL of an operation's page on the same database, which returns to the current page.
-
-    Args:
-        context: the template's context.
-        name: name of the operation.
-        parameters: values of its form.
-    """
+    """Return the URL of an operation's page on the same database, which returns to the current page."""
     request = context["request"]
     named = {"database": context["database"], **parameters}
     given = {key: value for key, value in named.items() if value not in (None, "")}
@@ -100,12 +79,7 @@ def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_action(context: dict[str, Any], name: str) -> str:
-    """Return the URL that a form with selected rows is submitted to. Its field ``queue_database`` names the database.
-
-    Args:
-        context: the template's context.
-        name: name of the operation.
-    """
+    """Return the URL to which a form submits selected rows. Its field ``queue_database`` names the database."""
     return reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=context["request"].current_app)
 
 
@@ -113,9 +87,7 @@ def queue_action(context: dict[str, Any], name: str) -> str:
 def queue_here(context: dict[str, Any], **changes: object) -> str:
     """Return the URL of the current page, on the same database, with other parameters.
 
-    Args:
-        context: the template's context.
-        changes: new values of parameters; one that is None or empty is removed.
+    ``changes``: new values of parameters; one that is None or empty is removed.
     """
     request = context["request"]
     query = request.GET.copy()

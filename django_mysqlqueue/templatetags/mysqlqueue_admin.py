@@ -16,11 +16,7 @@ register = template.Library()
 
 @register.inclusion_tag("admin/django_mysqlqueue/dashboard/index_status.html", takes_context=True)
 def queue_status(context: dict[str, Any]) -> dict[str, Any]:
-    """Show the state of the queue in one line, to users who may view the whole dashboard on this admin site.
-
-    Args:
-        context: the template's context.
-    """
+    """Show the state of the queue in one line, to users who may view the whole dashboard on this admin site."""
     # The system checks import every library of tags, even in a project without the admin.
     from django_mysqlqueue.admin.permissions import may_view
     from django_mysqlqueue.admin.status import read_status

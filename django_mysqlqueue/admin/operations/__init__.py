@@ -62,11 +62,6 @@ OPERATIONS = {
 def respond(dashboard: DashboardContext, request: HttpRequest, name: str) -> HttpResponse:
     """Return the response of an operation.
 
-    Args:
-        dashboard: the dashboard on the admin site.
-        request: the request to answer.
-        name: name of the operation.
-
     Raises:
         Http404: there is no such operation.
     """

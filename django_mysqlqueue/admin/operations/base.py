@@ -164,22 +164,13 @@ class AdminOperation:
 
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
-        """Return the topics on which the user must have the permissions; None: on all.
-
-        Args:
-            form: the form with its values, which may be invalid.
-        """
+        """Return the topics on which the user must have the permissions; None: on all."""
         topic = form.cleaned_data.get("topic") or form.data.get("topic")
         return [topic] if topic else None
 
     @classmethod
     def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
         """Return the alias of the database to operate on: the one that is given, or that of the topic.
-
-        Args:
-            dashboard: the dashboard on the admin site.
-            request: the request to answer.
-            given: the values of the form.
 
         Raises:
             BadQuery: it is not a database of the queue; or there are several, and neither it nor a topic is given. An
@@ -193,10 +184,6 @@ class AdminOperation:
     @classmethod
     def check_permissions(cls, request: HttpRequest, form: Any) -> str:
         """Respond with 403 unless the user may run the operation.
-
-        Args:
-            request: the request to answer.
-            form: the form with its values, which may be invalid.
 
         Returns:
             Why the form is refused, if it is shown again; otherwise an empty string.
@@ -217,8 +204,7 @@ class AdminOperation:
     def operate(self, **how: Any) -> Result:
         """Call the operation and return its result.
 
-        Args:
-            how: ``using``, ``actor``, ``reason`` and ``dry_run``.
+        ``how``: ``using``, ``actor``, ``reason`` and ``dry_run``.
         """
         raise NotImplementedError
 
@@ -250,11 +236,6 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     """Return the confirmation page, or on a confirmed POST run the operation and redirect.
 
     Only what was previewed is run: if the form was changed since, there is a new preview.
-
-    Args:
-        dashboard: the dashboard on the admin site.
-        request: the request to answer.
-        operation: class of the operation.
     """
     posted = request.method == "POST"
     given = (request.POST if posted else request.GET).copy()
@@ -392,9 +373,7 @@ def _log(dashboard: DashboardContext, request: HttpRequest, operation: AdminOper
 def _digest(values: dict[str, Any], database: str) -> str:
     """Return a digest of the form's values, to check that the confirmed values are the previewed ones.
 
-    Args:
-        values: the values.
-        database: alias of the database, if there are several.
+    ``database``: alias of the database, if there are several.
     """
     shown = {name: value for name, value in values.items() if name not in RECORDED}
     if database:

@@ -196,9 +196,7 @@ def _topics(request: HttpRequest, using: str) -> list[str]:
 def _payload(kind: str, text: str) -> Any:
     """Return the payload that a text stands for.
 
-    Args:
-        kind: the format: ``"json"``, ``"text"`` or ``"base64"``.
-        text: the text. A browser sends CRLF for the end of a line.
+    ``kind``: the format: ``"json"``, ``"text"`` or ``"base64"``.
 
     Raises:
         ValueError: the text is not valid in this format. The message says where.

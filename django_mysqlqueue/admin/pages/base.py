@@ -163,10 +163,6 @@ class Page:
     def number(self, name: str, *, minimum: int = 0) -> int | None:
         """Return an integer of the query string, or None if it is missing or empty.
 
-        Args:
-            name: the parameter.
-            minimum: smallest valid number.
-
         Raises:
             BadQuery: the value is not an integer, or too small or too large.
         """

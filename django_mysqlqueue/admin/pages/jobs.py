@@ -61,12 +61,7 @@ def label_of(status: str) -> str:
 
 
 def took(job: JobSummary, now: int) -> str:
-    """Return the duration of a job's last attempt, or of the one that has not ended; empty if it is not known.
-
-    Args:
-        job: the job.
-        now: the database's time in epoch milliseconds.
-    """
+    """Return the duration of a job's last attempt, or of the one that has not ended; empty if it is not known."""
     if job.status == "RUNNING" and job.started_at and job.attempts == 1:
         return _("%(time)s so far") % {"time": duration((now - job.started_at) / 1000)}
     return "" if job.took_ms is None else duration(job.took_ms / 1000)

@@ -402,13 +402,7 @@ class MessagePage(Page):
     # -- the filter of the group ----------------------------------------------
 
     def _of_filter(self, found: MessageContent, state: GroupState, *, unrecorded: bool) -> Step:
-        """Return what the group's current filter says about the message.
-
-        Args:
-            found: the message.
-            state: its state for the group.
-            unrecorded: whether the group's position is past it without a row or a record of a delivery.
-        """
+        """Return what the group's current filter says about the message."""
         if isinstance(state.filter, str):
             text = _("This release cannot parse the group's filter. Subscribers of this release claim no messages.")
             return Step(text, css="mq-life-bad", error=state.filter)

@@ -172,12 +172,7 @@ class MessagesPage(Page):
         return {offset: _payload(sizes[offset], one.payload) for offset, one in found.items()}
 
     def _start(self, session: Session, before: int | None) -> int | None:
-        """Return the offset below which the list starts, if the query string has an offset or a time.
-
-        Args:
-            session: session on the queue's database.
-            before: another such offset.
-        """
+        """Return the offset below which the list starts, if the query string has an offset or a time."""
         starts = [] if before is None else [before]
         offset = self.number("offset")
         if offset is not None:

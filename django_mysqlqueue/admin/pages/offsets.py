@@ -198,11 +198,7 @@ class OffsetsPage(Page):
     ) -> charts.Cell:
         """Return the cell of some partitions.
 
-        Args:
-            group: their group.
-            keys: their keys, in order.
-            lags: the backlogs of all partitions.
-            before: the partition before them, if any.
+        ``before``: the partition before them, if any.
         """
         backlog = total(Count(0, exact=False) if (lag := lags[key]) is None else lag for key in keys)
         number = messages(backlog.value) if backlog.exact else _("%(number)s messages") % {"number": backlog}

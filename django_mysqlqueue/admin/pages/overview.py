@@ -99,21 +99,12 @@ class OverviewPage(Page):
         return state_of(found, [one for one in problems if self._may_view_problem(one)])
 
     def summary(self, read: QueueState, *, alias: str = "") -> Summary:
-        """Return in short what was read.
-
-        Args:
-            read: what was read.
-            alias: the database, on the page of all databases.
-        """
+        """Return in short what was read."""
         found = causes.shown(self.dashboard, read.causes, read.overview.now, self.errors, alias=alias)
         return Summary(self._cards(read.overview), read.status, found)
 
     def unread(self, reason: str) -> Summary:
-        """Return in short that the database could not be read.
-
-        Args:
-            reason: the reason.
-        """
+        """Return in short that the database could not be read."""
         status = unavailable(self.using, reason)
         found = [] if status.cause is None else [status.cause]
         return Summary([], status, causes.shown(self.dashboard, found, 0, self.errors, alias=self.using))

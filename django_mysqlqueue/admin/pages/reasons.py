@@ -75,12 +75,8 @@ def reason_step(
 ) -> Step | None:
     """Return the step that says why a group has not started a message; None if the other steps of the page say it.
 
-    Args:
-        dashboard: the dashboard, for links.
-        reason: the reason, or None.
-        state: the message's state for the group.
-        now: the database's time in epoch milliseconds.
-        busy: how busy the group's subscribers are, for a message that nothing else holds up; None if it is not known.
+    ``reason``: the reason, or None. ``busy``: how busy the group's subscribers are, for a message that nothing else
+    holds up; None if it is not known.
     """
     if reason is None or reason.kind in ("filter", "filtered"):
         return None

@@ -56,10 +56,8 @@ def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) 
 def first_steps(found: MessageContent | None, now: int, latest: int) -> list[Step]:
     """Return how a message came into the log, and what it was published with.
 
-    Args:
-        found: the message; None if it is no longer in the log.
-        now: the database's time in epoch milliseconds.
-        latest: the offset of the latest message with its coalesce key; the step about it is the last one.
+    ``found``: the message; None if it is no longer in the log. ``latest``: the offset of the latest message with its
+    coalesce key; the step about it is the last one.
     """
     if found is None:
         return [Step(_("The message is no longer in the log. These are the records of it."))]

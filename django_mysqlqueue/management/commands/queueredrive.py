@@ -42,9 +42,6 @@ class DeadLettersCommand(OperationCommand):
     def selection(options: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that ``redrive`` and ``discard`` share.
 
-        Args:
-            options: the command's options.
-
         Raises:
             CommandError: ``--since`` or ``--until`` is not a valid date and time.
         """

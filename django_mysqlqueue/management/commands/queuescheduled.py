@@ -45,9 +45,7 @@ class ScheduledCommand(OperationCommand):
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         """Call the operation and return its result.
 
-        Args:
-            options: the command's options.
-            how: as for ``operate``.
+        ``how``: as for ``operate``.
         """
         raise NotImplementedError
 

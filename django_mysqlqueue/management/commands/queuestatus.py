@@ -313,9 +313,7 @@ def _state(group: GroupOverview) -> str:
 def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     """Return the state of the queue.
 
-    Args:
-        using: alias of the queue's database.
-        bounds: limits of the counts; by default they are exact.
+    ``bounds``: limits of the counts; by default they are exact.
     """
     session = Session(using)
     queue = get_overview(using=using, bounds=bounds)

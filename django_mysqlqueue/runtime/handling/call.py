@@ -85,11 +85,7 @@ def handle(
 
     If the handler raises an exception, the attempt has failed. Even a SystemExit ends only the attempt, not the thread.
 
-    Args:
-        items: the deliveries of the call.
-        using: alias of the queue's database.
-        errors: gets the exception that the handler raises.
-        rest: the pause of the thread after it could not connect.
+    ``rest``: the pause of the thread after it could not connect.
 
     Returns:
         The settlement of each delivery, in their order.

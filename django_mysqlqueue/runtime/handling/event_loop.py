@@ -62,11 +62,7 @@ class Loop:
             raise RuntimeError("The event loop of the async handlers cannot be created.")
 
     def stop(self, timeout: float) -> None:
-        """Cancel the tasks that handlers left behind, stop the loop, and wait for its end.
-
-        Args:
-            timeout: maximum number of seconds to wait.
-        """
+        """Cancel the tasks that handlers left behind, stop the loop, and wait for its end."""
         self._stopped = True
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -62,19 +62,11 @@ class Executor:
         return self._loop is not None and self._loop.died
 
     def stacks(self, first: int | None = None) -> str:
-        """Return the stacks of all threads of the process and of the tasks of async handlers.
-
-        Args:
-            first: identifier of the thread to begin with.
-        """
+        """Return the stacks of all threads of the process and of the tasks of async handlers."""
         return stacks.show(self._loop.tasks() if self._loop is not None else (), first=first)
 
     def join(self, timeout: float) -> None:
-        """Wait, after the inbox was closed, for each thread and the event loop to end.
-
-        Args:
-            timeout: maximum number of seconds for each.
-        """
+        """Wait, after the inbox was closed, for each thread and the event loop to end."""
         for thread in self._threads:
             thread.join(timeout)
         if self._loop is not None:

@@ -154,10 +154,7 @@ class Inbox(InboxGroups):
     def configure(self, handler: Handler, *, enough: int, priority_share: int) -> None:
         """Use a handler's options from now on, also for the deliveries that wait.
 
-        Args:
-            handler: the handler of one of the groups.
-            enough: number of its settlements that are flushed at once, before their delay is over.
-            priority_share: one of every ``priority_share`` starts is of a lower priority; 0: none is.
+        ``priority_share``: one of every ``priority_share`` starts is of a lower priority; 0: none is.
         """
         with self._lock:
             group = self._groups[handler.ref]
@@ -274,9 +271,6 @@ class Inbox(InboxGroups):
     def wait(self, timeout: float) -> bool:
         """Sleep, in the poller's thread, until settlements are to be flushed or deliveries to be claimed.
 
-        Args:
-            timeout: maximum number of seconds.
-
         Returns:
             Whether ``wake`` ended the sleep.
         """
@@ -300,10 +294,6 @@ class Inbox(InboxGroups):
 
         A thread stays with its lane for a time slice, unless another priority has its turn. Then groups take turns, and
         within a group its lanes.
-
-        Args:
-            before: the previous batch of the thread.
-            wait: whether to wait until there is something to start.
 
         Returns:
             The batch; None if the inbox is closed or, without ``wait``, if there is nothing to start.

@@ -30,12 +30,7 @@ class InboxGroups:
         self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
 
     def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
-        """Return how many deliveries of a group wait to start, and their payload bytes.
-
-        Args:
-            ref: the group.
-            priority: the lowest priority to count.
-        """
+        """Return how many deliveries of a group wait to start, and their payload bytes."""
         with self._lock:
             return self._groups[ref].waiting_from(priority)
 
@@ -62,8 +57,7 @@ class InboxGroups:
     def passed_counts(self, reason: str) -> dict[GroupRef, int]:
         """Return for every group how many messages were settled for a reason without a call since the process started.
 
-        Args:
-            reason: one of ``rollups.PASSED``.
+        ``reason``: one of ``rollups.PASSED``.
         """
         with self._lock:
             return {ref: group.passed[reason] for ref, group in self._groups.items()}
@@ -82,9 +76,7 @@ class InboxGroups:
     def load(self, ref: GroupRef, *, with_slots: bool) -> tuple[int, int]:
         """Return how many deliveries of a group wait, and how many were started since the process began.
 
-        Args:
-            ref: the group.
-            with_slots: whether to count only those with slots.
+        ``with_slots``: whether to count only those with slots.
         """
         with self._lock:
             group = self._groups[ref]

@@ -160,10 +160,7 @@ class GroupLanes:
     def newcomers(self, keys: Iterable[str], priority: int, most: int) -> list[str]:
         """Return partitions of which no delivery waits: as many as can be added until ``most`` partitions have some.
 
-        Args:
-            keys: partitions of one priority.
-            priority: their priority. Partitions with lower ones do not count.
-            most: number of partitions with waiting deliveries.
+        ``priority``: their priority. Partitions with lower ones do not count.
         """
         left = most - sum(level.lanes for one, level in self.levels.items() if one >= priority)
         if left <= 0:
@@ -261,12 +258,7 @@ class Batch:
 
 
 def holds_back(handler: Handler, action: Action) -> bool:
-    """Return whether later messages of a partition must not start before one has been redelivered.
-
-    Args:
-        handler: the handler.
-        action: how the delivery of that message ended.
-    """
+    """Return whether later messages of a partition must not start before one has been redelivered."""
     if action is Action.RELEASE:
         return True  # It never started, so no later message may start.
     return handler.on_failure == "block" and action in (Action.NACK, Action.SNOOZE)

@@ -73,10 +73,7 @@ def watched(
 ) -> list[Settlement]:
     """Run an attempt, and tell the observers about its start and its end.
 
-    Args:
-        deliveries: the deliveries of the call.
-        attempt: makes the attempt; it adds the exception that the handler raises to its argument.
-        errors: gets the exception that the handler raises.
+    ``attempt``: makes the attempt; it adds the exception that the handler raises to its argument.
 
     Returns:
         The settlement of each delivery.
@@ -133,11 +130,6 @@ def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) 
     """Return the settled deliveries of a flush that has committed.
 
     Deliveries that were handled while there were no observers, or that were not started, are left out.
-
-    Args:
-        settlements: the settlements of the flush.
-        flushed: its result.
-        now: the database's time in epoch milliseconds.
     """
     stale = {id(settlement) for settlement in flushed.stale}
     dead = {id(delivery) for delivery, _ in flushed.dead}
@@ -160,15 +152,7 @@ def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) 
 def dead_ends(
     handler: Handler, dead: Iterable[tuple[Claimed, str]], bodies: Mapping[int, Body], using: str, now: int
 ) -> list[Settled]:
-    """Return the settled deliveries of messages that were dead-lettered without another call of the handler.
-
-    Args:
-        handler: the group's handler.
-        dead: the deliveries, with errors.
-        bodies: the stored messages by offset. Deliveries without one are left out.
-        using: alias of the queue's database.
-        now: the database's time in epoch milliseconds.
-    """
+    """Return the settled deliveries of messages that were dead-lettered without another call of the handler."""
     return [
         Settled(Delivery(handler, claimed, body, using), Outcome.DEAD_LETTERED, error, 0.0, latency(body, now), 0)
         for claimed, error in dead
@@ -177,12 +161,7 @@ def dead_ends(
 
 
 def latency(body: Body, now: int) -> float:
-    """Return the seconds since a message entered the log.
-
-    Args:
-        body: the stored message.
-        now: the database's time in epoch milliseconds.
-    """
+    """Return the seconds since a message entered the log."""
     return max(0.0, (now - body.published_at) / 1000)
 
 
@@ -200,14 +179,7 @@ def send_settled(ends: Iterable[Settled]) -> None:
 
 
 def tell(signal: Signal, *, sender: object = None, home: ModuleType = signals, **arguments: Any) -> None:
-    """Send a signal. Exceptions of receivers are only logged, except for Ctrl-C, which arrives in the main thread.
-
-    Args:
-        signal: the signal.
-        sender: the sender.
-        home: the module that has the signal, for its name in the log.
-        arguments: the arguments of the receivers.
-    """
+    """Send a signal. Exceptions of receivers are only logged, except for Ctrl-C, which arrives in the main thread."""
     try:
         for receiver, answer in signal.send_robust(sender=sender, **arguments):
             if isinstance(answer, Exception):

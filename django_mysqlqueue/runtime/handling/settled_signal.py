@@ -59,11 +59,7 @@ class Teller:
                 self._log_dropped()
 
     def close(self, timeout: float) -> None:
-        """Wait for the queued deliveries to be sent, then drop the rest.
-
-        Args:
-            timeout: maximum number of seconds to wait.
-        """
+        """Wait for the queued deliveries to be sent, then drop the rest."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

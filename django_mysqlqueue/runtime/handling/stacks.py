@@ -17,9 +17,7 @@ DEPTH = 100
 def show(tasks: Iterable[asyncio.Task[Any]] = (), *, first: int | None = None) -> str:
     """Format the stacks of all threads and of some tasks, the innermost call last.
 
-    Args:
-        tasks: tasks of an event loop in another thread, whose own stack shows only the loop.
-        first: identifier of the thread to begin with.
+    ``tasks``: tasks of an event loop in another thread, whose own stack shows only the loop.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda one: (one[0] != first, names.get(one[0], "")))

@@ -27,11 +27,7 @@ class BlockedSequencer:
         self._told = False
 
     def passed(self, *, busy: bool) -> None:
-        """Note a pass of the sequencer.
-
-        Args:
-            busy: whether another transaction had the mutex.
-        """
+        """Note a pass of the sequencer."""
         now = time.monotonic()
         if not busy:
             self._since, self._told = None, False

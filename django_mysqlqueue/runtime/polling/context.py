@@ -119,12 +119,7 @@ class Prefetch:
         """By group that shares PREFETCH: whether it has partitions to look at."""
 
     def join(self, ref: GroupRef, has_work: Callable[[], bool]) -> None:
-        """Add a group that shares PREFETCH.
-
-        Args:
-            ref: the group.
-            has_work: returns whether the group has partitions to look at.
-        """
+        """Add a group that shares PREFETCH."""
         self._has_work[ref] = has_work
 
     def leave(self, ref: GroupRef) -> None:
@@ -137,13 +132,9 @@ class Prefetch:
         A group that gets work later has its equal share even if nothing is free, so at most twice PREFETCH wait, of
         each priority.
 
-        Args:
-            ref: the group.
-            priority: the priority. The group's waiting deliveries with lower ones do not count.
-            least: number of the group's deliveries that may wait, however full the others have made the inbox; for a
-                group with a number of its own, that number.
-            claim_size: maximum number of messages per claim.
-            max_bytes: payload bytes of the group's waiting deliveries at which nothing more is claimed.
+        ``priority``: the priority. The group's waiting deliveries with lower ones do not count. ``least``: number of
+        the group's deliveries that may wait, however full the others have made the inbox; for a group with a number of
+        its own, that number.
         """
         counts = self._inbox.waiting_counts()
         waiting, size = self._inbox.waiting(ref, priority=priority)

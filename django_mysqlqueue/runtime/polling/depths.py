@@ -36,13 +36,7 @@ class Depths:
         self._own.pop(key, None)
 
     def look_at(self, key: str, *, room: int, partitions: int) -> int:
-        """Return how many messages to look for in a partition.
-
-        Args:
-            key: the partition.
-            room: number of messages that the claim may take.
-            partitions: number of partitions that have work.
-        """
+        """Return how many messages to look for in a partition."""
         share = room // (min(room, MAX_PARTITIONS, partitions) or 1)
         depth = max(self.common, self._own.get(key, 1))
         return max(1, share, min(depth, room // (2 * self._threads)))
@@ -54,12 +48,7 @@ class Depths:
         return min(want.look_at, self.common)
 
     def fill_up(self, wants: list[Want], left: int) -> list[Want]:
-        """Give the rest of a claim to partitions that had more messages than were taken the last time.
-
-        Args:
-            wants: what the claim asks for.
-            left: number of messages that it may take in addition.
-        """
+        """Give the rest of a claim to partitions that had more messages than were taken the last time."""
         filled: list[Want] = []
         for want in wants:
             more = max(0, min(left, self._own.get(want.key, 0) - want.look_at)) if want.look_at else 0
@@ -73,12 +62,6 @@ class Depths:
         They grow only while handlers are faster than claims: otherwise the other partitions would wait longer for no
         gain. A partition that had fewer messages than asked for says nothing about the others: partitions with a
         backlog must not wait for those that get a message now and then.
-
-        Args:
-            wants: what the claim asked for.
-            claim: what it found.
-            hungry: whether no delivery of the group waited for a handler thread.
-            most: maximum number of messages per claim.
         """
         if not claim.looked_at:
             return

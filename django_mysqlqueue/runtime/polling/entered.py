@@ -27,9 +27,7 @@ class Entered:
     def add(self, now: int, numbers: Mapping[tuple[str, str], int]) -> None:
         """Add the result of a poll.
 
-        Args:
-            now: the database's time of the poll in epoch milliseconds.
-            numbers: the numbers of messages by topic and ``target_group``.
+        ``numbers``: the numbers of messages by topic and ``target_group``.
         """
         minute = now // MINUTE_MS * MINUTE_MS
         if not 0 <= now - self._polled_at <= LATE_MS:

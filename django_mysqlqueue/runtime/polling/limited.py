@@ -115,12 +115,7 @@ class Limited:
         return self.is_partial and self._limits.rate_of(as_limit_key(lane_of(key).partition)) is None
 
     def split(self, keys: Iterable[str], slots: int) -> tuple[list[str], list[str]]:
-        """Return the partitions whose messages need slots, at most ``slots``, and those whose messages need none.
-
-        Args:
-            keys: the partitions to look at.
-            slots: how many messages that need slots this process can start soon.
-        """
+        """Return the partitions whose messages need slots, at most ``slots``, and those whose messages need none."""
         if not self._limits:
             return [], list(keys)
         looked_at = [(key, self.spares(key)) for key in keys]
@@ -132,10 +127,6 @@ class Limited:
 
         The thread waits for a claim. Otherwise, messages without slots, which wait in this process already, could take
         all threads all the time: a slot would be too old when a thread is free. They take turns.
-
-        Args:
-            todo: the partitions to look at.
-            is_free: returns whether a message of a partition could start soon.
         """
         now = time.monotonic()
         if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.idle_threads(self._threads):
@@ -159,11 +150,7 @@ class Limited:
         return len(self._resting)
 
     def room(self, per_call: int) -> int:
-        """Return how many deliveries this process can start soon: more slots would be of no use to it.
-
-        Args:
-            per_call: maximum number of deliveries per call of the handler.
-        """
+        """Return how many deliveries this process can start soon: more slots would be of no use to it."""
         if self._rest is not None:
             return 0
         waiting, started = self._inbox.load(self._ref, with_slots=self.is_partial)
@@ -211,12 +198,7 @@ class Limited:
     # -- what waits for a slot ------------------------------------------------
 
     def looked(self, request: ClaimRequest, claim: Claim) -> None:
-        """Note whether a claim has left out redeliveries, and free the kept thread if it has found nothing for it.
-
-        Args:
-            request: what the claim has looked for. If nothing of it needs slots, the thread stays kept.
-            claim: what it has found.
-        """
+        """Note whether a claim has left out redeliveries, and free the kept thread if it has found nothing for it."""
         could = self.has_due and request.max_due and request.max_slots
         could = could or not all(self.spares(want.key) for want in request.wants)
         if request.max_due:
@@ -225,12 +207,7 @@ class Limited:
             self._inbox.free_thread(self._ref)
 
     def claimed(self, claim: Claim, now: int) -> None:
-        """Remember what a claim has found to wait for a slot.
-
-        Args:
-            claim: the claim.
-            now: the database's time in epoch milliseconds.
-        """
+        """Remember what a claim has found to wait for a slot."""
         if claim.rest is None and not claim.limited:
             self._fruitless = 0
             return
@@ -268,9 +245,7 @@ class Limited:
         If it is not certain of one whose wait is over, it is asked for all of which it is not certain: one query for
         many partitions, which then wait until about the same time.
 
-        Args:
-            now: the database's time in epoch milliseconds.
-            ask: returns why messages of limited keys get no slot (``ask``).
+        ``ask``: returns why messages of limited keys get no slot (``ask``).
         """
         if self._rest is not None and _is_over(self._rest.until, now):
             self._rest = None
@@ -283,13 +258,7 @@ class Limited:
         return over
 
     def ask(self, using: str, lease_ms: int, keys: Sequence[str]) -> list[Rest | None]:
-        """Return, for each limited key, why its next message would get no slot.
-
-        Args:
-            using: alias of the database.
-            lease_ms: LEASE_DURATION in milliseconds.
-            keys: the limited keys.
-        """
+        """Return, for each limited key, why its next message would get no slot."""
         return Reservation(Session(using), self._ref, self._limits, self.held(), lease_ms).ask(keys)
 
     def _ask(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:

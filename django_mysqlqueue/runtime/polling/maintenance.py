@@ -116,11 +116,7 @@ class Maintenance:
             yield
 
     def _find_work(self, claimed: Mapping[GroupRef, int] | None = None) -> Iterator[None]:
-        """Notify each group of all partitions that may have work, known to it or not.
-
-        Args:
-            claimed: by group, the minute whose sample of the backlog is taken on the way.
-        """
+        """Notify each group of all partitions that may have work, known to it or not."""
         for group in list(self._groups):
             with self._apart(group):
                 yield from self._find_work_of(group, (claimed or {}).get(group.ref))

@@ -190,13 +190,7 @@ class OrderedGroup(PolledGroup):
         return [key for key, partition in self.partitions.items() if partition.owned]
 
     def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
-        """Compare memory with the lease rows, then release partitions above the fair share or acquire up to it.
-
-        Args:
-            leases: the lease rows of the group.
-            live: names of the live subscribers with the same subset. The partitions are divided among them.
-            steal: whether leases of lost subscribers may be taken over.
-        """
+        """Compare memory with the lease rows, then release partitions above the fair share or acquire up to it."""
         me = self.context.subscriber
         leases = [lease for lease in leases if lease.key in self.context.subset]
         self._live = live

@@ -290,9 +290,6 @@ class Poller:
         """Write the outcomes that are left, and release what still runs, because the process exits.
 
         It may be called in another thread: the poller's may hang in the database, or have died.
-
-        Args:
-            seconds: after this time no further transaction begins. What is left then is lost with the process.
         """
         until = time.monotonic() + seconds
         failures: list[Exception] = []

@@ -29,9 +29,8 @@ class WantingGroup(DeliveringGroup):
     def room(self, priority: int | None = None) -> int:
         """Return how many deliveries to claim now: 0 until there is room for a worthwhile batch.
 
-        Args:
-            priority: the priority of their messages (default: the highest that has work). However many messages with
-                lower priorities wait, there is room for it.
+        ``priority``: the priority of their messages (default: the highest that has work). However many messages with
+        lower priorities wait, there is room for it.
         """
         if self.stopped:
             return 0
@@ -122,12 +121,7 @@ class WantingGroup(DeliveringGroup):
 
     @abstractmethod
     def _want(self, key: str, limit: int) -> Want | None:
-        """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None.
-
-        Args:
-            key: the partition.
-            limit: maximum number of messages.
-        """
+        """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""
 
     def _want_one(self, key: str) -> Want | None:
         """Return a request for one message of a partition that could start soon, or None."""

@@ -91,11 +91,7 @@ class Lifeline:
         }
 
     def sign(self, *, progress: bool) -> None:
-        """Signal that the calling thread, which must be the main thread, runs.
-
-        Args:
-            progress: whether the poller makes progress too.
-        """
+        """Signal that the calling thread, which must be the main thread, runs."""
         self._write(PROGRESS if progress else ALIVE)
 
     def ask_replacement(self) -> None:

@@ -17,9 +17,6 @@ def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
     ``act`` runs inside the signal handler, where the main thread may hold any lock: it may only set flags, send
     signals, call ``say`` and exit.
 
-    Args:
-        act: called with the number of the signal and the count of signals so far, from 1.
-
     Returns:
         A function that restores the previous signal handlers.
     """
@@ -46,22 +43,13 @@ def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
 
 
 def say_stopping(number: int, shutdown_timeout: float) -> None:
-    """Tell the user what the first signal does.
-
-    Args:
-        number: the signal.
-        shutdown_timeout: seconds that running handlers have.
-    """
+    """Tell the user what the first signal does."""
     again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
     say(f"Stopping: running handlers have up to {shutdown_timeout:g} s to finish; {again} exits at once.")
 
 
 def say_leaving(lease_duration: float) -> None:
-    """Tell the user what the second signal does.
-
-    Args:
-        lease_duration: seconds until other subscribers take the leases over.
-    """
+    """Tell the user what the second signal does."""
     say(
         f"Exiting at once: in-flight messages will be redelivered after {lease_duration:g} s (in shared mode after "
         "the visibility timeout)."

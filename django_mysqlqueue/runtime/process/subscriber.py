@@ -89,10 +89,7 @@ def register_all(
 
     One of several databases that does not answer is not waited for long: the processes try again.
 
-    Args:
-        handlers: the handlers by alias.
-        prepare: as for ``Subscriber``.
-        schedules: as for ``Subscriber``.
+    ``prepare``: as for ``Subscriber``. ``schedules``: as for ``Subscriber``.
 
     Raises:
         SubscriberError: a group is registered with a mode other than its handler's.
@@ -231,9 +228,7 @@ class Subscriber:
 
         Do not call this from a signal handler: the main thread may hold the locks that this takes.
 
-        Args:
-            reason: the reason to log.
-            replace: whether to ask the supervisor, if there is one, to start another process at once.
+        ``replace``: whether to ask the supervisor, if there is one, to start another process at once.
         """
         if self._stop.ask(reason) and replace and self.lifeline is not None:
             self.lifeline.ask_replacement()
@@ -272,9 +267,6 @@ class Subscriber:
 
     def run(self, *, ready: Callable[[], None] | None = None) -> int:
         """Run until the process stops.
-
-        Args:
-            ready: called when the groups are registered and the messages of a predecessor are released.
 
         Returns:
             The exit status: 0 after a clean stop, else 1.

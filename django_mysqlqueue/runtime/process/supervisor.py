@@ -92,11 +92,7 @@ class Slot:
     is_done: bool = False
 
     def back_off(self, ran: float) -> float:
-        """Return the seconds until the next start after a child ended by itself.
-
-        Args:
-            ran: seconds for which the child ran.
-        """
+        """Return the seconds until the next start after a child ended by itself."""
         if ran >= LONG_RUN:
             self.failures.clear()
             return 0.0
