@@ -6,10 +6,12 @@ records ``actor`` and ``reason`` in the audit log, and commits independently of 
 
 from __future__ import annotations
 
-from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resume, seek, set_group_mode
 from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
+from django_mysqlqueue.operations.dropping import drop_group
+from django_mysqlqueue.operations.group_mode import set_group_mode
 from django_mysqlqueue.operations.group_settings import settings
+from django_mysqlqueue.operations.pausing import pause, resume
 from django_mysqlqueue.operations.publishing import publish
 from django_mysqlqueue.operations.quarantine import delete_quarantined, requeue_quarantined
 from django_mysqlqueue.operations.recurring import (
@@ -29,6 +31,7 @@ from django_mysqlqueue.operations.results import (
     SeekResult,
 )
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
+from django_mysqlqueue.operations.seeking import seek
 from django_mysqlqueue.operations.subscribers import forget, release
 from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare_move
 

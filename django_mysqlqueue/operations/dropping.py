@@ -6,10 +6,17 @@ paused group, which can only be dropped again. Until then, the group cannot be r
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -19,12 +26,110 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import steps
-from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, groups, job_messages
+from django_mysqlqueue.operations import redriving, seeking, steps
+from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.results import DropResult, result_of
+from django_mysqlqueue.service import audit, groups, heartbeats, job_messages, job_results, retention
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.subscriptions.effective import known_handlers
+
+
+@checked(OperationRefused, only=("progress",))
+def drop_group(
+    group: str,
+    topic: str,
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> DropResult:
+    """Delete a consumer group with all its state. GC no longer keeps messages for it.
+
+    A subscriber of the group that starts later registers it again. If the drop is interrupted, the group stays paused:
+    run it again.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
+        progress: called after each transaction with the number of partitions and deliveries that it deleted.
+
+    Raises:
+        OperationRefused: there is no such group; another drop of it has started in the meantime; or other transactions
+            keep its deliveries locked.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
+        if not dry_run:
+            changed = int(drop(alias, ref, actor=actor, reason=reason, progress=progress))
+            text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")
+            return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
+        session = Session(alias)
+        found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
+        kept, in_time = retention.held_back_by(session, ref, most=COUNTED, seconds=LIMITS.seconds)
+        found = dataclasses.replace(found, exact=found.exact and in_time)
+        live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
+        failed = DeadLetterFilter(naming.dlq_topic(ref.topic), group=ref.group)
+        dead = redriving.count(alias, failed, most=COUNTED)
+        return previewed_drop(ref, found, kept, tuple(live), dead)
+
+
+def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...], dead: int) -> DropResult:
+    """Return the result of a previewed drop.
+
+    ``kept``: number of messages that GC keeps only for the group.
+    """
+    warnings = [] if found.exact else [seeking.counting_stopped()]
+    if found.skipped and job_results.is_of_jobs(ref):
+        warnings.append(seeking.ended_jobs())
+    if dead:
+        text = _(
+            "Dead letters of the group: %(number)s. They stay in %(topic)s, but cannot be redriven unless the group is "
+            "registered again."
+        )
+        warnings.append(text % {"number": up_to(COUNTED, dead), "topic": naming.dlq_topic(ref.topic)})
+    if live:
+        text = _("Live subscribers: %(names)s. They stop claiming: stop them before you drop the group.")
+        warnings.append(text % {"names": ", ".join(live)})
+    handler = known_handlers().get(ref)
+    if handler is not None and handler.start == "earliest":
+        text = _(
+            "This project has a handler for the group. A subscriber that starts, or migrate, registers it again: "
+            'the group then receives all messages that are still in the log (start="earliest").'
+        )
+        warnings.append(text)
+    elif handler is not None:
+        text = _(
+            "This project has a handler for the group. A subscriber that starts, or migrate, registers it again: "
+            'the group then starts after the newest message (start="latest").'
+        )
+        warnings.append(text)
+    return result_of(
+        DropResult,
+        "drop",
+        1,
+        _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
+        _("Messages that the group has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+        _("Messages that GC keeps only for this group, and may delete afterwards: %(number)s.")
+        % {"number": up_to(COUNTED, kept)},
+        dry_run=True,
+        warnings=tuple(warnings),
+        group=ref.group,
+        topic=ref.topic,
+        unsettled=found.skipped,
+        kept_for_it_alone=kept,
+        live_subscribers=live,
+    )
 
 
 def drop(

@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.models import ConsumerGroup, PartitionLease
+from django_mysqlqueue.operations.arguments import alias_for
 from django_mysqlqueue.operations.limits import LIMITS
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import audit, groups, heartbeats
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
+
+
+def set_group_mode(
+    group: str,
+    topic: str,
+    mode: Literal["ordered", "shared"],
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Change the delivery mode of a consumer group. Its subscribers must be stopped.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        mode: the mode that the group's handler will declare.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such group or mode; the group has live subscribers; or a seek or drop of it has
+            not finished.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        if mode not in ConsumerGroup.Mode.values:
+            raise OperationRefused(f"mode {mode!r}: must be one of {', '.join(map(repr, ConsumerGroup.Mode.values))}")
+        found = group_of(alias, group, topic)
+        number = int(found.mode != mode)
+        lease_ms = int(get_settings().lease_duration * 1000)
+        if number and dry_run:
+            _refuse_live(Session(alias), found.ref, lease_ms)
+        elif number:
+            number = int(set_mode(alias, found.ref, mode, actor=actor, reason=reason, lease_ms=lease_ms))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("The mode of the group %(ref)s will change to %(mode)s."),
+            done=_("The mode of the group %(ref)s is now %(mode)s."),
+            nothing=_("The mode of the group %(ref)s is already %(mode)s."),
+        )
+        return result_of(Result, "mode", number, text % {"ref": found.ref, "mode": mode}, dry_run=dry_run)
 
 
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str = "", reason: str = "") -> bool:
@@ -29,7 +82,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
     def set_under_lock(session: Session) -> bool:
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
-        refuse_live(session, ref, lease_ms)
+        _refuse_live(session, ref, lease_ms)
         if found.mode == mode:
             return False
         while groups.delete_rows(session, ref, PartitionLease, "partition_key", most=LIMITS.rows):
@@ -43,7 +96,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
         return run(using, set_under_lock)
 
 
-def refuse_live(session: Session, ref: GroupRef, lease_ms: int) -> None:
+def _refuse_live(session: Session, ref: GroupRef, lease_ms: int) -> None:
     """Require that a group has no live subscribers.
 
     Raises:

@@ -1,58 +1,101 @@
-"""Pause and resume: a single write to the group row, under its lock."""
+"""Pause and resume a consumer group: a single write to the group row, under its lock."""
 
 from __future__ import annotations
 
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def pause(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
-    """Pause a group: subscribers finish the messages that they have claimed, keep their leases, and claim no more.
+def pause(
+    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Pause a consumer group: its subscribers finish the messages that they have claimed and claim no more.
+
+    They keep their leases. Until you resume the group, messages stay in the log, and GC keeps them for it.
 
     Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
+        group: the consumer group.
+        topic: the topic that it reads.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
-
-    Returns:
-        False if the group was already paused.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    return _set_paused(using, ref, paused=True, actor=actor, reason=reason)
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        found = group_of(alias, group, topic)
+        number = int(not found.paused)
+        if not dry_run:
+            number = int(set_paused(alias, found.ref, paused=True, actor=actor, reason=reason))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_(
+                "The group %(ref)s will be paused: its subscribers finish the messages that they have claimed and "
+                "claim no more. Messages stay in the log, and GC keeps them for the group."
+            ),
+            done=_("The group %(ref)s is paused."),
+            nothing=_("The group %(ref)s is already paused."),
+        )
+        return result_of(Result, "pause", number, text % {"ref": found.ref}, dry_run=dry_run)
 
 
-def resume(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
-    """Resume a group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+def resume(
+    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Resume a paused consumer group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
 
     Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
+        group: the consumer group.
+        topic: the topic that it reads.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
-
-    Returns:
-        False if the group was not paused.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    return _set_paused(using, ref, paused=False, actor=actor, reason=reason)
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        found = group_of(alias, group, topic)
+        number = int(found.paused)
+        if not dry_run:
+            number = int(set_paused(alias, found.ref, paused=False, actor=actor, reason=reason))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("The group %(ref)s will be resumed. Its subscribers notice within %(seconds)s seconds."),
+            done=_("The group %(ref)s is resumed."),
+            nothing=_("The group %(ref)s is not paused."),
+        )
+        values = {"ref": found.ref, "seconds": f"{get_settings().lease_renewal_interval:g}"}
+        return result_of(Result, "resume", number, text % values, dry_run=dry_run)
 
 
-def _set_paused(using: str, ref: GroupRef, *, paused: bool, actor: str, reason: str) -> bool:
-    action = "pause" if paused else "resume"
+def set_paused(using: str, ref: GroupRef, *, paused: bool, actor: str, reason: str = "") -> bool:
+    """Pause or resume a group; return False if it was so already.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
+    """
 
     def write(session: Session) -> bool:
-        found = groups.lock(session, ref)
-        groups.refuse_unfinished(ref, found.after_seek)
-        if found.paused is paused:
+        group = groups.lock(session, ref)
+        groups.refuse_unfinished(ref, group.after_seek)
+        if group.paused is paused:
             return False
         groups.change(session, ref, paused=paused)
+        action = "pause" if paused else "resume"
         audit.once(session, action, 0, actor=actor, reason=reason, group=ref.group, topic=ref.topic)
         return True
 

@@ -8,18 +8,25 @@ makes its subscribers discard their state in memory. An interrupted seek leaves 
 
 from __future__ import annotations
 
-import time
+import datetime
+import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from django.db.models.expressions import RawSQL
+from django.utils.translation import gettext as _
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
-from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.service import audit, coalescing, groups, job_messages, log, partitions, watermarks
+from django_mysqlqueue.operations.arguments import alias_for, milliseconds
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
+from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
@@ -50,6 +57,118 @@ class Preview:
     """False if counting stopped after ``Limits.read`` messages of the log or ``Limits.seconds``: both may be more."""
     coalesces: bool = False
     """Whether messages of the topic have coalesce keys."""
+
+
+@checked(OperationRefused, only=("progress",))
+def seek(
+    group: str,
+    topic: str,
+    position: Literal["earliest", "latest"] | int | None = None,
+    *,
+    time: datetime.datetime | None = None,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> SeekResult:
+    """Move a consumer group's position: back to replay messages, forward to skip them.
+
+    Its subscribers can keep running. Deliveries in flight are revoked: an ack that commits later changes nothing, and
+    atomic handlers roll back. If the seek is interrupted, the group stays paused: run it again.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        position: ``"earliest"``, ``"latest"`` (after the newest message), or the offset to continue from.
+        time: instead of a position: continue from the first message that entered the log at or after this time; a
+            naive datetime is in the project's time zone.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; count the messages that would be replayed and skipped.
+        progress: called after each transaction with the number of partitions and deliveries that it reset.
+
+    Raises:
+        OperationRefused: there is no such group; the position is neither in the log nor just after it; another seek or
+            drop of the group has started in the meantime; or other transactions keep its deliveries locked.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        found = group_of(alias, group, topic, unfinished=["seek"])
+        ref = found.ref
+        stays = found.paused and found.after_seek in ("", ConsumerGroup.AfterSeek.STAY)
+        if (position is None) == (time is None):
+            raise OperationRefused("position or time: pass exactly one of them")
+        if time is not None:
+            target = position_of(alias, time_ms=milliseconds("time", time))
+            named = f"time {time.isoformat()}"
+        else:
+            assert position is not None  # noqa: S101  # see above
+            target, named = position_of(alias, position), str(position)
+        if not dry_run:
+            move(alias, ref, target, actor=actor, reason=reason, detail=named, progress=progress)
+            values = {"ref": ref, "offset": target.offset + 1}
+            text = _("The group %(ref)s continues with the first message at or after offset %(offset)s.")
+            warnings = (_stays_paused(),) if stays else ()
+            offset = target.offset + 1
+            return result_of(SeekResult, "seek", 1, text % values, dry_run=False, warnings=warnings, offset=offset)
+        return previewed_seek(ref, named, preview(alias, ref, target), stays=stays)
+
+
+def previewed_seek(ref: GroupRef, position: str, found: Preview, *, stays: bool = False) -> SeekResult:
+    """Return the result of a previewed seek.
+
+    ``stays``: True if the group is paused and stays paused.
+    """
+    values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
+    return result_of(
+        SeekResult,
+        "seek",
+        1,
+        _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
+        _("Settled messages that will be replayed: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
+        _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+        _(
+            "Deliveries in flight are revoked. A message that is dead-lettered before its delivery is revoked stays in "
+            "the DLQ."
+        ),
+        dry_run=True,
+        warnings=_warnings(ref, found, stays=stays),
+        offset=found.position.offset + 1,
+        replayed=found.replayed,
+        skipped=found.skipped,
+        exact=found.exact,
+    )
+
+
+def _stays_paused() -> str:
+    return _("The group is paused and stays paused until you resume it.")
+
+
+def ended_jobs() -> str:
+    """Return what happens to the jobs of messages that a group skips."""
+    return _(
+        "The jobs of these messages will be FAILED with JobSkipped, and the later jobs of their chains with "
+        "EarlierJobFailed. They run only if the messages are delivered again."
+    )
+
+
+def _warnings(ref: GroupRef, found: Preview, *, stays: bool) -> tuple[str, ...]:
+    warnings = [_stays_paused()] if stays else []
+    if found.skipped:
+        warnings.append(_("The group will never handle the messages that it skips."))
+        if job_results.is_of_jobs(ref):
+            warnings.append(ended_jobs())
+        if found.coalesces:
+            warnings.append(ends_keys())
+    if not found.exact:
+        warnings.append(counting_stopped())
+    return tuple(warnings)
+
+
+def counting_stopped() -> str:
+    """Return the warning of a preview that has not counted all."""
+    return _("Counting stopped at its limit of messages or time: the numbers may be higher.")
 
 
 def position_of(
@@ -102,9 +221,9 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
     # Counts twice as far, since messages settled above the watermark are subtracted afterwards.
     replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
     after, whole = None, False
-    began = time.monotonic()
+    began = clock.monotonic()
     while not whole and not (replayed.ended and skipped.ended):
-        if after is not None and time.monotonic() - began > limits.seconds:
+        if after is not None and clock.monotonic() - began > limits.seconds:
             replayed.stopped = skipped.stopped = True
             break
         ends, whole = partitions.last_offsets(session, ref.topic, limit=limits.rows, after=after)
@@ -168,11 +287,11 @@ class _Counter:
             " UNION ALL ".join([one] * len(items)),
             flat((key, group, topic, key, above, upto, limit) for key, above, upto in items),
         )
-        ends = {key: upto for key, _, upto in items}
-        for _, read, own, _ in rows:
+        ends = {key: upto for key, _above, upto in items}
+        for _key, read, own, _last in rows:
             self._read += int(read)
             self.found += int(own)
-        return [(key, int(last), ends[key]) for key, read, _, last in rows if read == limit and last < ends[key]]
+        return [(key, int(last), ends[key]) for key, read, _own, last in rows if read == limit and last < ends[key]]
 
 
 def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:
@@ -202,7 +321,7 @@ def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most:
 # -- the operation ------------------------------------------------------------
 
 
-def seek(
+def move(
     using: str,
     ref: GroupRef,
     position: Position,
@@ -219,15 +338,8 @@ def seek(
     changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and the
     dead letter stays, even if the seek replays its message.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        position: the new position.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        detail: the position as the caller named it, for the audit log.
-        progress: called after each transaction with the number of partitions and deliveries that it reset.
-        limits: limits of each step.
+    ``detail``: the position as the caller named it, for the audit log. ``progress`` gets the number of partitions and
+    deliveries that each transaction has reset.
 
     Returns:
         The number of deleted deliveries: in flight, waiting, or settled above the watermark.

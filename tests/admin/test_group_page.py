@@ -47,7 +47,7 @@ def test_a_partition_whose_group_is_not_counted_to_its_end_has_a_bound(db, clien
 def test_the_only_cause_is_named_once_and_does_not_lead_to_the_page_itself(db, client):
     Sub(handler()).leave()
     log(3)
-    pausing.pause(USING, G, actor="ada")
+    pausing.set_paused(USING, G, actor="ada", paused=True)
     text = page(client, "group", **GROUP)
     found = context(client)
     (cause,) = found["causes"]
@@ -67,7 +67,7 @@ def test_with_several_causes_each_is_named_once(db, client, clock):
     log(3)
     sub.settle()
     log(1)
-    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=True)
     clock.advance(1)
     found = context(client)
     assert len(found["causes"]) > 1

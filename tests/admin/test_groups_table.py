@@ -182,12 +182,12 @@ def test_nothing_is_said_of_the_end_of_what_nobody_works_on(db, clock, client):
     log(100, "a")
     counts(entered=0, acked=600)
     assert row_of(client).time_to_drain != "-"
-    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=True)
     for acked in (600, 0):
         counts(entered=60, acked=acked)
         for row in (row_of(client), group_page(client)["figures"]):
             assert (row.time_to_drain, row.drained_text, row.state.text) == ("-", "", "paused")
-    pausing.resume(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=False)
     clock.advance(61)
     counts(entered=0, acked=600)
     assert row_of(client).time_to_drain == "-", "its subscribers are lost"
@@ -311,7 +311,7 @@ def test_states(db, client, clock):
     log(20)
     live[0].settle()
     operations.seek("empty", "t", "latest", actor="ada")
-    pausing.pause(USING, GroupRef("pauses", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("pauses", "t"), actor="ada", paused=True)
     clock.advance(61)
     for sub in live:
         sub.beat()

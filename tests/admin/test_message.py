@@ -224,7 +224,7 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     assert life(client, first, "late")[0] == "before the start"
     assert life(client, first, "new")[0] == "not claimed yet"
     assert life(client, again, "late")[0] == "not for this group"
-    pausing.pause(USING, G, actor="ada")
+    pausing.set_paused(USING, G, actor="ada", paused=True)
     assert "The group is paused" in life(client, again)[1][-1]
     ConsumerOffset.objects.filter(consumer_group="g").update(offset_claimed=again)
     assert life(client, again)[0] == "skipped"
@@ -238,7 +238,7 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     sub.work(1)
     sub.flush()
     sub.leave()
-    seeking.seek(USING, G, seeking.position_of(USING, "latest"), actor="ada")
+    seeking.move(USING, G, seeking.position_of(USING, "latest"), actor="ada")
     assert life(client, first)[0] == "acked"
     tag, told, _ = life(client, second)
     assert tag == "before the start"

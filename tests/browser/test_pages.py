@@ -77,7 +77,7 @@ def queue(db: None, settings: Any) -> Sub:
     job("runs", status="RUNNING", started_at=NOW + 1000, worker_ids=f"{LONG * 2}\n", arguments=f'["{"x" * 300}"]')
     ended("failed", "FAILED", errors=errors("no", "y" * 300, "no"), task_path=long, worker_ids="host-7\n" * 3)
     operations.settings(LONG, "orders", {"filter": {LONG: values}}, actor="ada")
-    pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
+    pausing.set_paused(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves", paused=True)
     recur()
     record()
     refused = {"payload": b"1", "deliver_at": 0, "created_at": 1, "reason": f"(1644, '{'x' * 300}')"}

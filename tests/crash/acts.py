@@ -143,17 +143,17 @@ def counted() -> None:
 
 @act("pause", sequenced)
 def _() -> None:
-    pausing.pause(ALIAS, G, actor=ME, reason="why not")
+    pausing.set_paused(ALIAS, G, actor=ME, reason="why not", paused=True)
 
 
 def paused() -> None:
     sequenced()
-    pausing.pause(USING, G, actor="bob")
+    pausing.set_paused(USING, G, actor="bob", paused=True)
 
 
 @act("resume", paused)
 def _() -> None:
-    pausing.resume(ALIAS, G, actor=ME)
+    pausing.set_paused(ALIAS, G, actor=ME, paused=False)
 
 
 def overridden() -> None:
@@ -173,12 +173,12 @@ def _() -> None:
 
 @act("seek back", handled)
 def _() -> None:
-    seeking.seek(ALIAS, G, Position(0), actor=ME)
+    seeking.move(ALIAS, G, Position(0), actor=ME)
 
 
 @act("seek to the end past what is claimed", claimed)
 def _() -> None:
-    seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=ME)
+    seeking.move(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=ME)
 
 
 @act("drop", claimed)
@@ -194,7 +194,7 @@ def half_sought() -> None:
 
 @act("seek where another died", half_sought)
 def _() -> None:
-    seeking.seek(ALIAS, G, Position(0), actor=ME)
+    seeking.move(ALIAS, G, Position(0), actor=ME)
 
 
 @act("drop where a seek died", half_sought)

@@ -81,7 +81,7 @@ def test_the_admin_shows_the_queue_and_no_replica(queue_db, settings, using):
         assert client.get(address, {"group": "g", "topic": "shown", "offset": offset, "id": "x"}).status_code == 200
     (row,) = client.get(dashboard).context["rows"]
     assert (row.group.ref, client.get(dashboard).context["overview"].outbox.waiting.value) == (("g", "shown"), 1)
-    pausing.pause(using, GroupRef("g", "shown"), actor="admin")
+    pausing.set_paused(using, GroupRef("g", "shown"), actor="admin", paused=True)
     for query in ("", "?group=g", "?state=ended"):
         (row,) = client.get(f"{dashboard}operations/{query}").context["rows"]
         assert row.entry.action == "pause"

@@ -177,7 +177,7 @@ def test_restarting_subscribers_are_a_note():
 def test_many_paused_groups_are_one_cause():
     Sub(*(handler("t", f"g{n}") for n in range(5)))
     for number in range(5):
-        pausing.pause(USING, GroupRef(f"g{number}", "t"), actor="ada")
+        pausing.set_paused(USING, GroupRef(f"g{number}", "t"), actor="ada", paused=True)
     publish_many("t", range(2))
     sequence()
     (cause,) = causes()

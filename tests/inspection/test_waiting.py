@@ -25,7 +25,7 @@ def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
     sub.settle()
     clock.advance(1200)
     sub.heart.beat()
-    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
+    seeking.move(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     clock.advance(5)
     sub.heart.beat()
     assert kinds("--max-age", "60") == set()
@@ -55,7 +55,7 @@ def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, m
     Sub(handler())
     monkeypatch.setattr(seeking, "_reset_offsets", None)
     with pytest.raises(TypeError):
-        seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
+        seeking.move(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     assert "The backlog of g/t is 3" in run("--max-lag", "0")[1]
     assert kinds("--max-age", "60") == {("seek_ended_early", "g")}
 

@@ -569,7 +569,7 @@ def _(a: Actor) -> object:
 
 @operation("pause")
 def _(a: Actor) -> object:
-    return pausing.pause(ALIAS, G, actor=a.name)
+    return pausing.set_paused(ALIAS, G, actor=a.name, paused=True)
 
 
 @operation("override an option")
@@ -585,7 +585,7 @@ def _(a: Actor) -> object:
 
 @operation("resume")
 def _(a: Actor) -> object:
-    return pausing.resume(ALIAS, G, actor=a.name)
+    return pausing.set_paused(ALIAS, G, actor=a.name, paused=False)
 
 
 @operation("drop", forgets=True, steps=True)
@@ -595,12 +595,12 @@ def _(a: Actor) -> object:
 
 @operation("seek to the beginning", forgets=True, steps=True)
 def seek_back(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, Position(0), actor=a.name)
+    return seeking.move(ALIAS, G, Position(0), actor=a.name)
 
 
 @operation("seek to the end", forgets=True, skips=True, steps=True)
 def _(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=a.name)
+    return seeking.move(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=a.name)
 
 
 # -- heartbeats and leases ----------------------------------------------------------

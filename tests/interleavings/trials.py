@@ -331,12 +331,12 @@ class Trial:
                 if not self._has_died(ref, group):
                     return ["a seek or drop has not ended, and its process has not died"]
                 if invariants.is_seeking(group):
-                    seeking.seek(USING, ref, Position(group.start_offset), actor="drain")
+                    seeking.move(USING, ref, Position(group.start_offset), actor="drain")
                 else:
                     dropping.drop(USING, ref, actor="drain")
                 after = Tables.read(USING)
             elif group.paused:
-                pausing.resume(USING, ref, actor="drain")
+                pausing.set_paused(USING, ref, actor="drain", paused=False)
         settled = invariants.settled(after)
         expected: Counter[tuple[str, str]] = Counter()
         waiting: set[tuple[str, str, str]] = {one.identity for one in after.log.values()}

@@ -397,7 +397,7 @@ def forsaken_shared() -> Start:
 
 def paused() -> Start:
     start = busy()
-    pausing.pause(USING, G, actor="before")
+    pausing.set_paused(USING, G, actor="before", paused=True)
     return start
 
 

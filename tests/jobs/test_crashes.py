@@ -114,7 +114,7 @@ def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
         if how == "drop":
             dropping.drop(alias, job_worlds.JOBS)
         elif how == "seek":
-            seeking.seek(alias, job_worlds.JOBS, seeking.position_of(USING), actor="test")
+            seeking.move(alias, job_worlds.JOBS, seeking.position_of(USING), actor="test")
 
     def check(_, ended):
         job_worlds.end_skipped(USING)

@@ -67,7 +67,7 @@ def busy():
     sequence()
     publish_many("t", range(4))
     publish("t", 1, delay=3600)
-    pausing.pause(USING, GroupRef("idle", "t"), actor="tests")
+    pausing.set_paused(USING, GroupRef("idle", "t"), actor="tests", paused=True)
     return sub
 
 

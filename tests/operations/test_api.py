@@ -26,7 +26,7 @@ from django_mysqlqueue.models import (
     Schedule,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
+from django_mysqlqueue.operations import EditResult, Result, dropping, results, seeking
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
 from tests.support import job_worlds, schedule_worlds
@@ -552,7 +552,7 @@ def test_a_preview_of_a_drop_of_very_many_partitions_says_where_counting_stopped
     assert retention.held_back_by(Session(USING), REF, most=9, seconds=60) == (6, True)
     assert retention.held_back_by(Session(USING), REF, most=3, seconds=60) == (3, True)
     assert retention.held_back_by(Session(USING), REF, most=9, seconds=0) == (2, False)
-    monkeypatch.setattr(consumer_groups, "LIMITS", Limits(seconds=0))
+    monkeypatch.setattr(dropping, "LIMITS", Limits(seconds=0))
     found = operations.drop_group(*REF, actor="ada", dry_run=True)
     assert (found.unsettled, found.kept_for_it_alone) == (6, 2)
     assert "Counting stopped at its limit of messages or time: the numbers may be higher." in found.warnings
@@ -597,13 +597,13 @@ def test_leases_of_a_shared_group_are_not_released(db):
 def test_a_preview_says_where_counting_stopped():
     found = seeking.Preview(Position(7), replayed=0, skipped=10_000, exact=False)
     stopped = "Counting stopped at its limit of messages or time: the numbers may be higher."
-    seek = consumer_groups.previewed_seek(REF, "latest", found)
+    seek = seeking.previewed_seek(REF, "latest", found)
     assert stopped in seek.warnings
     assert "Unsettled messages that will be skipped: 10,000 or more." in seek.summary
     assert (seek.exact, seek.offset) == (False, 8)
-    drop = consumer_groups.previewed_drop(REF, found, 12, (), 0)
+    drop = dropping.previewed_drop(REF, found, 12, (), 0)
     assert drop.warnings == (stopped,)
-    assert not consumer_groups.previewed_drop(REF, dataclasses.replace(found, exact=True), 12, (), 0).warnings
+    assert not dropping.previewed_drop(REF, dataclasses.replace(found, exact=True), 12, (), 0).warnings
 
 
 def test_an_edit_goes_to_the_group_alone(db):

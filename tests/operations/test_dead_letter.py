@@ -127,7 +127,7 @@ def test_in_a_paused_group_and_where_nobody_works(db):
     sub, _, offsets = retrying_sub()
     sub.leave()
     SubscriberHeartbeat.objects.all().delete()
-    pausing.pause(USING, G, actor=ME)
+    pausing.set_paused(USING, G, actor=ME, paused=True)
     assert dead_letter_now(USING, G, offsets[:1], actor=ME) == 1
     assert lag() == 0
     assert ConsumerGroup.objects.get().paused
@@ -229,7 +229,7 @@ def test_each_refusal_says_which_message_and_why(db):
     assert refusal([10**12]) == f"{prefix}{10**12} is not in the log of 't'."
     assert refusal([elsewhere]) == f"{prefix}{elsewhere} is not in the log of 't'."
     assert refusal([offsets[1]]) == f"{prefix}{offsets[1]} is already settled."  # acked ahead of the watermark
-    pausing.pause(USING, G, actor=ME)
+    pausing.set_paused(USING, G, actor=ME, paused=True)
     publish("t", 7, key="a")
     publish("t", 7, key="new")
     sequence()

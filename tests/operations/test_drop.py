@@ -56,10 +56,10 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (True, "dropped", Operation.objects.get().pk)
     for refused in (
-        lambda: pausing.resume(USING, G, actor=ME),
-        lambda: pausing.pause(USING, G, actor=ME),
+        lambda: pausing.set_paused(USING, G, actor=ME, paused=False),
+        lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: seeking.seek(USING, G, Position(0), actor=ME),
+        lambda: seeking.move(USING, G, Position(0), actor=ME),
         lambda: retrying.retry(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
@@ -97,7 +97,7 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
         dropping.drop(USING, G, actor="bob")
         later.append(Sub(handler()))
         resumed(later[0])
-        pausing.pause(USING, G, actor="bob")
+        pausing.set_paused(USING, G, actor="bob", paused=True)
 
     frozen_before(monkeypatch, before, drop_register_claim)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
@@ -128,7 +128,7 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
 
     frozen_before(monkeypatch, before, drop_and_register)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), actor=ME)
+        seeking.move(USING, G, Position(0), actor=ME)
     assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: replaced by a drop of bob"
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)

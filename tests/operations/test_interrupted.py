@@ -35,21 +35,21 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seeking, "_delete_states", die)
         with pytest.raises(RuntimeError):
-            seeking.seek(USING, G, Position(0), actor=ME)
+            seeking.move(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 4
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "resume")
     for refused in (
-        lambda: pausing.resume(USING, G, actor=ME),
-        lambda: pausing.pause(USING, G, actor=ME),
+        lambda: pausing.set_paused(USING, G, actor=ME, paused=False),
+        lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
         lambda: retrying.retry(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A seek of the group 'g' on topic 't' has not finished"):
             refused()
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 8
 
@@ -59,7 +59,7 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     sub = Sub(handler())
     sub.settle()
     begun = seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
-    seeking.seek(USING, G, Position(offsets[1]), actor="bob")
+    seeking.move(USING, G, Position(offsets[1]), actor="bob")
     for step in (
         lambda session: seeking._reset_offsets(session, G, Position(0), begun, ""),
         lambda session: seeking._delete_states(session, G, begun),
@@ -87,15 +87,15 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
     later = Sub(handler())
 
     def the_same_again():
-        seeking.seek(USING, G, Position(0), actor="bob")
+        seeking.move(USING, G, Position(0), actor="bob")
         resumed(later)  # it claims, and holds what it has claimed
-        pausing.pause(USING, G, actor="bob")
+        pausing.set_paused(USING, G, actor="bob", paused=True)
 
     frozen_before(monkeypatch, before, the_same_again)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), actor=ME)
+        seeking.move(USING, G, Position(0), actor=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
-    pausing.resume(USING, G, actor=ME)
+    pausing.set_paused(USING, G, actor=ME, paused=False)
     later.leave()
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -107,7 +107,7 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     log(2)
     Sub(handler()).settle()
     seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
-    seeking.seek(USING, G, Position(0), actor="bob")
+    seeking.move(USING, G, Position(0), actor="bob")
     first, second = Operation.objects.order_by("id")
     assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: replaced by a seek of bob")
     assert second.detail == "to offset 1"
@@ -118,7 +118,7 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
 def seek_or_drop(operation, limits=LIMITS):
     if operation == "drop":
         return dropping.drop(USING, G, actor=ME, limits=limits)
-    return seeking.seek(USING, G, Position(0), actor=ME, limits=limits)
+    return seeking.move(USING, G, Position(0), actor=ME, limits=limits)
 
 
 @pytest.mark.promise("Interrupted operations")

@@ -24,14 +24,14 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
     got = Recorder()
     sub = Sub(handler(function=got, mode=mode), claim_size=2, prefetch=2)
     sub.step()
-    assert pausing.pause(USING, G, actor=ME, reason="a bad deploy")
-    assert not pausing.pause(USING, G, actor=ME)  # it is
+    assert pausing.set_paused(USING, G, actor=ME, reason="a bad deploy", paused=True)
+    assert not pausing.set_paused(USING, G, actor=ME, paused=True)  # it is
     sub.settle()
     assert got.payloads == [0, 1]
     if mode == "ordered":
         assert PartitionLease.objects.get().leased_by == sub.name
-    assert pausing.resume(USING, G, actor=ME)
-    assert not pausing.resume(USING, G, actor=ME)
+    assert pausing.set_paused(USING, G, actor=ME, paused=False)
+    assert not pausing.set_paused(USING, G, actor=ME, paused=False)
     sub.settle()
     assert got.payloads == [0, 1, 2, 3]
     assert list(Operation.objects.values_list("action", "actor", "reason", "consumer_group", "topic")) == [
@@ -43,9 +43,9 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
 def test_an_unknown_group_is_refused_and_nothing_recorded(db):
     ref = GroupRef("nobody", "t")
     for operation in (
-        lambda: pausing.pause(USING, ref, actor=ME),
-        lambda: pausing.resume(USING, ref, actor=ME),
-        lambda: seeking.seek(USING, ref, Position(0), actor=ME),
+        lambda: pausing.set_paused(USING, ref, actor=ME, paused=True),
+        lambda: pausing.set_paused(USING, ref, actor=ME, paused=False),
+        lambda: seeking.move(USING, ref, Position(0), actor=ME),
         lambda: seeking.preview(USING, ref, Position(0)),
         lambda: retrying.retry(USING, ref, actor=ME),
     ):
@@ -64,8 +64,8 @@ def test_an_operation_in_a_request_commits_by_itself_and_holds_no_lock(db, end):
     outer = connection.connection
     with transaction.atomic():
         Effect.objects.create(name="request")
-        pausing.pause(USING, G, actor=ME)
-        pausing.resume(USING, G, actor=ME)
+        pausing.set_paused(USING, G, actor=ME, paused=True)
+        pausing.set_paused(USING, G, actor=ME, paused=False)
         in_thread(sub.settle)
         assert got.payloads == [0, 1]
         if end == "rollback":

@@ -28,7 +28,7 @@ def test_seek_to_the_beginning_replays_everything(db, mode):
     sub.settle()
     place = seeking.position_of(USING, "earliest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=6, skipped=0)
-    seeking.seek(USING, G, place, actor=ME)
+    seeking.move(USING, G, place, actor=ME)
     resumed(sub).settle()
     assert sorted(got.payloads) == sorted([*range(6), *range(6)])
     assert lag() == 0
@@ -43,7 +43,7 @@ def test_seek_to_the_end_skips_what_is_unsettled(db, mode):
     sub.step()  # some are in flight
     place = seeking.position_of(USING, "latest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=0, skipped=6)
-    assert seeking.seek(USING, G, place, actor=ME) == 2
+    assert seeking.move(USING, G, place, actor=ME) == 2
     assert lag() == 0
     publish("t", "new", key="a")
     resumed(sub).settle()
@@ -66,7 +66,7 @@ def test_seek_to_an_offset_and_to_a_time(db, clock):
     assert seeking.position_of(USING, time_ms=moment).offset == later - 1
     assert seeking.position_of(USING, time_ms=0).offset < offsets[0]
     assert seeking.position_of(USING, time_ms=moment + 10**9) == seeking.position_of(USING, "latest")
-    seeking.seek(USING, G, seeking.position_of(USING, offsets[1]), actor=ME, detail="once more")
+    seeking.move(USING, G, seeking.position_of(USING, offsets[1]), actor=ME, detail="once more")
     resumed(sub).settle()
     assert got.payloads == [1, 2, 3, 4, 5]
     operation = Operation.objects.get()
@@ -89,7 +89,7 @@ def test_a_position_from_a_log_that_has_lost_its_end_since_is_refused(db):
     QueueMessage.objects.filter(offset__gt=offsets[3]).delete()
     Sequencer.objects.update(last_offset=offsets[3])
     with pytest.raises(OperationRefused, match=f"offset {offsets[5] + 1}: the log ends at {offsets[3]};"):
-        seeking.seek(USING, G, place, actor=ME)
+        seeking.move(USING, G, place, actor=ME)
     assert not groups.find(USING, G).paused
 
 
@@ -130,7 +130,7 @@ def test_an_emptied_log_ends_where_it_ended(emptied):
 
 
 def test_a_seek_in_an_emptied_log_loses_nothing(emptied):
-    seeking.seek(USING, G, seeking.position_of(USING, "latest"), actor=ME)
+    seeking.move(USING, G, seeking.position_of(USING, "latest"), actor=ME)
     publish("t", "new", key="a")
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -160,7 +160,7 @@ def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     sub.run(held)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
@@ -176,7 +176,7 @@ def test_an_atomic_handler_that_runs_through_a_seek_leaves_nothing(db):
     sub = Sub(handler(function=lambda delivery: Effect.objects.create(name="half"), atomic=True))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     sub.run(held)
     assert not Effect.objects.exists()
     resumed(sub).settle()
@@ -189,7 +189,7 @@ def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
     got = Recorder()
     sub = Sub(handler(function=got))
     sub.step()
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert got.payloads == [0, 1, 2, 3]
     assert got.attempts == [(number, 1) for number in range(4)]
@@ -215,15 +215,15 @@ def test_flushes_during_a_seek_move_nothing(db, mode):
     seeking.run(USING, half_way)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     assert lag() == 250
 
 
 def test_a_group_that_was_paused_stays_so_after_a_seek(db):
     log(2)
     Sub(handler()).settle()
-    pausing.pause(USING, G, actor=ME)
-    seeking.seek(USING, G, Position(0), actor=ME)
+    pausing.set_paused(USING, G, actor=ME, paused=True)
+    seeking.move(USING, G, Position(0), actor=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "")
 
@@ -248,7 +248,7 @@ def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happene
     sub = Sub(handler(function=end, mode=mode))
     sub.step()
     frozen_before(monkeypatch, 3, lambda: rejected(sub))
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     sub.leave()
     sequence()
     assert [bytes(one.payload) for one in QueueMessage.objects.filter(topic="t_dlq")] == [b"0"]

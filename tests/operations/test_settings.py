@@ -162,7 +162,7 @@ def test_a_seek_or_drop_that_has_not_finished_comes_first(registered):
 
 def test_a_seek_keeps_overrides_and_a_drop_deletes_them(registered):
     override(prefetch=5)
-    seeking.seek(USING, G, Position(0), actor=ME)
+    seeking.move(USING, G, Position(0), actor=ME)
     assert stored() == {"prefetch": 5}
     dropping.drop(USING, G, actor=ME)
     groups.register(USING, G, mode="ordered", start="earliest")

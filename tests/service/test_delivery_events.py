@@ -81,7 +81,7 @@ def test_old_events_are_collected(db, settings, clock):
 
     settings.MYSQLQUEUE = {"HISTORY_RETENTION": 60.0}
     dead_letters(2)
-    pausing.pause(USING, G, actor=ME)
+    pausing.set_paused(USING, G, actor=ME, paused=True)
     assert delivery_events.collect(USING) == 0
     clock.advance(61)
     assert delivery_events.collect(USING) == 2

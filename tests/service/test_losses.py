@@ -322,7 +322,7 @@ def test_an_operator_ends_the_wait_of_its_partition(db, clock, act):
         assert retrying.retry(USING, G, actor="ada", due=due) == 1
         clock.advance(4)
     else:
-        seeking.seek(USING, G, seeking.Position(offset), actor="ada")
+        seeking.move(USING, G, seeking.Position(offset), actor="ada")
     sub.beat()
     sub.poller.look_now()
     sub.settle()

@@ -86,7 +86,7 @@ def test_messages_of_before_the_start_offset_and_for_other_groups_do_not_count(d
 def test_a_paused_group_is_sampled(db, clock):
     at_second(clock)
     sub = Sub(handler())
-    pausing.pause(USING, G, actor="ada")
+    pausing.set_paused(USING, G, actor="ada", paused=True)
     log(4)
     sub.step()
     maintain(sub)

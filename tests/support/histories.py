@@ -107,12 +107,12 @@ class History:
             sub.heart.beat()
 
     def pause(self, name: str = "g") -> None:
-        pausing.pause(USING, GroupRef(name, name), actor="ada")
+        pausing.set_paused(USING, GroupRef(name, name), actor="ada", paused=True)
         # The column's default is the time of the server, not of the clock that the test moves.
         Operation.objects.filter(action="pause", consumer_group=name).update(started_at=self._now())
 
     def resume(self, name: str = "g") -> None:
-        pausing.resume(USING, GroupRef(name, name), actor="ada")
+        pausing.set_paused(USING, GroupRef(name, name), actor="ada", paused=False)
 
     def redrive(self, name: str = "g", limit: int | None = None) -> None:
         redriving.redrive(USING, DeadLetterFilter(f"{name}_dlq"), actor="ada", limit=limit)

@@ -560,8 +560,8 @@ def _operate(ref: GroupRef) -> None:
     session = Session(USING)
     mode = "ordered" if ref.group == "o" else "shared"
     held = _fail(ref, mode)
-    pausing.pause(USING, ref, actor="test")
-    pausing.resume(USING, ref, actor="test")
+    pausing.set_paused(USING, ref, actor="test", paused=True)
+    pausing.set_paused(USING, ref, actor="test", paused=False)
     operations.settings(*ref, {"prefetch": 200}, actor="test", dry_run=True)
     operations.settings(*ref, {"prefetch": 200}, actor="test")
     for dry_run in (True, False):
@@ -604,7 +604,7 @@ def _operate(ref: GroupRef) -> None:
     assert heartbeats.remove(USING, held.name, actor="test", lease_ms=30_000) == 1
     for place in (seeking.position_of(USING, time_ms=session.now() - 1000), seeking.position_of(USING, "latest")):
         seeking.preview(USING, ref, place)
-        seeking.seek(USING, ref, place, actor="test")
+        seeking.move(USING, ref, place, actor="test")
     dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
     assert redriving.count(USING, dead, most=2) == 2
     with as_role("reader"):
@@ -811,7 +811,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
 @as_role("operator")
 def _look_at_operations(session: Session, ref: GroupRef) -> None:
     """The audit log, and who has paused a group."""
-    pausing.pause(USING, ref, actor="test")
+    pausing.set_paused(USING, ref, actor="test", paused=True)
     paused = operations_log.pause_of(session, ref, registered_at=0)
     assert paused is not None
     audit.touch(session, paused.id)
@@ -822,7 +822,7 @@ def _look_at_operations(session: Session, ref: GroupRef) -> None:
         assert operations_log.look(session, OperationFilter(), limit=3).before
         for topics in (None, ["t", "t_dlq"]):
             assert operations_log.count_unfinished(session, topics).interrupted == 0
-    pausing.resume(USING, ref, actor="test")
+    pausing.set_paused(USING, ref, actor="test", paused=False)
 
 
 def _life(*subs: Sub) -> None:

@@ -181,20 +181,20 @@ def messages_in_flight(stage: Stage) -> State:
 def a_paused_group_with_a_backlog(stage: Stage) -> State:
     stage.live()
     stage.log(2)
-    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=True)
     stage.wait(100)
     return State({"g/t": Group(lag=2, age=100, paused=True, subscribers=1)}, problems((1, "paused", "g/t")))
 
 
 def a_paused_group_without_a_backlog(stage: Stage) -> State:
     stage.live()
-    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=True)
     return State({"g/t": Group(paused=True, subscribers=1)}, problems((2, "paused", "g/t")))
 
 
 def a_paused_group_with_messages_in_the_outbox(stage: Stage) -> State:
     stage.live()
-    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
+    pausing.set_paused(USING, GroupRef("g", "t"), actor="ada", paused=True)
     publish("t", 1)
     return State({"g/t": Group(age=0, paused=True, subscribers=1)}, problems((1, "paused", "g/t")), outbox=1)
 
@@ -429,7 +429,7 @@ def a_group_after_a_seek(stage: Stage) -> State:
     stage.log(4)
     sub.settle()
     stage.wait(1000)
-    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
+    seeking.move(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     stage.wait(40)
     return State({"g/t": Group(lag=4, age=40, subscribers=1)})
 

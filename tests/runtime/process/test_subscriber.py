@@ -156,7 +156,7 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     draining.poller, draining.inbox = sub.poller, sub.inbox
     publish("t", 1)
     if end == "paused":
-        pausing.pause(USING, one.ref, actor="ada")
+        pausing.set_paused(USING, one.ref, actor="ada", paused=True)
     else:
         dropping.drop(USING, one.ref, actor="ada")
     sub.step(times=3)
