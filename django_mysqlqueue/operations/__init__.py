@@ -6,8 +6,7 @@ records ``actor`` and ``reason`` in the audit log, and commits independently of 
 
 from __future__ import annotations
 
-from django_mysqlqueue.operations.deliveries import dead_letter, retry
-from django_mysqlqueue.operations.dlq import discard, edit, redrive
+from django_mysqlqueue.operations.dead_lettering import dead_letter
 from django_mysqlqueue.operations.dropping import drop_group
 from django_mysqlqueue.operations.group_mode import set_group_mode
 from django_mysqlqueue.operations.group_settings import settings
@@ -20,7 +19,8 @@ from django_mysqlqueue.operations.recurring import (
     resume_recurring,
     run_recurring,
 )
-from django_mysqlqueue.operations.replays import replay
+from django_mysqlqueue.operations.redriving import discard, edit, redrive
+from django_mysqlqueue.operations.replaying import replay
 from django_mysqlqueue.operations.results import (
     DropResult,
     EditResult,
@@ -30,6 +30,7 @@ from django_mysqlqueue.operations.results import (
     ScheduledResult,
     SeekResult,
 )
+from django_mysqlqueue.operations.retrying import retry
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.seeking import seek
 from django_mysqlqueue.operations.subscribers import forget, release

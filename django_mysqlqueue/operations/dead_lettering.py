@@ -1,4 +1,4 @@
-"""Dead-letter now: an operator rejects messages that a group is retrying.
+"""Dead-letter: an operator rejects messages that a group is retrying.
 
 The reject is written like a subscriber's (``settling.apply``), so state, watermark and dead letter change together or
 not at all. The group's revision increases, because owners of ordered partitions keep backoffs in memory, and with
@@ -11,12 +11,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import audit, groups, heartbeats, settling, watermarks
+from django_mysqlqueue.operations.arguments import alias_for, offsets_of, texts
+from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
+from django_mysqlqueue.operations.results import Result, ends_keys, result_of
+from django_mysqlqueue.service import audit, coalescing, groups, heartbeats, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.messages import ERROR_LENGTH
@@ -29,6 +35,8 @@ STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 MOST = 500
 """Maximum number of messages per call, which is one transaction."""
+NAMED = 5
+"""Maximum number of messages that a preview describes one by one."""
 REASONS = 5
 """Maximum number of messages for which a refusal says why."""
 
@@ -45,6 +53,78 @@ class RetriedMessage:
     held_by: str
     """The lost subscriber that held it; empty if it waits."""
     last_error: str
+
+
+def dead_letter(
+    group: str,
+    topic: str,
+    *,
+    ids: Sequence[str] | None = None,
+    offsets: Sequence[int] | None = None,
+    missing_ok: bool = False,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Move messages of a consumer group to the DLQ instead of retrying them.
+
+    Their remaining attempts are skipped.
+
+    A message qualifies while it waits for another attempt, or if the subscriber that held it was lost.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        ids: ids of the messages, as ``publish`` returned them.
+        offsets: offsets of the messages in the log; together with ``ids``, at most 500.
+        missing_ok: ignore messages at ``offsets`` that do not qualify, instead of refusing the operation. It is refused
+            if none qualifies.
+        actor: who runs the operation, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
+        reason: why, for the audit log and the dead letters' ``last_error``.
+
+    Raises:
+        OperationRefused: there is no such group; its topic is a DLQ topic; a seek or drop of it has not finished; or a
+            message does not qualify. The text says which and why; nothing was changed.
+        CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that were dead-lettered are
+            then refused as settled.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        ref = group_of(alias, group, topic).ref
+        if ids is None and offsets is None:
+            raise OperationRefused("ids or offsets: pass at least one message")
+        ids = [] if ids is None else texts("ids", ids)
+        by_id = unsettled_by_id(alias, ref, ids)
+        check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
+        wanted = [offset for found in by_id.values() for offset in found]
+        wanted += [] if offsets is None else offsets_of(offsets)
+        dlq = naming.dlq_topic(topic)
+        if not dry_run:
+            changed = dead_letter_now(alias, ref, wanted, actor=actor, reason=reason, missing_ok=missing_ok)
+            said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
+                "topic": dlq,
+                "number": f"{changed:,}",
+            }
+            return result_of(Result, "dead_letter", changed, said, dry_run=False)
+        found = find(alias, ref, wanted, missing_ok=missing_ok)
+        summary = [
+            _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
+            % {"ref": ref, "topic": dlq, "number": f"{len(found):,}"},
+            *(
+                ngettext(
+                    "Message %(offset)s has failed %(failed)s time.",
+                    "Message %(offset)s has failed %(failed)s times.",
+                    one.failed,
+                )
+                % {"offset": one.offset, "failed": one.failed}
+                for one in found[:NAMED]
+            ),
+            _("Dead letters get no further attempts until they are redriven."),
+        ]
+        warnings = (ends_keys(),) if coalescing.has_key(Session(alias), [one.offset for one in found]) else ()
+        return result_of(Result, "dead_letter", len(found), *summary, dry_run=True, warnings=warnings)
 
 
 def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:

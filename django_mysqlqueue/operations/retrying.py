@@ -6,24 +6,155 @@ their partitions again.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.operations.limits import LIMITS, Limits
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
+from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
+from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
-
-
 HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 """The condition that the last error contains a text, as for dead letters."""
+
+
+@checked(OperationRefused, only=("progress",))
+def retry(
+    group: str,
+    topic: str,
+    *,
+    ids: Sequence[str] | None = None,
+    offsets: Sequence[int] | None = None,
+    error: str | None = None,
+    at: datetime.datetime | None = None,
+    missing_ok: bool = False,
+    reset_attempts: bool = False,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> Result:
+    """Retry messages that wait for another attempt, now or at a chosen time.
+
+    They wait after a failure, a nack, a snooze, or after their subscriber was lost repeatedly. Deliveries in flight are
+    not changed. Subscribers learn of it within a tick (``LEASE_RENEWAL_INTERVAL``).
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        ids: only the messages with these ids, as ``publish`` returned them.
+        offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
+        error: only messages whose last error contains this text.
+        at: time of the next attempt; a naive datetime is in the project's time zone. None or a time in the past: now.
+        missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
+        reset_attempts: count the attempts from 1 again.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
+        progress: called after each transaction with the number of messages that it changed.
+
+    Raises:
+        OperationRefused: there is no such group; one of the named messages is not waiting; ``at`` is not a valid
+            datetime; a seek or drop of the group has not finished; or it was dropped and registered again in the
+            meantime.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        found = group_of(alias, group, topic)
+        ref = found.ref
+        if error is not None:
+            text("error", error, most=REASON_LENGTH)
+        due = 0 if at is None else delivery_time(at, "at")
+        if due <= Session(alias).now():
+            due = 0
+        rows = _waiting_rows(alias, ref, ids, offsets, due, missing_ok=missing_ok)
+        if not dry_run:
+            number = make_due(
+                alias,
+                ref,
+                actor=actor,
+                reason=reason,
+                rows=rows,
+                error=error,
+                due=due,
+                reset_attempts=reset_attempts,
+                progress=progress,
+            )
+        elif rows is None:
+            number = waiting(alias, ref, most=COUNTED, error=error, other_than=due)
+        else:
+            number = len(rows if error is None else having(alias, ref, rows, error))
+        said = _retry_text(number, error, due, dry_run=dry_run)
+        values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "error": error, "time": ""}
+        if due and at is not None:
+            values["time"] = f"{at:%Y-%m-%d %H:%M:%S%z}"
+        more = []
+        warnings: list[str] = []
+        if dry_run and number:
+            more += [_("This time is in the past: the messages will be retried now.")] if at and not due else []
+            more += [_("Their attempts will be counted from 1 again.")] if reset_attempts else []
+            warnings += _order_warnings(found) if due else []
+        return result_of(Result, "retry", number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
+
+
+def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> str:
+    planned = _("Messages of the group %(ref)s that will be retried now: %(number)s.")
+    done = _("Messages of the group %(ref)s that are due now: %(number)s.")
+    nothing = _("No messages of the group %(ref)s are waiting for another attempt.")
+    if due:
+        planned = _("Messages of the group %(ref)s that will be retried at %(time)s: %(number)s.")
+        done = _("Messages of the group %(ref)s that will be retried at %(time)s: %(number)s.")
+        nothing = _("No messages of the group %(ref)s are waiting for an attempt at another time than %(time)s.")
+    if error is not None:
+        nothing = _("No messages of the group %(ref)s with an error that contains “%(error)s” are waiting.")
+    return sentence(number, dry_run=dry_run, planned=planned, done=done, nothing=nothing)
+
+
+def _order_warnings(found: FoundGroup) -> list[str]:
+    """Return what moving retries means for the messages behind them."""
+    blocks = blocks_on_failure(found.mode, known_handlers().get(found.ref))
+    if blocks:
+        return [_('The handler has on_failure="block": all later messages of their partitions wait, too.')]
+    warnings = []
+    if blocks is None:
+        warnings.append(_('If the handler has on_failure="block", all later messages of their partitions wait, too.'))
+    if found.mode == ConsumerGroup.Mode.ORDERED:
+        warnings.append(_("Later messages of a partition wait for a message whose subscriber was lost."))
+    return warnings
+
+
+def _waiting_rows(
+    alias: str, ref: GroupRef, ids: Sequence[str] | None, offsets: Sequence[int] | None, due: int, *, missing_ok: bool
+) -> list[tuple[str, int]] | None:
+    """Return (partition key, offset) of the named messages; None for all that wait."""
+    if ids is None and offsets is None:
+        return None
+    ids = None if ids is None else texts("ids", ids)
+    offsets = None if offsets is None else offsets_of(offsets)
+    by_id = unsettled_by_id(alias, ref, ids or ())
+    wanted = [*(offset for found in by_id.values() for offset in found), *(offsets or ())]
+    rows = waiting_at(alias, ref, wanted, due=due)
+    if not missing_ok:
+        waiting: set[object] = {offset for _key, offset in rows}
+        waiting |= {one for one, found in by_id.items() if waiting.intersection(found)}
+        refusal = f"These messages are not waiting for another attempt in the group {ref}: {{}}."
+        check_known(refusal, [*(ids or ()), *(offsets or ())], waiting)
+    return rows
 
 
 def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, other_than: int = 0) -> int:
@@ -44,7 +175,7 @@ def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, o
     return int(row[0])
 
 
-def at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> list[tuple[str, int]]:
+def waiting_at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> list[tuple[str, int]]:
     """Return (partition key, offset) of the messages at some offsets that wait for another attempt."""
     session = Session(using)
     found: list[tuple[str, int]] = []
@@ -76,7 +207,7 @@ def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: st
     return found
 
 
-def retry(
+def make_due(
     using: str,
     ref: GroupRef,
     *,
@@ -94,17 +225,8 @@ def retry(
     This takes several transactions. Each reads the deliveries that wait at that time, so after a seek in between it may
     retry some that were claimed since. It stops if the group has been dropped.
 
-    Args:
-        using: alias of the queue's database.
-        ref: the group and its topic.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        rows: (partition key, offset) of the deliveries; None: all that wait now.
-        error: only deliveries whose last error contains this text.
-        due: when they come due, in epoch milliseconds; 0: now.
-        reset_attempts: count the attempts from 1 again.
-        progress: called after each transaction with the number of deliveries that it changed.
-        limits: limits of each step.
+    ``rows``: (partition key, offset) of the deliveries; None: all that wait now. ``due``: when they come due, in epoch
+    milliseconds; 0: now.
 
     Returns:
         The number of deliveries that were changed: those that were not due at that time already.
@@ -128,7 +250,7 @@ def retry(
         operation = audit.begin(session, "retry", **names, detail=detail, total=len(set(rows or ())))
         return operation, found.id
 
-    def make_due(session: Session, page: Sequence[tuple[str, int]]) -> int:
+    def change(session: Session, page: Sequence[tuple[str, int]]) -> int:
         _check(session, ref, registration)
         return _make_due(session, ref, page, operation, due, error, reset_attempts=reset_attempts)
 
@@ -141,7 +263,7 @@ def retry(
                 beat()
                 chosen = page if error is None else having(using, ref, page, error)
                 if chosen:
-                    done = run(using, partial(make_due, page=chosen))
+                    done = run(using, partial(change, page=chosen))
                     changed += done
                     progress(done)
     return changed
@@ -191,7 +313,7 @@ def _pages(using: str, ref: GroupRef, most: int, due: int) -> Iterator[list[tupl
             (*ref, False, until if place is None else place[0], *at, due, most),
         )
         if rows:
-            yield sorted((key, offset) for _, key, offset in rows)
+            yield sorted((key, offset) for _due, key, offset in rows)
         if len(rows) < most:
             return
         place = (int(rows[-1][0]), rows[-1][1], int(rows[-1][2]))

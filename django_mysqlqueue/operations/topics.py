@@ -43,8 +43,14 @@ def prepare_move(
     The topic's groups are registered in the target, where they wait. Until ``move_topic`` is called, all messages of
     the topic stay where they are, regardless of the settings of their publishers.
 
-    ``using``: alias of the database to which the topic's messages are published (default: ``VIA`` of the topic, else
-    its database). ``dry_run``: change nothing; return what would be changed.
+    Args:
+        topic: the topic.
+        target: alias of the database to which it will move.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the database to which the topic's messages are published (default: ``VIA`` of the topic, else
+            its database).
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: the topic is in the target already.
@@ -100,7 +106,15 @@ def move_topic(
     From a certain offset on, the topic's messages go to the target. Each group handles them there as soon as it has
     settled all earlier messages. This waits until all groups have; if it is interrupted, call it again.
 
-    ``using``: as for ``prepare_move``. ``dry_run``: change nothing; return what would be changed.
+    Args:
+        topic: the topic.
+        target: alias of the database to which it moves.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: as for ``prepare_move``.
+        dry_run: change nothing; return what would be changed.
+        progress: called with 1 whenever a group has moved.
+        report: called every 10 seconds with a text that says for what this waits.
 
     Raises:
         OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or the database
@@ -155,7 +169,13 @@ def cancel_move(
 ) -> Result:
     """Undo ``prepare_move``, after settings that do not name the target have been deployed again.
 
-    ``using``: as for ``prepare_move``. ``dry_run``: change nothing; return what would be changed.
+    Args:
+        topic: the topic.
+        target: alias of the database to which it was to move.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: as for ``prepare_move``.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: no move is prepared, or it has begun; the settings name the target; or the target has messages

@@ -33,7 +33,7 @@ def test_a_letter_shows_all_of_it(client):
 
 def test_a_letter_that_was_redriven_shows_where_it_went(client):
     (offset,) = dead_letters(1)
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="ada")
     text = page(client, "deadletter", offset=offset)
     assert "no dead letter at offset" in text
     assert "not in the log (not yet" in text
@@ -47,7 +47,7 @@ def test_a_letter_that_was_redriven_shows_where_it_went(client):
 
 def test_a_discarded_letter_shows_why(client):
     (offset,) = dead_letters(1)
-    redriving.discard(USING, DeadLetterFilter("t_dlq"), actor="ada", reason="of a test")
+    redriving.discard_all(USING, DeadLetterFilter("t_dlq"), actor="ada", reason="of a test")
     text = page(client, "deadletter", offset=offset)
     assert "discarded" in text
     assert "of a test" in text

@@ -80,7 +80,7 @@ def test_a_letter_that_somebody_else_took_meanwhile(client):
     offset = fail_with(7, "broken")
     address = f"{ROOT}do/edit/"
     asked = client.post(address, {"offset": offset, "payload": "8", "asked": "yes"})
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="eve")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="eve")
     late = client.post(address, {**hidden(asked.content.decode()), "payload": "8", "confirmed": "yes"})
     assert "There is no dead letter at this offset." in unescape(late.content.decode())
     assert OutboxMessage.objects.count() == 1

@@ -314,7 +314,7 @@ def test_links_between_a_job_and_its_message(client, ends):
 
 
 def test_a_redriven_job(client, ends):
-    redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic("jobs.default")), actor="test")
+    redriving.redrive_all(USING, DeadLetterFilter(naming.dlq_topic("jobs.default")), actor="test")
     sequence()
     again = QueueMessage.objects.filter(topic="jobs.default").latest("offset")
     assert again.message_id != "dead"

@@ -218,7 +218,7 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     letters = dead_letters(1, keys="a")
     groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest")
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), actor="ada")
     sequence()
     first, again = offsets_of()
     assert life(client, first, "late")[0] == "before the start"

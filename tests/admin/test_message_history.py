@@ -30,7 +30,7 @@ def test_from_the_original_to_the_dead_letter_to_where_it_went_and_back(client):
     assert f"This is a dead letter: g dead-lettered message {first} of t." in text
     assert f'message/?offset={first}"' in text
     assert "ValueError: no 0" in text
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada")
     text = page(client, "message", offset=letter)
     assert "no longer in the log" in text
     assert "ada redrove it for g." in text
@@ -63,14 +63,14 @@ def test_edited_ones_name_the_original_and_the_other_way_round(client):
 
 def test_a_discarded_dead_letter_says_who_and_why(client):
     (letter,) = dead_letters(1, keys="a")
-    redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada", reason="a test order")
+    redriving.discard_all(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada", reason="a test order")
     assert "ada discarded it: a test order" in page(client, "message", offset=letter)
 
 
 def test_a_second_failure_does_not_name_the_first_one_as_its_successor(client):
     (letter,) = dead_letters(1, keys="a")
     for number in range(2):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor=f"operator-{number}")
+        redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor=f"operator-{number}")
         sequence()
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()

@@ -223,7 +223,7 @@ def test_marks_of_dead_letters_and_redriven_ones(client):
     assert text.count("dead letter of g") == 2
     letter = QueueMessage.objects.get(offset=letters[0])
     assert listed(client, topic="t_dlq", id=letter.message_id)[0] == [letters[0]]
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[0],)), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=(letters[0],)), actor="ada")
     sequence()
     text = page(client, "messages", topic="t")
     assert "redriven" in text

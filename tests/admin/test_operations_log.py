@@ -156,7 +156,7 @@ def test_an_operation_records_progress_while_it_waits(db, monkeypatch):
 
     real = redriving._rest
     monkeypatch.setattr(redriving, "_rest", rest)
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada", rate=1000.0, limit=2) == 2
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="ada", rate=1000.0, limit=2) == 2
     assert seen
     assert all(seen)
     assert Operation.objects.get().total == 2

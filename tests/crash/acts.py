@@ -204,12 +204,12 @@ def _() -> None:
 
 @act("redrive", buried)
 def _() -> None:
-    redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=ME)
+    redriving.redrive_all(ALIAS, DeadLetterFilter(DLQ), actor=ME)
 
 
 @act("discard", buried)
 def _() -> None:
-    redriving.discard(ALIAS, DeadLetterFilter(DLQ, group="g"), actor=ME, reason="test")
+    redriving.discard_all(ALIAS, DeadLetterFilter(DLQ, group="g"), actor=ME, reason="test")
 
 
 @act("replace", buried)
@@ -223,7 +223,7 @@ def _() -> None:
 def _() -> None:
     originals = QueueMessage.objects.using(ALIAS).filter(topic=TOPIC, target_group="")
     first, last = (getattr(originals, end)("offset").offset for end in ("earliest", "latest"))
-    replaying.replay(ALIAS, Range(G, first, last, "r"), upto=last, actor=ME, limits=Limits(dead_letters=2))
+    replaying.publish_copies(ALIAS, Range(G, first, last, "r"), upto=last, actor=ME, limits=Limits(dead_letters=2))
 
 
 @act("publish a test message", sequenced)
@@ -233,12 +233,12 @@ def _() -> None:
 
 @act("retry", backing_off)
 def _() -> None:
-    retrying.retry(ALIAS, G, actor=ME, reset_attempts=True)
+    retrying.make_due(ALIAS, G, actor=ME, reset_attempts=True)
 
 
 @act("retry at another time", backing_off_for_a_reason)
 def _() -> None:
-    retrying.retry(ALIAS, G, actor=ME, error="no", due=4 * 10**12, limits=Limits(rows=2))
+    retrying.make_due(ALIAS, G, actor=ME, error="no", due=4 * 10**12, limits=Limits(rows=2))
 
 
 @act("dead-letter now", backing_off)

@@ -84,7 +84,7 @@ def test_all_attempts_of_a_message_that_was_dead_lettered_are_counted_once():
 
 def test_a_redriven_message_fails_again_and_its_earlier_attempts_remain():
     failing(1, max_attempts=1).leave()
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
     sequence()
     Sub(handler(function=fail, max_attempts=9, backoff=WAITS)).settle()
     assert counts() == {("g", "t", KIND): ("1", "0", "2")}
@@ -278,7 +278,7 @@ def fails_with(error, **options):
 
 def test_a_dead_letter_of_a_redriven_message_is_counted_once():
     failing(1, max_attempts=1).leave()
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="test", limit=1)
     sequence()
     fails_with(KeyError("other"), max_attempts=2, backoff=Backoff(initial=0, jitter=0))
     assert counts() == {("g", "t", KIND): ("0", "0", "1"), ("g", "t", "KeyError: 'other'"): ("0", "1", "2")}

@@ -162,7 +162,7 @@ def test_messages_for_another_group_are_no_lag():
     log(2)
     sub.settle()
     sequence()
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="ada")
     sequencing.sequence(USING)
     assert group(GroupRef("bad", "t")).lag == Count(2)
     assert group(G).lag == Count(0)
@@ -218,7 +218,7 @@ def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped
     ref = GroupRef("h", "t")
     sub = Sub(handler(group="h", mode="shared"))
     sub.settle()
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(first,)), actor="ada")
+    redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=(first,)), actor="ada")
     sequence()
     assert str(partitions.at(Session(USING), group(ref), ["a"])[0].lag) == "0"
     assert str(partitions.at(Session(USING), group(), ["a"])[0].lag) == "1"

@@ -1090,18 +1090,18 @@ def _(a: Actor) -> object:
 
 @operation("retry", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry(ALIAS, G, actor=a.name, reset_attempts=True)
+    return retrying.make_due(ALIAS, G, actor=a.name, reset_attempts=True)
 
 
 @operation("retry one", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry(ALIAS, G, actor=a.name, rows=[("b", a.offsets["b1"])])
+    return retrying.make_due(ALIAS, G, actor=a.name, rows=[("b", a.offsets["b1"])])
 
 
 @operation("retry later", steps=True)
 def _(a: Actor) -> object:
     """Those with the error: b1 has it at the start."""
-    return retrying.retry(ALIAS, G, actor=a.name, error="no", due=LATER, reset_attempts=True)
+    return retrying.make_due(ALIAS, G, actor=a.name, error="no", due=LATER, reset_attempts=True)
 
 
 @operation("dead-letter now", settles="b1 e1")
@@ -1111,19 +1111,19 @@ def _(a: Actor) -> object:
 
 @operation("redrive", steps=True)
 def redrive(a: Actor) -> object:
-    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name)
+    return redriving.redrive_all(ALIAS, DeadLetterFilter(DLQ), actor=a.name)
 
 
 @operation("redrive one", steps=True)
 def _(a: Actor) -> object:
-    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name, limit=1)
+    return redriving.redrive_all(ALIAS, DeadLetterFilter(DLQ), actor=a.name, limit=1)
 
 
 @operation("replay a range", steps=True)
 def _(a: Actor) -> object:
     first, last = a.offsets["a1"], a.offsets["a3"]
     wanted = Range(G, first, last, "r")
-    return replaying.replay(ALIAS, wanted, upto=last, actor=a.name, limits=Limits(dead_letters=2)).replayed
+    return replaying.publish_copies(ALIAS, wanted, upto=last, actor=a.name, limits=Limits(dead_letters=2)).replayed
 
 
 @operation("publish a test message")
@@ -1133,7 +1133,7 @@ def _(a: Actor) -> object:
 
 @operation("discard", steps=True)
 def _(a: Actor) -> object:
-    return redriving.discard(ALIAS, DeadLetterFilter(DLQ), actor=a.name, reason="none")
+    return redriving.discard_all(ALIAS, DeadLetterFilter(DLQ), actor=a.name, reason="none")
 
 
 @operation("replace")

@@ -49,7 +49,7 @@ def test_a_few_dead_letters_are_a_note(db, number, code):
 def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
     sub = deploy(20, bad=20)
     assert kinds() == {("recent_dead_letters", "g")}
-    redriving.redrive(USING, dead_letters.DeadLetterFilter("t_dlq"), actor="ada")
+    redriving.redrive_all(USING, dead_letters.DeadLetterFilter("t_dlq"), actor="ada")
     assert kinds() == set(), "they are on their way again"
     sub.settle()
     sequence()

@@ -659,7 +659,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             self.give_up(ref)
         elif what in ("retry", "retry later") and ref in self.model.lives:
             due = self.clock.now + LATER * 1000 if what == "retry later" else 0
-            retrying.retry(USING, ref, actor="operator", due=due)
+            retrying.make_due(USING, ref, actor="operator", due=due)
             self.model.lives[ref].rests_until.clear()
         elif what == "collect":
             self.model.may_collect = True

@@ -138,7 +138,7 @@ def test_its_dead_letter_can_be_redriven(db):
     dead_letter_now(USING, G, offsets[:1], actor=ME)
     sequence()
     got.action = None
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
     resumed(sub).settle()
     assert got.attempts[-1] == (0, 1)
     assert lag() == 0

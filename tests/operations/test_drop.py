@@ -60,7 +60,7 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
         lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
         lambda: seeking.move(USING, G, Position(0), actor=ME),
-        lambda: retrying.retry(USING, G, actor=ME),
+        lambda: retrying.make_due(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A drop of the group 'g' on topic 't' has not finished"):

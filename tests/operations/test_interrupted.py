@@ -44,7 +44,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
         lambda: pausing.set_paused(USING, G, actor=ME, paused=False),
         lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: retrying.retry(USING, G, actor=ME),
+        lambda: retrying.make_due(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A seek of the group 'g' on topic 't' has not finished"):

@@ -47,7 +47,7 @@ def test_an_unknown_group_is_refused_and_nothing_recorded(db):
         lambda: pausing.set_paused(USING, ref, actor=ME, paused=False),
         lambda: seeking.move(USING, ref, Position(0), actor=ME),
         lambda: seeking.preview(USING, ref, Position(0)),
-        lambda: retrying.retry(USING, ref, actor=ME),
+        lambda: retrying.make_due(USING, ref, actor=ME),
     ):
         with pytest.raises(OperationRefused, match="no group 'nobody' on topic 't'"):
             operation()

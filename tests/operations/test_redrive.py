@@ -27,7 +27,7 @@ def test_redrive_reaches_the_group_that_failed_and_no_other(db):
     of_other.settle()
     ids = set(QueueMessage.objects.filter(topic="t").values_list("message_id", flat=True))
     assert redriving.count(USING, DeadLetterFilter("t_dlq"), most=10) == 3
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 3
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME) == 3
     Sub(handler(function=got)).settle()
     of_other.settle()
     assert sorted(got.payloads) == [0, 1, 2]
@@ -49,7 +49,7 @@ def test_a_redriven_message_may_fail_again(db):
     dead_letters(1)
     first = QueueMessage.objects.get(topic="t")
     for _ in range(2):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME)
+        redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME)
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()
         sub.leave()
@@ -82,15 +82,19 @@ def test_a_selection_of_dead_letters(db, conditions, expected):
     ]
     found = QueueMessage.objects.filter(offset__in=chosen)
     assert {(row.failed_group, json.loads(bytes(row.payload))) for row in found} == expected
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq", **conditions), actor=ME, reason="test") == len(expected)
+    assert redriving.discard_all(USING, DeadLetterFilter("t_dlq", **conditions), actor=ME, reason="test") == len(
+        expected
+    )
     assert len(offsets_of("t_dlq")) == 4 - len(expected)
 
 
 def test_chosen_ones_and_a_limit(db):
     letters = dead_letters(4, keys="a")
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[2], letters[0], 10**9)), actor=ME) == 2
+    assert (
+        redriving.redrive_all(USING, DeadLetterFilter("t_dlq", offsets=(letters[2], letters[0], 10**9)), actor=ME) == 2
+    )
     assert offsets_of("t_dlq") == [letters[1], letters[3]]
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME, limit=1) == 1
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME, limit=1) == 1
     assert offsets_of("t_dlq") == [letters[3]]
     for limit in (0, -1):
         with pytest.raises(OperationRefused, match=f"limit {limit}: must be an integer of at least 1"):
@@ -101,7 +105,7 @@ def test_chosen_ones_and_a_limit(db):
 def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
     dead_letters(6, keys="a")
     steps = []
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME, rate=40, progress=steps.append) == 6
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME, rate=40, progress=steps.append) == 6
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == list(range(6))
@@ -111,8 +115,8 @@ def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
 
 def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
     (offset,) = log(1)
-    assert redriving.redrive(USING, DeadLetterFilter("t", offsets=(offset,)), actor=ME) == 0
-    assert redriving.discard(USING, DeadLetterFilter("t"), actor=ME, reason="no") == 0
+    assert redriving.redrive_all(USING, DeadLetterFilter("t", offsets=(offset,)), actor=ME) == 0
+    assert redriving.discard_all(USING, DeadLetterFilter("t"), actor=ME, reason="no") == 0
     with pytest.raises(OperationRefused, match="no dead letter at offset"):
         redriving.replace(USING, "t", offset, 1, actor=ME)
     assert offsets_of() == [offset]
@@ -125,7 +129,7 @@ def test_redrive_to_a_group_that_is_gone_is_refused(db):
     with pytest.raises(
         OperationRefused, match="group 'g' on topic 't', which failed the message, is no longer registered"
     ):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME)
+        redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME)
     assert len(offsets_of("t_dlq")) == 2
     assert not OutboxMessage.objects.exists()
 
@@ -133,8 +137,8 @@ def test_redrive_to_a_group_that_is_gone_is_refused(db):
 def test_discard_wants_a_reason_and_keeps_it(db):
     letters = dead_letters(2)
     with pytest.raises(OperationRefused, match="reason"):
-        redriving.discard(USING, DeadLetterFilter("t_dlq"), actor=ME, reason=" ")
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq"), actor=ME, reason="a test account") == 2
+        redriving.discard_all(USING, DeadLetterFilter("t_dlq"), actor=ME, reason=" ")
+    assert redriving.discard_all(USING, DeadLetterFilter("t_dlq"), actor=ME, reason="a test account") == 2
     assert offsets_of("t_dlq") == []
     events = DeliveryEvent.objects.filter(outcome="discarded")
     assert {(event.message_offset, event.error, event.settled_by) for event in events} == {
@@ -174,7 +178,7 @@ def test_two_operators_do_not_send_a_letter_twice(db):
     (letter,) = dead_letters(1)
     with transaction.atomic():
         list(QueueMessage.objects.filter(offset=letter).select_for_update())
-        assert in_thread(lambda: redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="bob")) == 0
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 0
+        assert in_thread(lambda: redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="bob")) == 0
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME) == 0
     assert OutboxMessage.objects.count() == 1

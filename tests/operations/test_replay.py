@@ -12,7 +12,7 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.operations import dropping, redriving, replaying, replays
+from django_mysqlqueue.operations import dropping, redriving, replaying
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from tests.support.handlers import Recorder, both_modes, fail
@@ -105,7 +105,7 @@ def test_the_order_of_each_key_is_kept_and_every_step_is_told(db, size):
     sub, got, _other, offsets = settled(9, keys="abc")
     steps = []
     wanted = Range(G, offsets[0], offsets[-1], "r")
-    found = replaying.replay(
+    found = replaying.publish_copies(
         USING, wanted, upto=wanted.last, actor=ME, progress=steps.append, limits=Limits(dead_letters=size)
     )
     assert (found.replayed, sum(steps), max(steps)) == (9, 9, min(size, 9))
@@ -137,7 +137,9 @@ def test_a_replay_that_is_run_again_publishes_what_is_missing(db, monkeypatch, s
 
     wanted = Range(G, offsets[0], offsets[-1], "r")
     with pytest.raises(KeyboardInterrupt):
-        replaying.replay(USING, wanted, upto=wanted.last, actor=ME, progress=once, limits=Limits(dead_letters=2))
+        replaying.publish_copies(
+            USING, wanted, upto=wanted.last, actor=ME, progress=once, limits=Limits(dead_letters=2)
+        )
     assert ended == [2]
     if sequenced:
         sequence()
@@ -208,7 +210,7 @@ def test_messages_that_are_not_for_the_group_or_repeat_others_are_left_out(db):
     group.settle()
     sequence()
     for name in ("g", "h"):
-        assert redriving.redrive(USING, DeadLetterFilter("t_dlq", group=name), actor=ME, limit=1) == 1
+        assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq", group=name), actor=ME, limit=1) == 1
     (offset,) = QueueMessage.objects.filter(topic="t_dlq", failed_group="g").values_list("offset", flat=True)
     redriving.replace(USING, "t_dlq", offset, "edited", actor=ME)
     sequence()
@@ -334,7 +336,7 @@ def test_without_a_limit_the_whole_range_is_replayed(db, monkeypatch, merged, ro
     got.deliveries.clear()
     last = QueueMessage.objects.latest("offset").offset
     limits = Limits(rows=rows, dead_letters=2, read=2)
-    found = replaying.replay(USING, Range(G, offsets[0], last, "r"), upto=last, actor=ME, limits=limits)
+    found = replaying.publish_copies(USING, Range(G, offsets[0], last, "r"), upto=last, actor=ME, limits=limits)
     assert (found.replayed, found.upto) == (5, last)
     sub.settle()
     assert len(got.payloads) == 5
@@ -348,7 +350,7 @@ def test_the_operation_tells_its_progress_and_names_its_run_after_its_arguments(
     assert len(found.run) == 16
     again = [operations.replay(*G, offsets[0], last, actor=ME, dry_run=True) for last in offsets[1:]]
     assert [(one.run == found.run, one.already_published) for one in again] == [(True, 2), (False, 0)]
-    monkeypatch.setattr(replays, "COUNTED", 2)
+    monkeypatch.setattr(replaying, "COUNTED", 2)
     for limit, number in ((None, "2 or more"), (2, "2"), (3, "3")):
         said = operations.replay(*G, offsets[0], offsets[-1], limit=limit, run="x", actor=ME, dry_run=True).summary
         assert said[0].endswith(f"will get again: {number}."), said
@@ -412,7 +414,7 @@ def test_a_range_that_is_not_possible_is_refused(db, arguments, says, dry_run):
 
 def test_jobs_are_not_replayed(db, monkeypatch):
     settled(1)
-    monkeypatch.setattr(replays, "is_of_jobs", lambda ref: True)
+    monkeypatch.setattr(replaying, "is_of_jobs", lambda ref: True)
     with pytest.raises(OperationRefused, match="a job runs once"):
         operations.replay(*G, 1, 1, actor=ME)
 
@@ -430,7 +432,9 @@ def test_it_stops_if_the_group_is_sought_or_dropped_meanwhile(db, what):
 
     wanted = Range(G, offsets[0], offsets[-1], "r")
     with pytest.raises(OperationRefused, match=r"has not finished|There is no group"):
-        replaying.replay(USING, wanted, upto=wanted.last, actor=ME, progress=meanwhile, limits=Limits(dead_letters=2))
+        replaying.publish_copies(
+            USING, wanted, upto=wanted.last, actor=ME, progress=meanwhile, limits=Limits(dead_letters=2)
+        )
     assert OutboxMessage.objects.count() == 2
     row = Operation.objects.get(action="replay")
     assert row.changed == 2

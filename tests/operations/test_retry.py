@@ -26,7 +26,7 @@ def test_backoffs_end_at_once(db, mode, reset):
     sub = Sub(handler(function=got, mode=mode))
     sub.settle()
     assert retrying.waiting(USING, G, most=2) == 2
-    assert retrying.retry(USING, G, actor=ME, reset_attempts=reset) == 3
+    assert retrying.make_due(USING, G, actor=ME, reset_attempts=reset) == 3
     resumed(sub).settle()
     assert sorted(got.attempts) == sorted(
         (number, attempt) for number in range(3) for attempt in (1, 1 if reset else 2)
@@ -40,7 +40,7 @@ def test_retry_of_chosen_ones_leaves_the_others(db):
     got = Recorder(lambda delivery: delivery.nack(delay=3600) if delivery.attempt == 1 else None)
     sub = Sub(handler(function=got))
     sub.settle()
-    assert retrying.retry(USING, G, actor=ME, rows=[("b", offsets[1]), ("b", 10**9)]) == 1
+    assert retrying.make_due(USING, G, actor=ME, rows=[("b", offsets[1]), ("b", 10**9)]) == 1
     resumed(sub).settle()
     assert got.attempts[3:] == [(1, 2)]
 
@@ -51,7 +51,7 @@ def test_retry_leaves_alone_what_is_being_handled(db, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     before = DeliveryState.objects.values().get()
-    assert retrying.retry(USING, G, actor=ME) == 0
+    assert retrying.make_due(USING, G, actor=ME) == 0
     assert DeliveryState.objects.values().get() == before
 
 
@@ -60,7 +60,7 @@ def test_retry_goes_through_many_with_one_due_time(db):
     sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600)))
     sub.settle()
     DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
-    assert retrying.retry(USING, G, actor=ME, limits=Limits(rows=7)) == 50
+    assert retrying.make_due(USING, G, actor=ME, limits=Limits(rows=7)) == 50
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
 
 
@@ -76,7 +76,7 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
 
     frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
-        retrying.retry(USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
+        retrying.make_due(USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
     assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4
     record = Operation.objects.get(action="retry")
     assert record.changed == 2
@@ -113,7 +113,7 @@ def test_a_retry_is_moved_to_an_earlier_and_to_a_later_time(db, clock, mode):
     sub, got = failing(mode)
     first, second, _ = offsets_of()
     for offset, key, seconds in ((first, "a", 600), (second, "b", 7200)):
-        assert retrying.retry(USING, G, actor=ME, rows=[(key, offset)], due=in_(seconds)) == 1
+        assert retrying.make_due(USING, G, actor=ME, rows=[(key, offset)], due=in_(seconds)) == 1
     resumed(sub).settle()
     assert got.payloads == []
     for seconds, expected in ((590, []), (20, [0]), (3100, [0, 2]), (3300, [0, 2]), (300, [0, 2, 1])):
@@ -128,7 +128,7 @@ def test_a_retry_is_moved_to_an_earlier_and_to_a_later_time(db, clock, mode):
 def test_subscribers_notice_an_earlier_time_with_their_next_tick(db, clock, mode):
     """Without a restart, and without a message that would wake them."""
     sub, got = failing(mode)
-    retrying.retry(USING, G, actor=ME, due=in_(60))
+    retrying.make_due(USING, G, actor=ME, due=in_(60))
     sub.poller.look_now()
     sub.settle()
     assert got.payloads == []
@@ -141,7 +141,7 @@ def test_subscribers_notice_an_earlier_time_with_their_next_tick(db, clock, mode
 def test_a_moved_retry_holds_up_its_partition_in_strict_order_only(db, clock):
     for on_failure, expected in (("block", []), ("skip", [0])):
         sub, got = failing(count=1, keys="k", on_failure=on_failure)
-        retrying.retry(USING, G, actor=ME, due=in_(7200))
+        retrying.make_due(USING, G, actor=ME, due=in_(7200))
         log(1, "k")
         clock.advance(3700)
         sub.beat()
@@ -157,13 +157,13 @@ def test_moving_to_a_time_is_idempotent_and_meets_no_row_twice(db):
     seen = []
     options = {"actor": ME, "limits": Limits(rows=7), "due": due, "progress": seen.append}
     assert retrying.waiting(USING, G, most=100, other_than=due) == 50
-    assert retrying.retry(USING, G, **options) == 50
+    assert retrying.make_due(USING, G, **options) == 50
     assert sum(seen) == 50
     assert 0 not in seen, "it met rows that it had moved"
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {due}
     assert retrying.waiting(USING, G, most=100) == 50
     assert retrying.waiting(USING, G, most=100, other_than=due) == 0
-    assert retrying.retry(USING, G, **options) == 0
+    assert retrying.make_due(USING, G, **options) == 0
     assert [one.changed for one in Operation.objects.order_by("pk")] == [50, 0]
 
 
@@ -173,18 +173,18 @@ def test_a_move_to_a_time_leaves_alone_what_is_being_handled(db):
     sub.step()
     (offset,) = offsets_of()
     before = DeliveryState.objects.values().get()
-    assert retrying.at(USING, G, [offset], due=in_(60)) == []
-    assert retrying.retry(USING, G, actor=ME, rows=[(before["partition_key"], offset)], due=in_(60)) == 0
+    assert retrying.waiting_at(USING, G, [offset], due=in_(60)) == []
+    assert retrying.make_due(USING, G, actor=ME, rows=[(before["partition_key"], offset)], due=in_(60)) == 0
     assert DeliveryState.objects.values().get() == before
 
 
 def test_what_is_due_but_not_claimed_can_be_moved_by_its_offset(db, clock):
     sub, got = failing(count=1, keys="k")
     (offset,) = offsets_of()
-    retrying.retry(USING, G, actor=ME)
-    assert retrying.at(USING, G, [offset]) == []
-    assert retrying.at(USING, G, [offset], due=in_(60)) == [("k", offset)]
-    assert retrying.retry(USING, G, actor=ME, rows=[("k", offset)], due=in_(60)) == 1
+    retrying.make_due(USING, G, actor=ME)
+    assert retrying.waiting_at(USING, G, [offset]) == []
+    assert retrying.waiting_at(USING, G, [offset], due=in_(60)) == [("k", offset)]
+    assert retrying.make_due(USING, G, actor=ME, rows=[("k", offset)], due=in_(60)) == 1
     resumed(sub).settle()
     assert got.payloads == []
 
@@ -196,7 +196,7 @@ def test_only_those_with_the_error_are_changed(db, due):
     matching = [str(number) for number in (1, *range(10, 20))]
     before = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
     assert retrying.waiting(USING, G, most=100, error="error 1") == len(matching)
-    assert retrying.retry(USING, G, actor=ME, limits=Limits(rows=3), **chosen) == len(matching)
+    assert retrying.make_due(USING, G, actor=ME, limits=Limits(rows=3), **chosen) == len(matching)
     for offset, number in zip(offsets_of(), range(20), strict=True):
         moved = DeliveryState.objects.get(message_offset=offset).invisible_until != before[offset]
         assert moved == (str(number) in matching)
@@ -212,4 +212,4 @@ def test_an_error_that_changed_since_it_was_read_is_left_alone(db, monkeypatch):
         return rows
 
     monkeypatch.setattr(retrying, "having", changed)
-    assert retrying.retry(USING, G, actor=ME, error="error") == 0
+    assert retrying.make_due(USING, G, actor=ME, error="error") == 0

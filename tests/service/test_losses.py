@@ -316,10 +316,10 @@ def test_an_operator_ends_the_wait_of_its_partition(db, clock, act):
     if act == "dead-letter":
         assert dead_lettering.dead_letter_now(USING, G, [offset], actor="ada") == 1
     elif act == "retry":
-        assert retrying.retry(USING, G, actor="ada") == 1
+        assert retrying.make_due(USING, G, actor="ada") == 1
     elif act == "retry at a time":
         due = Session(USING).now() + 3000
-        assert retrying.retry(USING, G, actor="ada", due=due) == 1
+        assert retrying.make_due(USING, G, actor="ada", due=due) == 1
         clock.advance(4)
     else:
         seeking.move(USING, G, seeking.Position(offset), actor="ada")
@@ -373,10 +373,10 @@ def test_operators_find_it_waiting_even_if_the_lost_subscriber_lives(db, clock, 
     frozen.beat()
     offset = row().message_offset
     assert retrying.waiting(USING, G, most=5) == 1
-    assert retrying.at(USING, G, [offset]) == [("k", offset)]
+    assert retrying.waiting_at(USING, G, [offset]) == [("k", offset)]
     (found,) = dead_lettering.find(USING, G, [offset])
     assert (found.held_by, found.failed) == ("", 1)
-    assert retrying.retry(USING, G, actor="ada") == 1
+    assert retrying.make_due(USING, G, actor="ada") == 1
     sub.poller.look_now()
     assert sub.step().take().claimed.suspect
 

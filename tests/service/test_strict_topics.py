@@ -142,7 +142,7 @@ def test_what_comes_otherwise_is_not_asked(strict, settings):
     sub.leave()
     sequence()
     settings.MYSQLQUEUE = {"STRICT_TOPICS": True}
-    assert redriving.redrive(USING, DeadLetterFilter("orders.plced_dlq"), actor="test") == 1
+    assert redriving.redrive_all(USING, DeadLetterFilter("orders.plced_dlq"), actor="test") == 1
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO queue_outbox (topic, payload) VALUES ('orders.plced', '2')")
     got = Recorder()

@@ -115,7 +115,7 @@ class History:
         pausing.set_paused(USING, GroupRef(name, name), actor="ada", paused=False)
 
     def redrive(self, name: str = "g", limit: int | None = None) -> None:
-        redriving.redrive(USING, DeadLetterFilter(f"{name}_dlq"), actor="ada", limit=limit)
+        redriving.redrive_all(USING, DeadLetterFilter(f"{name}_dlq"), actor="ada", limit=limit)
         sequence()
 
     # -- what is said ------------------------------------------------------------

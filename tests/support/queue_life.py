@@ -372,7 +372,7 @@ def _jobs() -> None:
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
     JobResult.objects.filter(id="dead").update(stage="dead:0000")
     with as_role("operator"):
-        redriving.redrive(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+        redriving.redrive_all(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
     job_worlds.insert_redriven(USING)
     _chains()
     JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
@@ -582,14 +582,14 @@ def _operate(ref: GroupRef) -> None:
     assert retrying.waiting(USING, ref, most=1000, error="none has it") == 0
     waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
     offset = waiting.values_list("message_offset", flat=True)[0]
-    rows = retrying.at(USING, ref, [offset])
+    rows = retrying.waiting_at(USING, ref, [offset])
     assert retrying.having(USING, ref, rows, "none has it") == []
     later = session.now() + 7200_000
-    assert retrying.retry(USING, ref, actor="test", rows=rows, error="", due=later) == 1
-    assert retrying.retry(USING, ref, actor="test", rows=rows) == 1
+    assert retrying.make_due(USING, ref, actor="test", rows=rows, error="", due=later) == 1
+    assert retrying.make_due(USING, ref, actor="test", rows=rows) == 1
     assert len(dead_lettering.find(USING, ref, [offset])) == 1
     assert dead_lettering.dead_letter_now(USING, ref, [offset], actor="test") == 1
-    assert retrying.retry(USING, ref, actor="test", reset_attempts=True) >= 19
+    assert retrying.make_due(USING, ref, actor="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
     with as_role("subscriber"):
@@ -622,8 +622,10 @@ def _operate(ref: GroupRef) -> None:
         message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
     redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
-    redriving.redrive(USING, dead, actor="test", limit=3)
+    assert (
+        redriving.discard_all(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
+    )
+    redriving.redrive_all(USING, dead, actor="test", limit=3)
     with as_role("reader"):
         scheduled = timetable.next_scheduled(USING, topic="t")
         first = scheduled[0]

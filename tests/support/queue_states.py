@@ -357,7 +357,7 @@ def a_dead_letter_that_was_redriven(stage: Stage) -> State:
     stage.log(1)
     sub.settle()
     sequence()
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada") == 1
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor="ada") == 1
     sequence()
     stage.wait(40)
     return State({"g/t": Group(lag=1, age=40, subscribers=1), "h/t": Group(subscribers=1)})
