@@ -1,19 +1,48 @@
-"""The operation on jobs: cancel."""
+"""Cancel jobs: those that wait end, and those that run are asked to stop."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import JOB_PREFIX
-from django_mysqlqueue.operations import job_cancelling
 from django_mysqlqueue.operations.arguments import alias_for, texts
-from django_mysqlqueue.operations.job_cancelling import ACTION, Cancelled
+from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
-from django_mysqlqueue.service import job_rows
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
+from django_mysqlqueue.service.job_rows import READY, RUNNING, JobRow
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
+
+ACTION = "cancel jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Jobs that can be cancelled, and others of the given ids."""
+
+    waiting: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    """Those that were not asked to stop before."""
+    asked: tuple[str, ...] = ()
+    """Running ones that were asked to stop before."""
+    stages: frozenset[str] = frozenset()
+    """The stages of ``waiting`` and ``running`` in their chains."""
+    topics: frozenset[str] = frozenset()
+    scheduled: tuple[tuple[str, int], ...] = ()
+    """The ids of scheduled ones, and the primary keys of their messages. A message in plain SQL may have no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The numbers of jobs that were cancelled, and that were asked to stop."""
+
+    ended: int = 0
+    asked: int = 0
 
 
 def cancel_jobs(
@@ -36,7 +65,7 @@ def cancel_jobs(
     names = {"topic": topic} if topic else {}
     with alias_for(using, actor, reason, **names) as alias:
         wanted = texts("ids", ids)
-        found = job_cancelling.find(alias, wanted, topic)
+        found = find(alias, wanted, topic)
         there = {*found.waiting, *found.running, *found.asked}
         missing = [one for one in wanted if one not in there] if topic else []
         if topic and not there:
@@ -44,11 +73,11 @@ def cancel_jobs(
         if dry_run:
             done = Cancelled(len(found.waiting), len(found.running))
         else:
-            done = job_cancelling.cancel(alias, wanted, topic, actor=actor, reason=reason)
+            done = cancel(alias, wanted, topic, actor=actor, reason=reason)
         number = done.ended + done.asked
         summary = _summary(done, max(0, len(wanted) - len(missing) - number), dry_run=dry_run)
         warnings = []
-        if dry_run and job_cancelling.has_later_jobs(alias, found):
+        if dry_run and has_later_jobs(alias, found):
             warnings.append(_("Jobs of later stages of their chains will fail, with EarlierJobFailed."))
         return result_of(
             ScheduledResult,
@@ -90,3 +119,86 @@ def not_cancelled_text(topic: str, ids: Sequence[str]) -> str:
 def topics_of(using: str, ids: Collection[str]) -> set[str]:
     """Return the topics of the queues of jobs, without those that do not exist."""
     return {JOB_PREFIX + row.queue_name for row in job_rows.read(Session(using), ids).values()}
+
+
+def find(using: str, ids: Collection[str], topic: str = "") -> Found:
+    """Return the jobs with some ids, without those that have ended.
+
+    ``topic``: only jobs of the queue with this topic; empty: of any.
+    """
+    session = Session(using)
+    found = Found()
+    distinct = sorted(set(ids))
+    for start in range(0, len(distinct), LIMITS.jobs):
+        one = _find(session, distinct[start : start + LIMITS.jobs], topic)
+        found = Found(
+            found.waiting + one.waiting,
+            found.running + one.running,
+            found.asked + one.asked,
+            found.stages | one.stages,
+            found.topics | one.topics,
+            found.scheduled + one.scheduled,
+        )
+    return found
+
+
+def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
+    rows = job_rows.read(session, ids)
+    of_queue = {job: row for job, row in rows.items() if topic in ("", _topic_of(row))}
+    waiting = {job for job, row in of_queue.items() if row.status == READY}
+    running = [job for job, row in of_queue.items() if row.status == RUNNING]
+    new = [job for job in running if not of_queue[job].cancel_requested_at]
+    topics = {_topic_of(of_queue[job]) for job in (*waiting, *running)}
+    # The search reads the whole index of scheduled messages.
+    scheduled = [job for job in ids if (job in waiting and rows[job].run_after) or (topic and job not in rows)]
+    there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else []
+    return Found(
+        tuple(sorted(waiting | {one.message_id for one in there})),
+        tuple(new),
+        tuple(job for job in running if job not in new),
+        frozenset(of_queue[job].stage for job in (*waiting, *new)) - {""},
+        frozenset(topics),
+        tuple((one.message_id, one.outbox_id) for one in there),
+    )
+
+
+def _topic_of(row: JobRow) -> str:
+    return JOB_PREFIX + row.queue_name
+
+
+def has_later_jobs(using: str, found: Found) -> bool:
+    """Return whether further stages follow in the chains of some jobs."""
+    session = Session(using)
+    stages = (job_stages.read(session, stage) for stage in sorted(found.stages))
+    return any(stage is not None and stage.following for stage in stages)
+
+
+def cancel(using: str, ids: Collection[str], topic: str = "", *, actor: str, reason: str = "") -> Cancelled:
+    """Cancel jobs that wait, and ask those that run to stop.
+
+    Jobs that another transaction has locked, because it claims, ends or cancels them, are neither changed nor counted.
+    This takes several transactions, each committed on its own.
+    """
+
+    def write(session: Session, chunk: Sequence[str]) -> Cancelled:
+        found = _find(session, chunk, topic)
+        # All results in one call, which locks them in the order of their chains. Messages follow: the claim settles one
+        # that stays because another transaction has locked it.
+        requested = job_results.request_cancel(session, (*found.waiting, *found.running), wait=False)
+        with_results = job_rows.read(session, [job for job, _outbox_id in found.scheduled])
+        scheduling.remove(session, [row for job, row in found.scheduled if job in requested.ended], wait=False)
+        alone = [row for job, row in found.scheduled if job not in with_results]
+        done = Cancelled(len(requested.ended) + scheduling.remove(session, alone, wait=False), requested.asked)
+        if done != Cancelled():
+            detail = f"asked to stop: {done.asked}" if done.asked else ""
+            one = topic or (min(found.topics) if len(found.topics) == 1 else "")
+            audit.once(session, ACTION, done.ended + done.asked, actor=actor, reason=reason, topic=one, detail=detail)
+        return done
+
+    distinct = sorted(set(ids))
+    total = Cancelled()
+    with apart(using):
+        for start in range(0, len(distinct), LIMITS.jobs):
+            done = run(using, partial(write, chunk=distinct[start : start + LIMITS.jobs]))
+            total = Cancelled(total.ended + done.ended, total.asked + done.asked)
+    return total

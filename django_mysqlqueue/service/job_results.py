@@ -57,8 +57,8 @@ class Begun(NamedTuple):
 class CancelRequested(NamedTuple):
     """The result of ``request_cancel``."""
 
-    ended: int
-    """The number of jobs that waited."""
+    ended: tuple[str, ...]
+    """The jobs that waited."""
     asked: int
     """The number of running jobs that were asked to stop, and had not been asked before."""
 
@@ -217,15 +217,17 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
 
     ``wait``: whether to wait for results that another transaction has locked, instead of skipping them.
     """
+    waiting: list[str] = []
     running: list[str] = []
 
     def end(row: JobRow) -> tuple[JobEnd, str] | None:
         if row.status == READY:
+            waiting.append(row.id)
             return _failed(row, CANCELLED)
         running.extend([] if row.cancel_requested_at else [row.id])
         return None
 
-    ended = _end(session, ids, end, session.dialect.for_update if wait else session.dialect.skip_locked)
+    _end(session, ids, end, session.dialect.for_update if wait else session.dialect.skip_locked)
     asked = sum(
         session.execute(
             f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET cancel_requested_at = "
@@ -234,7 +236,7 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
         )
         for chunk in session.chunks(running)
     )
-    return CancelRequested(ended, asked)
+    return CancelRequested(tuple(waiting), asked)
 
 
 def redriven(session: Session, ids: Mapping[int, str]) -> None:

@@ -22,7 +22,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
-    job_cancelling,
+    jobs,
     overriding,
     pausing,
     redriving,
@@ -272,7 +272,7 @@ def with_jobs() -> None:
 @act("cancel jobs", with_jobs)
 def _() -> None:
     with job_worlds.configured():
-        job_cancelling.cancel(ALIAS, ["runs", "later", "waits", "unknown"], actor=ME)
+        jobs.cancel(ALIAS, ["runs", "later", "waits", "unknown"], actor=ME)
 
 
 @act("deliver now", planned)

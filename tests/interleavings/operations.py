@@ -23,7 +23,7 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
-    job_cancelling,
+    jobs,
     moving,
     overriding,
     pausing,
@@ -388,7 +388,7 @@ def fail_waiting(a: Actor) -> object:
 def _(a: Actor) -> object:
     with job_worlds.configured():
         names = [job_worlds.FIRST, job_worlds.SECOND, job_worlds.LATER]
-        return job_cancelling.cancel(ALIAS, names, actor=a.name)
+        return jobs.cancel(ALIAS, names, actor=a.name)
 
 
 @operation("begin the jobs of a stage")

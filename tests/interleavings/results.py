@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
-from django_mysqlqueue.operations.job_cancelling import Cancelled
+from django_mysqlqueue.operations.jobs import Cancelled
 from django_mysqlqueue.operations.steps import Stopped
 from tests.interleavings.pictures import FIRST_OFFSET, Names
 from tests.support.internals import (

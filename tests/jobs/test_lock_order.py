@@ -19,6 +19,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Slots,
 )
+from django_mysqlqueue.operations import jobs
 from django_mysqlqueue.outcomes import Outcome
 from tests.support import job_worlds
 from tests.support.harness import USING, sequence
@@ -267,6 +268,33 @@ def test_no_circle(in_thread, name):
             assert not errors, f"statement {place}: {errors}"
             if not reached:
                 break
+
+
+@job_worlds.configured()
+def with_a_scheduled_one():
+    """As ``two_chains``, but the first stage of ``x`` has ended, and a job of the second one is scheduled."""
+    OutboxMessage.objects.all().delete()
+    two_chains()
+    JobResult.objects.filter(id__in=[job(X[1]), job(X[1], 1)]).update(run_after=10**13)
+    job_results.follow(Session(USING), [(JobEnd(job(X[0], number), stage=X[0]), "SUCCESSFUL") for number in range(2)])
+    assert OutboxMessage.objects.filter(deliver_at__gt=1).count() == 2
+
+
+def test_operators_cancel_a_scheduled_job_and_one_of_another_chain(in_thread, caplog):
+    for place in count():
+        with_a_scheduled_one()
+        with caplog.at_level("DEBUG"):
+            errors, reached = meet(
+                in_thread,
+                fail(job(Y[0], 1), job(X[1], 1)),
+                lambda session: jobs.cancel(USING, [job(X[1]), job(Y[0])], actor="ops"),
+                place,
+            )
+        assert not errors
+        assert "transaction.retried" not in caplog.text, f"statement {place}"
+        assert set(JobResult.objects.filter(id__in=[job(X[1]), job(Y[0])]).values_list("status")) == {("FAILED",)}
+        if not reached:
+            break
 
 
 def meet(in_thread, first, second, place):
