@@ -251,7 +251,10 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
     Sub(handler())
     monkeypatch.setattr(module, "_end", None)
     with pytest.raises(TypeError):
-        getattr(module, operation)(USING, G, *([Position(0)] if module is seeking else []), actor="ada")
+        if module is seeking:
+            seeking.move(USING, G, Position(0), actor="ada")
+        else:
+            dropping.drop(USING, G, actor="ada")
     assert (
         life(client, offset)[1][-1]
         == f"A {operation} of this group has not finished. If it was interrupted, run it again."
