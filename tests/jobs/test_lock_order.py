@@ -276,7 +276,8 @@ def with_a_scheduled_one():
     OutboxMessage.objects.all().delete()
     two_chains()
     JobResult.objects.filter(id__in=[job(X[1]), job(X[1], 1)]).update(run_after=10**13)
-    job_results.follow(Session(USING), [(JobEnd(job(X[0], number), stage=X[0]), "SUCCESSFUL") for number in range(2)])
+    ends = [(JobEnd(job(X[0], number), stage=X[0]), "SUCCESSFUL") for number in range(2)]
+    job_results.follow(Session(USING), JobEnds(ends))
     assert OutboxMessage.objects.filter(deliver_at__gt=1).count() == 2
 
 
