@@ -3,7 +3,7 @@ import contextlib
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone, translation
 
-from django_mysqlqueue import publish, subscriber
+from django_mysqlqueue import Backoff, publish, subscriber
 from tests.user_project.shop.models import Invoice, Mail
 
 
@@ -13,7 +13,7 @@ def bill(delivery):
     publish("invoices", delivery.payload, key=delivery.key)
 
 
-@subscriber("orders", group="mail", mode="shared", max_attempts=3)
+@subscriber("orders", group="mail", mode="shared", max_attempts=3, backoff=Backoff(initial=3600))
 def confirm(delivery):
     if delivery.payload.get("bounces"):
         raise ValueError("no such address")
