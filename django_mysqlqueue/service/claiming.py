@@ -10,23 +10,24 @@ rows.
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from secrets import randbits
 
 from django.db import IntegrityError
 
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service import groups, job_results, leasing, settling, slots, watermarks
+from django_mysqlqueue.service import groups, leasing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.job_outcomes import jobs_of
 from django_mysqlqueue.service.new_messages import take_new
 from django_mysqlqueue.service.redelivering import redeliver
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import Reservation
-from django_mysqlqueue.service.superseding import Coalescing
-from django_mysqlqueue.service.taking import Budget, Taking
+from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.sql.session import Session, run
 
 STATE = DeliveryState._meta.db_table
+PLACE = attrgetter("key", "offset")
 
 
 def new_token() -> int:
@@ -48,54 +49,45 @@ def claim(using: str, request: ClaimRequest) -> Claim:
 
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:
-    claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.shared
+    claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.rules.shared
     began = time.monotonic()
     fence = groups.fence(session, ref)
-    clock = request.clock
-    if clock is not None and fence is not None:
+    if claimant.clock is not None and fence is not None:
         # At once: a wait for the locks that follow, or a slow flush, would look like a step back.
-        clock.check(fence.now, time.monotonic() - began)
+        claimant.clock.check(fence.now, time.monotonic() - began)
     keys = {want.key for want in request.wants}
-    lost: set[str] = set()
-    if not shared:
-        owners = leasing.lock(session, ref, sorted(keys))
-        lost = {key for key in keys if owners.get(key) != claimant.subscriber}
+    lost = set() if shared else leasing.lock_lost(session, ref, claimant.subscriber, keys)
     touched = keys | set(request.also) | {settlement.delivery.key for settlement in request.settlements}
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
+
+    jobs = jobs_of(session, ref)
     flushed = settling.apply(
-        session, ref, request.settlements, offsets, max_attempts=claimant.max_attempts, also=request.also, chains=False
+        session,
+        ref,
+        request.settlements,
+        offsets,
+        max_attempts=claimant.rules.max_attempts,
+        also=request.also,
+        jobs=jobs,
     )
-    result = Claim(flushed, lost=lost, began=began, dropped=fence is None, paused=fence is not None and fence.paused)
-    if fence is not None and fence.mode != claimant.mode:
-        result.other_mode = fence.mode
-    if fence is not None and claimant.options not in (None, fence.options):
-        result.options = fence.options
-    if fence is None or fence.paused or result.other_mode or result.options is not None:
+    claim = Claim(flushed, fence, claimant.refusal(fence), lost=lost, began=began)
+    positions: dict[str, int] = {}
+    if fence is None or claim.refused:
         if request.holding is not None and fence is not None:
-            result.held = slots.settle(session, ref, claimant.limits, request.holding)
-        job_results.follow(session, flushed.jobs)
-        watermarks.store(session, ref, offsets, flushed.watermarks, {})
-        return result
-    is_doubtful = shared and clock is not None and clock.is_doubtful(claimant.visibility_ms or 0)
-    reservation = None
-    if request.holding is not None:
-        reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms, clock)
-    budget = Budget(request.max_bytes, request.max_rows)
-    coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now, is_doubtful=is_doubtful)
-    taking = Taking(
-        session, request, fence.now, budget, reservation, result, coalescing, offsets.keys(), is_doubtful=is_doubtful
-    )
-    redelivered = redeliver(taking)
-    fresh, positions = take_new(taking, offsets)
-    coalescing.store()
-    if reservation is not None:
-        result.held = reservation.store()
-    job_results.follow(session, flushed.jobs)
-    # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
-    flushed.unfinished |= positions.keys() - {delivery.key for delivery in fresh}
+            flushed.held = slots.settle(session, ref, request.holding)
+    else:
+        taking = Taking(session, request, claim, offsets, now=fence.now, jobs=jobs)
+        redelivered = redeliver(taking)
+        fresh, positions = take_new(taking)
+        taking.store()
+        # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
+        flushed.unfinished |= positions.keys() - {delivery.key for delivery in fresh}
+        claim.deliveries = sorted([*redelivered, *fresh], key=PLACE)
+
+    if jobs is not None:
+        jobs.store()
     watermarks.store(session, ref, offsets, flushed.watermarks, positions)
-    result.deliveries = sorted([*redelivered, *fresh], key=lambda delivery: (delivery.key, delivery.offset))
-    return result
+    return claim
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:
@@ -117,6 +109,9 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
             Settlement(Claimed(ref, key, offset, token, retries + 1, suspect, size=0), Action.RELEASE)
             for key, offset, retries, suspect in rows
         ]
-        settling.apply(session, ref, unstarted, {}, max_attempts=None)
+        jobs = jobs_of(session, ref)
+        settling.apply(session, ref, unstarted, {}, max_attempts=None, jobs=jobs)
+        if jobs is not None:
+            jobs.store()
 
     run(using, release)

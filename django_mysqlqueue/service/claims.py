@@ -5,54 +5,87 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
-from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.groups import Fence, OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
+Refusal = Literal["dropped", "mode", "paused", "options"]
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """A subscriber's right to claim for a group, and the rules of the group."""
 
-    ref: GroupRef
-    subscriber: str
-    max_attempts: int | None
-    visibility_ms: int | None
-    """The visibility timeout in milliseconds in shared mode; None in ordered mode, in which the lease protects."""
-    strict: bool = False
-    """Whether ``on_failure="block"``: nothing of a partition is taken before its lowest unsettled row."""
-    subset: Subset = EVERYTHING
-    """The partitions from which redeliveries are taken in shared mode."""
-    backoff: Backoff = losses.NO_WAIT
-    """The wait after the loss of a suspected poison message."""
-    limits: DeliveryLimits = NO_LIMITS
-    """The limits of the group, for all its subscribers together."""
-    filter: FilterPolicy | None = None
-    """Which messages the group gets; None: all."""
-    options: OptionColumns | None = None
-    """The columns of the group row that these rules come from: a claim under others takes nothing. None: any."""
-    lease_ms: int = 0
-    """LEASE_DURATION in milliseconds: after it, a subscriber without heartbeats holds no slots."""
+class Rules(Protocol):
+    """The options of a group that its claims follow: those of its handler."""
 
     @property
-    def shared(self) -> bool:
-        """Whether the group is in shared mode."""
-        return self.visibility_ms is not None
+    def ref(self) -> GroupRef:
+        """The group."""
 
     @property
     def mode(self) -> str:
-        """The mode of the group."""
-        return ConsumerGroup.Mode.SHARED if self.shared else ConsumerGroup.Mode.ORDERED
+        """``"ordered"`` or ``"shared"``."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the mode is shared."""
+
+    @property
+    def max_attempts(self) -> int | None:
+        """Number of attempts after which a message is dead-lettered; None: no limit."""
+
+    @property
+    def visibility_timeout(self) -> float:
+        """Seconds for which other subscribers do not claim a delivery (shared mode)."""
+
+    @property
+    def on_failure(self) -> str:
+        """``"block"``: in ordered mode, nothing of a partition is taken before its lowest unsettled row."""
+
+    @property
+    def on_expiry(self) -> str:
+        """``"skip"``: messages that have expired are passed."""
+
+    @property
+    def backoff(self) -> Backoff:
+        """The wait after the loss of a suspected poison message."""
+
+    @property
+    def filter(self) -> FilterPolicy | None:
+        """Which messages the group gets; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A subscriber's right to claim for a group."""
+
+    rules: Rules
+    subscriber: str
+    subset: Subset = EVERYTHING
+    """The partitions from which redeliveries are taken in shared mode."""
+    options: OptionColumns | None = None
+    """The columns of the group row that the rules come from: a claim under others takes nothing. None: any."""
+    clock: DatabaseClock | None = None
+    """The clock that the claimant knows: after a step, what others hold is not taken for lost. None: any."""
+
+    @property
+    def ref(self) -> GroupRef:
+        """The group."""
+        return self.rules.ref
+
+    def refusal(self, fence: Fence | None) -> Refusal | None:
+        """Return why it may claim nothing: because the group row says something else than it knows."""
+        if fence is None:
+            return "dropped"
+        if fence.mode != self.rules.mode:
+            return "mode"
+        if fence.paused:
+            return "paused"
+        return "options" if self.options not in (None, fence.options) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +104,10 @@ class Claim:
     """The result of a claim. After the COMMIT, this process holds the deliveries."""
 
     flushed: Flushed
+    fence: Fence | None = None
+    """The group row as the claim found it; None if the group was dropped."""
+    refused: Refusal | None = None
+    """Why nothing was taken; None: the claim was allowed."""
     deliveries: list[Claimed] = field(default_factory=list)
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
     """Suspected poison messages that had used up their attempts, with the error. They are in the DLQ now."""
@@ -99,18 +136,26 @@ class Claim:
     """Whether ``max_slots`` has left out redeliveries. They stay due."""
     rest: Rest | None = None
     """Why no further message of the group gets a slot."""
-    held: dict[str, int] | None = None
-    """By limited key, how many slots the claimant holds now; None if the group has no limits."""
     began: float = 0.0
     """The monotonic time at which the database's time of the claim was asked for."""
     passed: Counter[str] = field(default_factory=Counter)
     """Number of messages that were passed, by reason (``rollups.PASSED``)."""
-    options: OptionColumns | None = None
-    """The columns of the group row with other options than the claimant's: then nothing was taken."""
-    dropped: bool = False
-    paused: bool = False
-    other_mode: str = ""
-    """The group's mode, if it differs from the claimant's: then nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A request for redeliveries of a shared group, oldest first, from any partition."""
+
+    most: int
+    """Maximum number of redeliveries to take."""
+    window: int = 0
+    """Number of due rows to look at for that, because the first ones may be locked."""
+    exclude: Collection[tuple[str, int]] = ()
+    """The (partition key, offset) of deliveries that the claimant already holds."""
+    after_clock_step: bool = False
+    """Whether to look for rows that a clock, since corrected, left far in the future."""
+    with_slots: int = 2**62
+    """Maximum number of redeliveries with slots to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +171,17 @@ class ClaimRequest:
     """Settlements of earlier deliveries of the group. They are written first, as by ``settling.flush``."""
     also: Collection[str] = ()
     """Further partitions whose watermarks can advance."""
-    max_due: int = 0
-    """Maximum number of redeliveries to take in shared mode, oldest first, from any partition."""
-    due_window: int = 0
-    """Number of due rows to look at for that, because the first ones may be locked."""
-    exclude: Collection[tuple[str, int]] = ()
-    """The (partition key, offset) of deliveries that the claimant already holds (shared mode)."""
+    due: Due | None = None
+    """The redeliveries to take in shared mode."""
     max_bytes: int = 2**62
     """Maximum number of payload bytes to take. The first message is always taken."""
     max_rows: int = 2**62
     """Maximum number of messages to take."""
-    after_clock_step: bool = False
-    """In shared mode, whether to look for rows that a clock, since corrected, left far in the future."""
-    passes: Collection[Outcome] = ()
-    """Which messages above the position to pass: those that have expired, or are superseded. Others are found when they
-    start."""
-    holding: Holding | None = None
-    """What the claimant holds, if the group has limits."""
-    clock: DatabaseClock | None = None
-    """The clock that the claimant knows: after a step, what others hold is not taken for lost. None: any."""
-    max_slots: int = 2**62
-    """Maximum number of redeliveries with slots to take."""
     max_suspects: int = 2**62
     """Maximum number of suspected poison messages to take. They start one after another, so those that wait in the
     process would keep others out of it."""
+    passes: bool = False
+    """Whether to pass messages that are superseded or, with ``on_expiry="skip"``, have expired. Otherwise, that is
+    found when they start."""
+    holding: Holding | None = None
+    """What the claimant holds, if the group has limits."""

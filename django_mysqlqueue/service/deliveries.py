@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from django_mysqlqueue.delivery_limits import NO_KEY
+from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.refs import GroupRef
 
@@ -24,6 +24,23 @@ class Slot(NamedTuple):
     def keys(self) -> tuple[str, ...]:
         """The keys in whose accounts it is: that of the group, and the message's."""
         return (NO_KEY,) if self.key == NO_KEY else (NO_KEY, self.key)
+
+
+class Candidate(NamedTuple):
+    """A message that a claim looks at. If it was deleted, it is claimed, and the process finds out."""
+
+    key: str
+    """Its partition."""
+    offset: int
+    target: str = ""
+    """The only group that gets it; empty: all."""
+    size: int = 0
+    expires_at: int | None = None
+    coalesce_key: str | None = None
+    publisher_key: str | None = None
+    """None if no limit needs it."""
+    metadata: str = ""
+    """As JSON text; empty if neither a limit nor a filter needs it."""
 
 
 class Claimed(NamedTuple):
@@ -149,6 +166,10 @@ class Holding:
     """The slots that a subscriber process holds, as it knows it."""
 
     subscriber: str
+    limits: DeliveryLimits = NO_LIMITS
+    """The limits of the group, for all its subscribers together."""
+    lease_ms: int = 0
+    """LEASE_DURATION in milliseconds: after it, a subscriber without heartbeats holds no slots."""
     held: Mapping[str, int] = field(default_factory=dict)
     """By limited key, the number of its messages that wait or run; ``NO_KEY``: all of the group."""
     stored: Mapping[str, int] = field(default_factory=dict)
@@ -192,8 +213,6 @@ class Flushed:
     """New watermarks, to be stored by the same transaction."""
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark can advance further: flush them again."""
-    jobs: JobEnds = field(default_factory=JobEnds)
-    """The jobs of chains, if they were left to the caller."""
     held: dict[str, int] | None = None
     """By limited key, the slots that the subscriber's rows say it holds; None if none was to be written."""
     skipped: set[str] = field(default_factory=set)

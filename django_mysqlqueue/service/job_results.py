@@ -168,14 +168,6 @@ def _end(
     return job_stages.write(session, ids, decide, how or session.dialect.for_update)
 
 
-def passed(session: Session, ref: GroupRef, ended: Iterable[tuple[str, int, Outcome]]) -> dict[str, tuple[str, str]]:
-    """Return why jobs end whose messages a claim has settled, by id. ``ended``: partition, offset, outcome of each."""
-    if not is_of_jobs(ref):
-        return {}
-    reasons = {offset: UNCALLED[outcome] for _, offset, outcome in ended}
-    return {job: reasons[offset] for offset, job in of_messages(session, reasons).items()}
-
-
 def of_messages(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     """Return the ids of jobs by the offsets of their messages."""
     found: dict[int, str] = {}

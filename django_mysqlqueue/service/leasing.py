@@ -106,6 +106,12 @@ def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: b
     return owners(session, ref, keys, session.dialect.skip_locked if skip_locked else session.dialect.for_update)
 
 
+def lock_lost(session: Session, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
+    """Lock the leases of partitions in order of key, and return those that a subscriber does not own."""
+    owned = lock(session, ref, sorted(keys))
+    return {key for key in keys if owned.get(key) != subscriber}
+
+
 def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = "") -> dict[str, str]:
     """Return a dict from partition key to the owner of its lease, ``''`` if it has none. Missing rows are left out.
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, job_results, losses, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, losses, watermarks
+from django_mysqlqueue.service.claims import Due
 from django_mysqlqueue.service.dead_letters import FailedDelivery
-from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, is_later
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.superseding import RECHECK_MS
-from django_mysqlqueue.service.taking import Candidate, Taking
+from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat
 
@@ -36,33 +36,32 @@ def redeliver(taking: Taking) -> list[Claimed]:
     due = _due(taking)
     if not due:
         return []
-    session, claimant, result = taking.session, taking.claimant, taking.result
-    contents: defaultdict[int, _Content] = defaultdict(_Content)
+    session, ref, claim = taking.session, taking.ref, taking.claim
+    candidates: dict[tuple[str, int], Candidate] = {}
     if taking.slots is not None:
-        needs_slots = claimant.limits.limits_group
-        if not needs_slots:
-            contents = _contents(taking, due)
-            keys = map(taking.limit_key, _candidates(contents, due))
-            needs_slots = any(map(taking.needs_slot, keys))
-        if needs_slots:
+        is_needed = taking.slots.limits.limits_group
+        if not is_needed:
+            candidates = _candidates(taking, due)
+            is_needed = taking.slots.note(candidates.values())
+        if is_needed:
             # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims
             # before this one have taken some of the rows.
             taking.slots.read([])
             due = _due(taking)
-    rows = _lock_due(session, claimant.ref, due)
+    rows = _lock_due(session, ref, due)
     if len(rows) < len(due):
-        unsettled = _still_unsettled(session, claimant.ref, [row for row in due if row not in rows])
-        result.locked |= {key for key, _ in unsettled}
-        taking.closed.update(result.locked)
-        result.settled |= set(due) - set(rows) - unsettled
-    contents.update(_contents(taking, [row for row in rows if row[1] not in contents]))
-    limit_keys = taking.limit_keys(_candidates(contents, rows))
-    undecided = _read_coalesce_keys(taking, contents, rows)
-    judgement = _Judgement(taking, undecided, most=taking.request.max_due if claimant.shared else len(due))
-    for key, offset in filter(rows.__contains__, due):  # The oldest first in shared mode.
-        if claimant.shared or key not in taking.closed:
-            limit_key = limit_keys.get((key, offset), NO_KEY)
-            judgement.judge(key, offset, rows[key, offset], contents[offset].size, limit_key)
+        unsettled = _still_unsettled(session, ref, [row for row in due if row not in rows])
+        claim.locked |= {key for key, _ in unsettled}
+        taking.closed.update(claim.locked)
+        claim.settled |= set(due) - set(rows) - unsettled
+    candidates |= _candidates(taking, [row for row in rows if row not in candidates])
+    if taking.slots is not None:
+        taking.slots.read_for([candidates[row] for row in rows])
+    undecided = _read_coalesce_keys(taking, [candidates[row] for row in rows])
+    judgement = _Judgement(taking, undecided, most=taking.request.due.most if taking.request.due else len(due))
+    for place in filter(rows.__contains__, due):  # The oldest first in shared mode.
+        if taking.shared or place[0] not in taking.closed:
+            judgement.judge(candidates[place], rows[place])
     judgement.write()
     return judgement.taken
 
@@ -94,7 +93,7 @@ class _Judgement:
     taken: list[Claimed] = field(default_factory=list)
     _suspects: int = 0
     """Number of suspected poison messages among them."""
-    _slots: int = 0
+    _limited: int = 0
     """Number of messages of limited keys among them."""
     failed: list[FailedDelivery] = field(default_factory=list)
     lost: list[Event] = field(default_factory=list)
@@ -105,96 +104,98 @@ class _Judgement:
     passed: list[tuple[str, int]] = field(default_factory=list)
     """Rows of messages that are superseded."""
 
-    def judge(self, key: str, offset: int, row: _Row, size: int, limit_key: str) -> None:
+    def judge(self, candidate: Candidate, row: _Row) -> None:
         """Decide about a row. Rows of a partition must be judged in the order of their offsets in ordered mode."""
-        claimant, now, result = self.taking.claimant, self.taking.now, self.taking.result
-        if is_later(row.due_at, row.delivered_at, now) and (claimant.shared or not row.token):
-            self._wait(key, offset, row.due_at, is_lost=losses.is_lost(row.token, row.delivered_by))
+        taking, now = self.taking, self.taking.now
+        key, offset = place = candidate.key, candidate.offset
+        if is_later(row.due_at, row.delivered_at, now) and (taking.shared or not row.token):
+            self._wait(place, row.due_at, is_lost=losses.is_lost(row.token, row.delivered_by))
             return
-        if (key, offset) in self.undecided:
-            self.rest(key, offset, now + RECHECK_MS)
+        if place in self.undecided:
+            self._rest(place, now + RECHECK_MS)
             return
-        is_superseded = self.taking.coalescing.is_superseded(key, offset)
-        if is_superseded and Outcome.SUPERSEDED in self.taking.request.passes:
-            self._pass(key, offset, row)
+        if taking.passes_superseded(key, offset):
+            self._pass(place, row)
             return
-        until = self.taking.coalescing.waits_until(key, offset)
-        if until is not None and not is_superseded:
-            self.rest(key, offset, until)
+        until = taking.waits_until(key, offset)
+        if until is not None:
+            self._rest(place, until)
             return
-        suspect = bool(row.delivered_by)
-        claimed = self.taking.claimed(key, offset, size, retries=row.retries, suspect=suspect)
-        if not suspect:
-            self._take(claimed, limit_key)
+        if not row.delivered_by:
+            self._take(candidate, row)
             return
         # The delivery with which its subscriber was lost.
-        last = claimed._replace(attempt=row.retries, delivered_at=row.delivered_at, by=row.delivered_by)
-        if dead_letters.is_final(claimant.ref.topic, row.retries, claimant.max_attempts):
+        last = taking.claimed(candidate, retries=row.retries - 1, suspect=True)
+        last = last._replace(delivered_at=row.delivered_at, by=row.delivered_by)
+        rules = taking.rules
+        if dead_letters.is_final(taking.ref.topic, row.retries, rules.max_attempts):
             text = f"The subscriber {row.delivered_by!r} was lost while it handled attempt {row.retries}."
             self.failed.append(FailedDelivery.of(last, f"{row.error}\n{text}" if row.error else text))
-            result.dead.append((last, text))
-        elif wait := losses.wait_ms(row.retries, claimant.backoff, suspect=row.suspect):
-            self.waits.append((key, offset, now + wait))
+            taking.claim.dead.append((last, text))
+        elif wait := losses.wait_ms(row.retries, rules.backoff, suspect=row.suspect):
+            self.waits.append((*place, now + wait))
             self.lost.append(Event.of(last, Outcome.LOST))
-            self._wait(key, offset, now + wait, is_lost=True)
-        elif self._take(claimed, limit_key) and row.token:
+            self._wait(place, now + wait, is_lost=True)
+        elif self._take(candidate, row) and row.token:
             self.lost.append(Event.of(last, Outcome.LOST))
 
-    def _pass(self, key: str, offset: int, row: _Row) -> None:
+    def _pass(self, place: tuple[str, int], row: _Row) -> None:
         """Settle a superseded message without a call."""
-        ref, result = self.taking.claimant.ref, self.taking.result
+        claim = self.taking.claim
         if row.token:
-            self.lost.append(Event(ref, key, offset, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by))
-        self.passed.append((key, offset))
-        self.taking.coalescing.gave_up(key, offset)
-        result.settled.add((key, offset))
-        result.passed[Outcome.SUPERSEDED] += 1
-        result.flushed.unfinished.add(key)
+            lost = Event(self.taking.ref, *place, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by)
+            self.lost.append(lost)
+        self.passed.append(place)
+        self.taking.coalescing.gave_up(*place)
+        claim.settled.add(place)
+        claim.passed[Outcome.SUPERSEDED] += 1
+        claim.flushed.unfinished.add(place[0])
 
-    def _wait(self, key: str, offset: int, until: int, *, is_lost: bool) -> None:
+    def _wait(self, place: tuple[str, int], until: int, *, is_lost: bool) -> None:
         """Leave a row for later. If it was lost, or in strict order, nothing of its partition overtakes it."""
-        self.taking.result.later[key, offset] = until
+        taking = self.taking
+        taking.claim.later[place] = until
         if is_lost:
-            self.taking.result.lost_later.add((key, offset))
-        if is_lost or self.taking.claimant.strict:
-            self.taking.closed.add(key)
+            taking.claim.lost_later.add(place)
+        if is_lost or (taking.rules.on_failure == "block" and not taking.shared):
+            taking.closed.add(place[0])
 
-    def _take(self, claimed: Claimed, limit_key: str) -> bool:
+    def _take(self, candidate: Candidate, row: _Row) -> bool:
         """Take a row if it fits and has a slot. Otherwise nothing of its partition overtakes it in ordered mode."""
+        taking, key, suspect = self.taking, candidate.key, bool(row.delivered_by)
+        limited = taking.slots is not None and taking.slots.key_of(key, candidate.offset) != NO_KEY
         if len(self.taken) >= self.most:
             return False
-        if limit_key != NO_KEY and self._slots >= self.taking.request.max_slots:
-            self.taking.result.has_due = True
+        if limited and taking.request.due is not None and self._limited >= taking.request.due.with_slots:
+            taking.claim.has_due = True
             return False
-        if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
-            self.taking.closed.add(claimed.key)
-            self.taking.result.held_up.add(claimed.key)
+        if suspect and self._suspects >= taking.request.max_suspects:
+            taking.closed.add(key)
+            taking.claim.held_up.add(key)
             return False
-        taken = self.taking.take(claimed, limit_key)
+        taken = taking.take(candidate, retries=row.retries, suspect=suspect)
         if isinstance(taken, Claimed):
             self.taken.append(taken)
-            self._suspects += claimed.suspect
-            self._slots += limit_key != NO_KEY
-            if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
-                self.taking.coalescing.took(claimed.key, claimed.offset)
+            self._suspects += suspect
+            self._limited += limited
             return True
-        self.taking.closed.add(claimed.key)
+        taking.closed.add(key)
         if isinstance(taken, Rest):
-            if self.taking.claimant.shared:
-                self.rest(claimed.key, claimed.offset, taken.until)
+            if taking.shared:
+                self._rest((key, candidate.offset), taken.until)
             else:
                 # It stays due, so that nothing overtakes it when the partition is asked for again.
-                self.taking.result.limited[claimed.key] = taken
+                taking.claim.limited[key] = taken
         return False
 
-    def rest(self, key: str, offset: int, until: int) -> None:
+    def _rest(self, place: tuple[str, int], until: int) -> None:
         """Make a row of a shared group due later."""
-        self.taking.result.later[key, offset] = until
-        self.rests.append((key, offset, until))
+        self.taking.claim.later[place] = until
+        self.rests.append((*place, until))
 
     def write(self) -> None:
         """Write what was decided."""
-        session, ref = self.taking.session, self.taking.claimant.ref
+        session, ref = self.taking.session, self.taking.ref
         if self.lost and delivery_events.level(ref) != "none":
             delivery_events.record(session, self.lost)
         if self.failed:
@@ -207,39 +208,39 @@ class _Judgement:
 
 def _due(taking: Taking) -> list[tuple[str, int]]:
     """Return rows that are probably due for redelivery: those of a partition by offset, or the oldest first."""
-    if not taking.claimant.shared:
+    if not taking.shared:
         return [(want.key, offset) for want in taking.wants() for offset in want.due]
-    exclude, suspects = taking.request.exclude, 0
-    most = max(SUSPECTS, taking.request.due_window // 10)  # It grows while others have locked the first rows.
+    asked, suspects = taking.request.due, 0
+    if asked is None or asked.most <= 0:
+        return []
+    most = max(SUSPECTS, asked.window // 10)  # It grows while others have locked the first rows.
     due: list[tuple[str, int]] = []
-    for key, offset, suspect in _due_shared(taking):
+    for key, offset, suspect in _due_shared(taking, asked):
         # Others take the rest. Some more than it takes, because the first ones may be locked, or wait after a loss.
-        if (key, offset) not in exclude and not (suspect and suspects >= most):
+        if (key, offset) not in asked.exclude and not (suspect and suspects >= most):
             suspects += suspect
             due.append((key, offset))
     return due
 
 
-def _due_shared(taking: Taking) -> list[tuple[str, int, int]]:
+def _due_shared(taking: Taking, asked: Due) -> list[tuple[str, int, int]]:
     """Return rows that look due, and whether they are suspected, read without locks from the start of the index."""
-    session, claimant, request, now = taking.session, taking.claimant, taking.request, taking.now
-    if request.max_due <= 0:
-        return []
+    session, now = taking.session, taking.now
     # Deliveries that the claimant holds must not use up the limit.
-    limit = max(request.max_due, request.due_window) + len(request.exclude)
-    inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
+    limit = max(asked.most, asked.window) + len(asked.exclude)
+    inside, parameters = taking.request.claimant.subset.condition(session.dialect, "partition_key")
     if taking.is_doubtful:
         inside += " AND delivery_token = 0"  # What waits for another attempt: nobody holds it.
-    if not request.max_suspects:
+    if not taking.request.max_suspects:
         inside += " AND delivered_by = ''"
     select = (
         "SELECT partition_key, message_offset, CASE WHEN delivered_by = '' THEN 0 ELSE 1 END "
         f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} AND invisible_until "
     )
-    place = (*claimant.ref, False, *parameters, now)
+    place = (*taking.ref, False, *parameters, now)
     found = session.rows(f"{select} <= %s ORDER BY invisible_until LIMIT %s", (*place, limit))
-    if request.after_clock_step:
+    if asked.after_clock_step:
         found = [
             *found,
             *session.rows(
@@ -279,7 +280,7 @@ def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, 
 
 def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
     """Settle superseded messages."""
-    session, ref = taking.session, taking.claimant.ref
+    session, ref = taking.session, taking.ref
     for chunk in session.chunks(passed):
         session.execute(
             session.dialect.update_joined(
@@ -287,9 +288,7 @@ def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
             ),
             (*flat(chunk), *ref),
         )
-    ended = [(*one, Outcome.SUPERSEDED) for one in passed]
-    delivery_events.record_passed(session, ref, ended, taking.claimant.subscriber)
-    taking.result.flushed.jobs.reasons |= job_results.passed(session, ref, ended)
+    taking.record_passed([(*place, Outcome.SUPERSEDED) for place in passed])
 
 
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
@@ -300,66 +299,46 @@ def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
             session.dialect.update_joined(
                 STATE, ("k", "o", "until"), len(chunk), BY_ROW, {"invisible_until": "v.until"}
             ),
-            (*flat(chunk), *taking.claimant.ref),
+            (*flat(chunk), *taking.ref),
         )
 
 
-class _Content(NamedTuple):
-    """What a claim needs of a message. If it was deleted, it is claimed, and the process finds out."""
-
-    size: int = 0
-    expires_at: int | None = None
-    coalesce_key: str | None = None
-    publisher_key: str | None = None
-    """None if it is not needed."""
-    metadata: str = ""
-    """As JSON text; empty if it is not needed."""
-
-
-def _contents(taking: Taking, rows: Collection[tuple[str, int]]) -> defaultdict[int, _Content]:
-    """Return what is needed of each message, by offset."""
+def _candidates(taking: Taking, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], Candidate]:
+    """Return what is needed of the message of each row."""
     session = taking.session
     columns = taking.columns([key for key, _ in rows], "m.")
-    found: defaultdict[int, _Content] = defaultdict(_Content)
+    contents: dict[int, tuple[Any, ...]] = {}
     for chunk in session.chunks([offset for _, offset in rows]):
         for offset, *content in session.rows(
             f"SELECT m.`offset`, {columns} FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         ):
-            found[offset] = _Content(*content)
-    return found
+            contents[offset] = ("", *content)
+    return {row: Candidate(*row, *contents.get(row[1], ())) for row in rows}
 
 
-def _candidates(contents: Mapping[int, _Content], rows: Collection[tuple[str, int]]) -> list[Candidate]:
-    found = []
-    for key, offset in rows:
-        content = contents[offset]
-        found.append(Candidate(key, offset, content.publisher_key, content.metadata))
-    return found
-
-
-def _read_coalesce_keys(
-    taking: Taking, contents: Mapping[int, _Content], rows: Collection[tuple[str, int]]
-) -> set[tuple[str, int]]:
+def _read_coalesce_keys(taking: Taking, candidates: Collection[Candidate]) -> set[tuple[str, int]]:
     """Read what is known about the coalesce keys of messages.
 
     Returns:
         The messages of which nothing can be decided, because another claim has locked their offsets row (shared mode).
     """
-    keys = {row: key for row in rows if (key := contents[row[1]].coalesce_key)}
+    keys = {(one.key, one.offset): one.coalesce_key for one in candidates if one.coalesce_key}
+    if not keys:
+        return set()
     undecided: set[tuple[str, int]] = set()
-    if keys and taking.claimant.shared:
-        mine = set(taking.locked)
+    if taking.shared:
+        mine = set(taking.offsets)
         more = {partition for partition, _ in keys} - mine
-        mine |= watermarks.lock(taking.session, taking.claimant.ref, more, skip_locked=True).keys()
+        mine |= watermarks.lock(taking.session, taking.ref, more, skip_locked=True).keys()
         undecided = {row for row in keys if row[0] not in mine}
     taking.coalescing.read({row: key for row, key in keys.items() if row not in undecided}, were_claimed=True)
     return undecided
 
 
 def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
-    session, claimant = taking.session, taking.claimant
+    session, request = taking.session, taking.request
     names = ["k", "o", "t", "who", "at", "until"]
     changes = {
         "delivery_token": "v.t",
@@ -370,12 +349,12 @@ def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
     if any(one.suspect for one in taken):  # Otherwise none of the rows was held, and ``suspect`` is False in all.
         names.append("suspect")
         changes["suspect"] = "v.suspect"
-    common = (taking.request.token, claimant.subscriber, taking.now, taking.until)
+    common = (request.token, request.claimant.subscriber, taking.now, taking.until)
     for chunk in session.chunks(taken):
         session.execute(
             session.dialect.update_joined(STATE, names, len(chunk), BY_ROW, changes),
             (
                 *flat((one.key, one.offset, *common, one.suspect)[: len(names)] for one in chunk),
-                *claimant.ref,
+                *taking.ref,
             ),
         )

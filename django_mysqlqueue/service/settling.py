@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import (
     dead_letters,
     delivery_events,
-    job_results,
-    job_rows,
     losses,
     slots,
     watermarks,
@@ -29,11 +26,10 @@ from django_mysqlqueue.service.deliveries import (
     Claimed,
     Flushed,
     Holding,
-    JobEnds,
     Settlement,
 )
 from django_mysqlqueue.service.delivery_events import Event
-from django_mysqlqueue.service.job_stages import is_in_chain
+from django_mysqlqueue.service.job_outcomes import Jobs, jobs_of
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
@@ -44,8 +40,6 @@ STATE = DeliveryState._meta.db_table
 ACKS = (Action.ACK, Action.DELETED, *UNCALLED)
 """The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)
-UNENDED = (Action.RELEASE, Action.SNOOZE, Action.NACK)
-"""The actions after which a job is ready again, if its attempt has left nothing for its result."""
 LEFT_ALONE = (*ACKS, Action.STALE)
 ONE_ROW = (
     "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
@@ -210,7 +204,6 @@ def flush(
     max_attempts: int | None,
     shared: bool,
     also: Collection[str] = (),
-    limits: DeliveryLimits = NO_LIMITS,
     holding: Holding | None = None,
 ) -> Flushed:
     """Write the settlements of a group and advance its watermarks, in one transaction.
@@ -225,10 +218,12 @@ def flush(
     def write(session: Session) -> Flushed:
         keys = {settlement.delivery.key for settlement in settlements} | set(also)
         offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
-        flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also, chains=False)
+        jobs = jobs_of(session, ref)
+        flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also, jobs=jobs)
         if holding is not None:
-            flushed.held = slots.settle(session, ref, limits, holding)
-        job_results.follow(session, flushed.jobs)
+            flushed.held = slots.settle(session, ref, holding)
+        if jobs is not None:
+            jobs.store()
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 
@@ -243,16 +238,14 @@ def apply(
     *,
     max_attempts: int | None,
     also: Collection[str] = (),
-    waits: bool = True,
-    chains: bool = True,
+    jobs: Jobs | None = None,
 ) -> Flushed:
     """Do a flush in the caller's transaction.
 
     The caller stores the new watermarks afterwards, together with the positions that a claim has moved.
 
-    ``max_attempts``: number of failed attempts after which a message is dead-lettered; None for no limit. ``chains``:
-    whether to write what has become of jobs of chains. Otherwise the caller does, after it has locked slots
-    (``Flushed.jobs``): others that hold the slots may wait for them.
+    ``max_attempts``: number of failed attempts after which a message is dead-lettered; None for no limit. ``jobs``: the
+    results of the jobs of the group, if it has any. The caller stores those that are left, after it has locked slots.
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
@@ -277,8 +270,8 @@ def apply(
     if flushed.dead:
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
-    if job_results.is_of_jobs(ref):
-        _follow_jobs(session, settlements, flushed, waits=waits, chains=chains)
+    if jobs is not None:
+        jobs.settled(settlements, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # A partition without an offsets row (the group was dropped, or GC deleted it) has no watermark to advance.
@@ -320,51 +313,6 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
             if settlement.action in recorded and id(settlement) not in not_written
         ],
     )
-
-
-def _follow_jobs(
-    session: Session, settlements: Sequence[Settlement], flushed: Flushed, *, waits: bool, chains: bool
-) -> None:
-    """Write what has become of the jobs, except those whose outcome was not written now."""
-    not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
-    dead = {delivery for delivery, _ in flushed.dead}
-    ends, released, uncalled = [], {}, {}
-    for settlement in settlements:
-        delivery, action = settlement.delivery, settlement.action
-        if id(settlement) in not_written or settlement.is_written or action is Action.STALE:
-            continue
-        if settlement.job is not None:
-            over = job_rows.FAILED if delivery in dead else job_rows.READY
-            ends.append((settlement.job, job_rows.SUCCESSFUL if action is Action.ACK else over))
-        elif delivery in dead:
-            expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]
-            uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired
-        elif action in UNCALLED:
-            uncalled[delivery.offset] = job_results.UNCALLED[OUTCOMES[action]]
-        elif action in UNENDED:
-            released[delivery.offset] = delivery.by
-    names = job_results.of_messages(session, [*released, *uncalled])
-    jobs = JobEnds(
-        ends,
-        {names[offset]: reason for offset, reason in uncalled.items() if offset in names},
-        {names[offset]: by for offset, by in released.items() if offset in names},
-    )
-    if not chains:
-        jobs, flushed.jobs = _without_chains(jobs)
-    job_results.follow(session, jobs, waits=waits)
-
-
-def _without_chains(jobs: JobEnds) -> tuple[JobEnds, JobEnds]:
-    """Return what has become of jobs in no chain, and of those in chains."""
-
-    def those(*, chained: bool) -> JobEnds:
-        return JobEnds(
-            [one for one in jobs.ends if is_in_chain(one[0].id) is chained],
-            {job: reason for job, reason in jobs.reasons.items() if is_in_chain(job) is chained},
-            {job: by for job, by in jobs.released.items() if is_in_chain(job) is chained},
-        )
-
-    return those(chained=False), those(chained=True)
 
 
 def _mark_acked(

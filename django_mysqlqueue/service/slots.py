@@ -12,11 +12,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, DeliveryLimits, Throttle
+from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, Throttle
+from django_mysqlqueue.limits import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.models import Slots, SubscriberHeartbeat
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.clocks import DatabaseClock
-from django_mysqlqueue.service.deliveries import Holding, Returned, Slot
+from django_mysqlqueue.service.deliveries import Candidate, Holding, Slot
+from django_mysqlqueue.service.messages import decode_metadata, publisher_key
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
@@ -58,21 +60,14 @@ class Reservation:
     other from then on until they commit, so a claim finds its candidates before. Nothing is written before ``store``.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        ref: GroupRef,
-        limits: DeliveryLimits,
-        holding: Holding,
-        lease_ms: int,
-        clock: DatabaseClock | None = None,
-    ) -> None:
+    def __init__(self, session: Session, ref: GroupRef, holding: Holding, clock: DatabaseClock | None = None) -> None:
         self._session = session
         self._ref = ref
-        self._limits = limits
+        self.limits = limits = holding.limits
         self._holding = holding
-        self._lease_ms = lease_ms
         self._clock = clock
+        self._keys: dict[tuple[str, int], str] = {}
+        """By partition and offset, the limited keys of messages; ``NO_KEY`` for others."""
         self._throttles: dict[str, Throttle | None] = {}
         self._most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
         self._full_at: dict[str, int] = {}
@@ -101,7 +96,40 @@ class Reservation:
         if self._clock is not None:
             self._clock.check(now, self._received_at - self._sent_at)
         self._now = now * 1000
-        give_back(self._session, self._ref, self._limits, self._holding.returned)
+        give_back(self._session, self._ref, self._holding)
+
+    def has_several_keys(self, partition: str) -> bool:
+        """Return whether messages of a partition can have different limited keys."""
+        if not self.limits.limits_keys:
+            return False
+        return self.limits.limit_by is not None or lane_of(partition).partition.startswith(PARTITION_PREFIX)
+
+    def note(self, candidates: Iterable[Candidate]) -> bool:
+        """Note the limited keys of messages, and return whether any of them needs a slot."""
+        is_needed = False
+        for one in candidates:
+            metadata = decode_metadata(one.metadata) if one.metadata and self.limits.limit_by is not None else {}
+            key = self.limits.key_of(publisher_key(one.key, one.publisher_key), metadata)
+            self._keys[one.key, one.offset] = key
+            is_needed = is_needed or self.is_needed(one.key, one.offset)
+        return is_needed
+
+    def key_of(self, partition: str, offset: int) -> str:
+        """Return the limited key of a message; ``NO_KEY`` if only the limits of the group apply."""
+        return self._keys.get((partition, offset), NO_KEY)
+
+    def is_needed(self, partition: str, offset: int) -> bool:
+        """Return whether a message needs a slot."""
+        return self.limits.limits_group or self.key_of(partition, offset) != NO_KEY
+
+    def read_for(self, candidates: Collection[Candidate]) -> None:
+        """Note the limited keys of messages, and read their accounts if any of them needs a slot."""
+        if self.limits.limits_keys and self.note(candidates):
+            self.read({self.key_of(one.key, one.offset) for one in candidates})
+
+    def take_for(self, partition: str, offset: int) -> Slot | Rest:
+        """Reserve a slot for a message, or return why there is none."""
+        return self.take(self.key_of(partition, offset))
 
     def read(self, keys: Iterable[str]) -> None:
         """Read the accounts of keys, before ``take`` is called for them."""
@@ -110,11 +138,11 @@ class Reservation:
         session, new = self._session, sorted({NO_KEY, *keys} - self._full_at.keys())
         live = ""
         parameters: tuple[object, ...] = ()
-        if self._limits.counts_in_flight:
-            if self._clock is not None and self._clock.is_doubtful(self._lease_ms):
+        if self.limits.counts_in_flight:
+            if self._clock is not None and self._clock.is_doubtful(self._holding.lease_ms):
                 alive = "h.deregistered_at = 0"  # All that hold slots may live.
             else:
-                alive, parameters = heartbeats.fresh("h", session), (self._lease_ms, self._lease_ms)
+                alive, parameters = heartbeats.fresh("h", session), (self._holding.lease_ms, self._holding.lease_ms)
             live = f"{_with_heartbeats(session)} WHERE s.subscriber_name = '' OR ({alive})"
         for chunk in session.chunks(new):
             self._full_at |= dict.fromkeys(chunk, 0)
@@ -131,7 +159,7 @@ class Reservation:
 
     def _throttle(self, key: str) -> Throttle | None:
         if key not in self._throttles:
-            self._throttles[key] = self._limits.throttle_of(key)
+            self._throttles[key] = self.limits.throttle_of(key)
         return self._throttles[key]
 
     def _know(self, key: str, full_at: int) -> None:
@@ -190,7 +218,7 @@ class Reservation:
             self._changed.add(one)
         for one in keys:
             self.held[one] = self.held.get(one, 0) + 1
-        before = self._sent_at + self._lease_ms / 2000
+        before = self._sent_at + self._holding.lease_ms / 2000
         if slots:
             # The database's time had up to a millisecond more than the whole ones.
             before = min(before, self._sent_at + (slot + START_WITHIN_US - self._now - 1000) / 1e6)
@@ -210,7 +238,7 @@ class Reservation:
     def store(self) -> dict[str, int]:
         """Write the accounts, and return what the subscriber's rows say."""
         if not self._now:
-            return settle(self._session, self._ref, self._limits, self._holding)
+            return settle(self._session, self._ref, self._holding)
         rows = [(key, "", self._full_at[key]) for key in sorted(self._changed)]
         new = [row for row in rows if row[0] not in self._known]
         _insert(self._session, self._ref, [(*row, 0) for row in new])
@@ -219,7 +247,7 @@ class Reservation:
                 self._session.dialect.update_joined(SLOTS, ("k", "who", "at"), len(chunk), BY_KEY, {"full_at": "v.at"}),
                 (*flat(chunk), *self._ref),
             )
-        return store_held(self._session, self._ref, self._limits, self._holding, self.held)
+        return store_held(self._session, self._ref, self._holding, self.held)
 
 
 def _with_heartbeats(session: Session) -> str:
@@ -258,7 +286,7 @@ def lock(session: Session, ref: GroupRef, *, create: bool = False) -> int | None
     return None if row is None else int(row[0])
 
 
-def give_back(session: Session, ref: GroupRef, limits: DeliveryLimits, returned: Mapping[str, Returned]) -> None:
+def give_back(session: Session, ref: GroupRef, holding: Holding) -> None:
     """Release slots whose messages have not started. The limits of the group must be locked.
 
     What the throttle may have regained since they were reserved is not released a second time: otherwise, more than a
@@ -266,8 +294,8 @@ def give_back(session: Session, ref: GroupRef, limits: DeliveryLimits, returned:
     """
     now = session.dialect.now_ms
     rows = []
-    for key, one in sorted(returned.items()):
-        throttle = limits.throttle_of(key)
+    for key, one in sorted(holding.returned.items()):
+        throttle = holding.limits.throttle_of(key)
         if throttle is not None:
             rows.append((key, "", one.number * throttle.interval_us, one.since * 1000))
     for chunk in session.chunks(rows):
@@ -280,25 +308,23 @@ def give_back(session: Session, ref: GroupRef, limits: DeliveryLimits, returned:
         )
 
 
-def settle(session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding) -> dict[str, int]:
+def settle(session: Session, ref: GroupRef, holding: Holding) -> dict[str, int]:
     """Write, without a claim, what a subscriber holds, and release the slots that it returns.
 
     Returns:
         What the subscriber's rows say.
     """
     if holding.returned and lock(session, ref) is not None:
-        give_back(session, ref, limits, holding.returned)
-    return store_held(session, ref, limits, holding, holding.held)
+        give_back(session, ref, holding)
+    return store_held(session, ref, holding, holding.held)
 
 
-def store_held(
-    session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding, held: Mapping[str, int]
-) -> dict[str, int]:
+def store_held(session: Session, ref: GroupRef, holding: Holding, held: Mapping[str, int]) -> dict[str, int]:
     """Write how many slots a subscriber holds, in its own rows, if messages in flight are limited; return it.
 
     Only claims, under the lock of the group's limits, may write higher numbers.
     """
-    held = limits.counted(held)
+    held = holding.limits.counted(held)
     before = holding.stored
     keys = sorted({key for key in {*before, *held} if before.get(key, 0) != held.get(key, 0)} | set(holding.doubtful))
     holding.written.update(keys)

@@ -153,17 +153,17 @@ class Coalescing:
     def waits_until(self, partition: str, offset: int) -> int | None:
         """Return until when a message waits because another one with its key is in flight, in epoch milliseconds.
 
-        It is None if none is.
+        It is None if none is, or if the message is superseded.
         """
         one = self._keys.get((partition, offset))
-        if one is None or not self._shared or self._claimed.get(one) == offset:
+        if one is None or not self._shared or self._claimed.get(one) == offset or self._latest[one] > offset:
             return None
         return self._until.get(one)
 
     def took(self, partition: str, offset: int) -> None:
-        """Note that the claim has taken a message."""
+        """Note that the claim has taken a message. One that is superseded counts for nothing."""
         one = self._keys.get((partition, offset))
-        if one is None:
+        if one is None or self._latest[one] > offset:
             return
         self._took[one] = offset
         if self._shared:

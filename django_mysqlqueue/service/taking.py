@@ -1,29 +1,23 @@
-"""The transaction of a claim: what it may still take, and with which slots."""
+"""The transaction of a claim: what it may still take, and what its group's features say of a message."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.limits import PARTITION_PREFIX, lane_of
-from django_mysqlqueue.service import messages
-from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
+from django_mysqlqueue.service.deliveries import Candidate, Claimed, Slot
+from django_mysqlqueue.service.job_outcomes import Jobs
+from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.service.superseding import Coalescing
+from django_mysqlqueue.service.watermarks import Offsets
 from django_mysqlqueue.sql.session import Session
 
-
-class Candidate(NamedTuple):
-    """What the key of a message for the limits depends on, as far as the group's limits need it."""
-
-    key: str
-    """Its partition."""
-    offset: int
-    publisher_key: str | None
-    metadata: str
+Verdicts = dict[tuple[str, int], str]
+"""By partition and offset of messages that are passed, why: ``"filtered"``, or an outcome."""
 
 
 class Budget:
@@ -52,108 +46,174 @@ class Budget:
         self._rows -= 1
 
 
-@dataclass(frozen=True, slots=True)
 class Taking:
     """The state of a claim's transaction, under the group's lock."""
 
-    session: Session
-    request: ClaimRequest
-    now: int
-    """The database's time in epoch milliseconds."""
-    budget: Budget
-    slots: Reservation | None
-    """None if the group has no limits."""
-    result: Claim
-    coalescing: Coalescing
-    locked: Collection[str]
-    """Partitions whose offsets row the claim has locked."""
-    closed: set[str] = field(default_factory=set)
-    """Partitions of which this claim takes nothing more, so that nothing overtakes a message (ordered mode)."""
-    is_doubtful: bool = False
-    """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
-
-    @property
-    def claimant(self) -> Claimant:
-        """The subscriber, and the rules of the group."""
-        return self.request.claimant
-
-    @property
-    def until(self) -> int:
+    def __init__(
+        self,
+        session: Session,
+        request: ClaimRequest,
+        claim: Claim,
+        offsets: Mapping[str, Offsets],
+        *,
+        now: int,
+        jobs: Jobs | None,
+    ) -> None:
+        claimant = request.claimant
+        self.session = session
+        self.request = request
+        self.claim = claim
+        self.ref = claimant.ref
+        self.rules = claimant.rules
+        self.shared = claimant.rules.shared
+        self.offsets = offsets
+        """By partition whose offsets row the claim has locked."""
+        self.now = now
+        """The database's time in epoch milliseconds."""
+        timeout = int(claimant.rules.visibility_timeout * 1000) if self.shared else 0
+        self.until = now + timeout
         """When the deliveries become visible to other subscribers (shared mode)."""
-        return self.now + (self.claimant.visibility_ms or 0)
+        self.is_doubtful = self.shared and claimant.clock is not None and claimant.clock.is_doubtful(timeout)
+        """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
+        self.budget = Budget(request.max_bytes, request.max_rows)
+        self.closed: set[str] = set()
+        """Partitions of which this claim takes nothing more, so that nothing overtakes a message (ordered mode)."""
+        self.slots: Reservation | None = None
+        """None if the group has no limits."""
+        if request.holding is not None:
+            self.slots = Reservation(session, self.ref, request.holding, claimant.clock)
+        self._jobs = jobs
+        self._coalescing: Coalescing | None = None
 
     def wants(self) -> list[Want]:
         """Return the wants of partitions that the claimant still owns."""
-        return [want for want in self.request.wants if want.key not in self.result.lost]
+        return [want for want in self.request.wants if want.key not in self.claim.lost]
 
-    def claimed(self, key: str, offset: int, size: int, *, retries: int = 0, suspect: bool = False) -> Claimed:
-        """Return a delivery that this claim may take."""
-        return Claimed(
-            self.claimant.ref,
-            key,
-            offset,
-            self.request.token,
-            retries + 1,
-            suspect,
-            size,
-            self.now,
-            self.claimant.subscriber,
-        )
+    # -- features: a claim of messages without them runs none of their code ----
 
-    def take(self, one: Claimed, limit_key: str) -> Claimed | Rest | None:
-        """Return a delivery if this claim takes it, with its slot if it needs one.
+    @property
+    def coalescing(self) -> Coalescing:
+        """What is known about coalesce keys. Nothing is read before a message has one."""
+        if self._coalescing is None:
+            policy, doubtful = self.rules.filter, self.is_doubtful
+            self._coalescing = Coalescing(
+                self.session, self.ref, policy, shared=self.shared, now=self.now, is_doubtful=doubtful
+            )
+        return self._coalescing
+
+    def columns(self, keys: Collection[str], alias: str = "") -> str:
+        """Return the columns that a claim needs of messages in some partitions: ``Candidate`` from ``size`` on."""
+        key, by_metadata = "NULL", False
+        if self.slots is not None and any(map(self.slots.has_several_keys, keys)):
+            by_metadata = self.slots.limits.limit_by is not None
+            key = "NULL" if by_metadata else f"{alias}publisher_key"
+        metadata = f"{alias}metadata" if by_metadata or self.rules.filter is not None else "''"
+        return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m"
+
+    def judge(self, messages: Sequence[Candidate]) -> Verdicts:
+        """Return which messages above the positions are passed, and read the accounts of the slots for the others.
+
+        A message is filtered unless the group has given up others for it; an expired one supersedes no other.
+        """
+        verdicts: Verdicts = {}
+        if self.rules.filter is not None or any(one.expires_at is not None or one.coalesce_key for one in messages):
+            mine = ("", self.ref.group)
+            self._pass([message for message in messages if message.target in mine], verdicts)
+        if self.slots is not None:
+            self.slots.read_for([message for message in messages if message[:2] not in verdicts])
+        return verdicts
+
+    def _pass(self, messages: Sequence[Candidate], verdicts: Verdicts) -> None:
+        unmatched: dict[tuple[str, int], Candidate] = {}
+        keys: dict[tuple[str, int], str] = {}
+        for message in messages:
+            place = message.key, message.offset
+            if not self._matches(message):
+                unmatched[place] = message
+                verdicts[place] = "filtered"
+            elif self._has_expired(message):
+                verdicts[place] = Outcome.EXPIRED
+                continue
+            if message.coalesce_key:
+                keys[place] = message.coalesce_key
+        if not keys:
+            return
+        for place in self.coalescing.read(keys, unmatched=unmatched.keys()):
+            del verdicts[place]
+            if self._has_expired(unmatched[place]):
+                verdicts[place] = Outcome.EXPIRED
+        verdicts |= {place: Outcome.SUPERSEDED for place in keys if self.passes_superseded(*place)}
+
+    def _matches(self, message: Candidate) -> bool:
+        """Return whether the group's filter matches a message. Those that are only for this group were redriven."""
+        policy = self.rules.filter
+        return policy is None or bool(message.target) or policy.matches(decode_metadata(message.metadata))
+
+    def _has_expired(self, message: Candidate) -> bool:
+        """Return whether the claim passes a message because it has expired."""
+        at = message.expires_at
+        return at is not None and at <= self.now and self.request.passes and self.rules.on_expiry == "skip"
+
+    def passes_superseded(self, key: str, offset: int) -> bool:
+        """Return whether the claim passes a message because a later one has its coalesce key."""
+        return self.request.passes and self._coalescing is not None and self._coalescing.is_superseded(key, offset)
+
+    def waits_until(self, key: str, offset: int) -> int | None:
+        """Return until when a message waits for another one with its coalesce key (shared mode), or None."""
+        return None if self._coalescing is None else self._coalescing.waits_until(key, offset)
+
+    def record_passed(self, ended: Sequence[tuple[str, int, Outcome]]) -> None:
+        """Record messages that the claim has settled without a call: partition, offset and outcome of each."""
+        delivery_events.record_passed(self.session, self.ref, ended, self.request.claimant.subscriber)
+        if self._jobs is not None and ended:
+            self._jobs.passed(ended)
+
+    # -- taking ----------------------------------------------------------------
+
+    def take(self, message: Candidate, *, retries: int = 0, suspect: bool = False) -> Claimed | Rest | None:
+        """Return a delivery if this claim takes the message, with its slot if it needs one.
 
         Returns:
             None if it does not fit; why there is no slot for it otherwise.
         """
-        if not self.budget.fits(one.size):
+        if not self.budget.fits(message.size):
             return None
-        if self.slots is not None and self.needs_slot(limit_key):
-            if self.result.rest is not None:
+        slot: Slot | None = None
+        if self.slots is not None and self.slots.is_needed(message.key, message.offset):
+            if self.claim.rest is not None:
                 return None
-            slot = self.slots.take(limit_key)
-            if isinstance(slot, Rest):
-                if slot.key != NO_KEY:
-                    return slot
-                self.result.rest = slot
+            got = self.slots.take_for(message.key, message.offset)
+            if isinstance(got, Rest):
+                if got.key != NO_KEY:
+                    return got
+                self.claim.rest = got
                 return None
-            one = one._replace(slot=slot)
-        self.budget.spend(one.size)
-        return one
+            slot = got
+        self.budget.spend(message.size)
+        if self._coalescing is not None:
+            self._coalescing.took(message.key, message.offset)
+        return self.claimed(message, retries=retries, suspect=suspect, slot=slot)
 
-    def columns(self, keys: Collection[str], alias: str = "") -> str:
-        """Return the columns that a claim needs of messages in some partitions, in the order of ``Looked``."""
-        has_keys = any(map(self.has_several_keys, keys))
-        by_metadata = has_keys and self.claimant.limits.limit_by is not None
-        metadata = f"{alias}metadata" if by_metadata or self.claimant.filter is not None else "''"
-        key = f"{alias}publisher_key" if has_keys and not by_metadata else "NULL"
-        return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m"
+    def claimed(
+        self, message: Candidate, *, retries: int = 0, suspect: bool = False, slot: Slot | None = None
+    ) -> Claimed:
+        """Return the delivery of a message."""
+        return Claimed(
+            self.ref,
+            message.key,
+            message.offset,
+            self.request.token,
+            retries + 1,
+            suspect,
+            message.size,
+            self.now,
+            self.request.claimant.subscriber,
+            slot,
+        )
 
-    def needs_slot(self, limit_key: str) -> bool:
-        """Return whether a message of a group with limits needs a slot.
-
-        ``limit_key``: its key of the limits; ``NO_KEY``: only those of the group apply.
-        """
-        return limit_key != NO_KEY or self.claimant.limits.limits_group
-
-    def has_several_keys(self, key: str) -> bool:
-        """Return whether messages of a partition can have different keys of the limits."""
-        limits = self.claimant.limits
-        if self.slots is None or not limits.limits_keys:
-            return False
-        return limits.limit_by is not None or lane_of(key).partition.startswith(PARTITION_PREFIX)
-
-    def limit_key(self, one: Candidate) -> str:
-        """Return the key of the limits of a message."""
-        limits = self.claimant.limits
-        metadata = messages.decode_metadata(one.metadata) if one.metadata and limits.limit_by is not None else {}
-        return limits.key_of(messages.publisher_key(one.key, one.publisher_key), metadata)
-
-    def limit_keys(self, candidates: Collection[Candidate]) -> dict[tuple[str, int], str]:
-        """Return the key of the limits for each message, after reading their accounts if any of them needs a slot."""
-        if self.slots is None or not self.claimant.limits.limits_keys or not candidates:
-            return {}
-        found = {(one.key, one.offset): self.limit_key(one) for one in candidates}
-        if any(map(self.needs_slot, found.values())):
-            self.slots.read(found.values())
-        return found
+    def store(self) -> None:
+        """Write what the features have noted: coalesce keys, then slots."""
+        if self._coalescing is not None:
+            self._coalescing.store()
+        if self.slots is not None:
+            self.claim.flushed.held = self.slots.store()

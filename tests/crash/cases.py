@@ -70,8 +70,8 @@ from tests.support.harness import USING, first_place, lag
 from tests.support.internals import (
     EPOCH,
     Action,
+    Due,
     GroupRef,
-    Holding,
     Returned,
     Route,
     Session,
@@ -593,7 +593,7 @@ for _mode in ("ordered", "shared"):
     @case(f"claim with limits, {_mode}", lambda mode=_mode: limited(mode), again=undo, check=is_undone)
     def _(world: World) -> None:
         wants = [Want(key, look_at=10) for key in "ab"]
-        take(world, *wants, max_due=10, holding=Holding(WHO))
+        take(world, *wants, due=Due(10), holding=world.holding())
 
 
 def parked() -> World:
@@ -604,13 +604,18 @@ def parked() -> World:
 
 @case("claim without slots, shared", parked, again=undo, check=is_undone)
 def _(world: World) -> None:
-    take(world, max_due=10, holding=Holding(WHO, world.stored, world.stored))
+    take(world, due=Due(10), holding=world.holding(world.stored, stored=world.stored))
 
 
 @case("claim and release slots", holding, again=undo, check=is_undone)
 def _(world: World) -> None:
     back = {NO_KEY: Returned(1, 1), ":x": Returned(1, 1)}
-    take(world, Want("b", look_at=10), max_due=10, holding=Holding(WHO, {NO_KEY: 1}, world.stored, (), back))
+    take(
+        world,
+        Want("b", look_at=10),
+        due=Due(10),
+        holding=world.holding({NO_KEY: 1}, stored=world.stored, returned=back),
+    )
 
 
 @case("flush and release slots", holding)
@@ -622,8 +627,7 @@ def _(world: World) -> None:
         world.ends(Action.ACK, *world.held),
         max_attempts=5,
         shared=True,
-        limits=world.limits,
-        holding=Holding(WHO, {}, world.stored, {":z"}, {NO_KEY: back, ":x": back}),
+        holding=world.holding(stored=world.stored, doubtful={":z"}, returned={NO_KEY: back, ":x": back}),
     )
 
 
@@ -680,7 +684,7 @@ for _mode in ("ordered", "shared"):
         f"claim with a filter, {_mode}", lambda mode=_mode: filtered(mode), again=undo, check=passed_what_does_not_match
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=10), Want("b", look_at=10), max_due=10)
+        take(world, Want("a", look_at=10), Want("b", look_at=10), due=Due(10))
 
     @case(
         f"claim with a filter and look deeper, {_mode}",
@@ -689,7 +693,7 @@ for _mode in ("ordered", "shared"):
         check=passed_what_does_not_match,
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=1), Want("b", look_at=1), max_due=1)
+        take(world, Want("a", look_at=1), Want("b", look_at=1), due=Due(1))
 
     @case(
         f"claim with a filter one of several, {_mode}",
@@ -698,7 +702,7 @@ for _mode in ("ordered", "shared"):
         check=passed_what_does_not_match,
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=1), Want("b", look_at=1), max_due=1, max_rows=1)
+        take(world, Want("a", look_at=1), Want("b", look_at=1), due=Due(1), max_rows=1)
 
     @case(
         f"claim that passes what has expired, {_mode}",
@@ -716,7 +720,7 @@ for _mode in ("ordered", "shared"):
         check=passed_nothing,
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=10), Want("b", look_at=10), settlements=world.ends(Action.ACK, "a2"), max_due=10)
+        take(world, Want("a", look_at=10), Want("b", look_at=10), settlements=world.ends(Action.ACK, "a2"), due=Due(10))
 
     @case(f"register another filter, {_mode}", lambda mode=_mode: outdated(mode), role="operator")
     def _(world: World) -> None:
@@ -742,7 +746,7 @@ def _(world: World) -> None:
     dead=("a1",),
 )
 def _(world: World) -> None:
-    take(world, max_due=10)
+    take(world, due=Due(10))
 
 
 @case("make what was lost again wait", lost_again, again=undo, check=is_undone, dead=("a1",))
@@ -758,7 +762,7 @@ def _(world: World) -> None:
     dead=("a1",),
 )
 def _(world: World) -> None:
-    take(world, max_due=10)
+    take(world, due=Due(10))
 
 
 @case("undo a claim", claimed)

@@ -13,6 +13,7 @@ from tests.crash.worlds import LEASE_MS, WHO, G, World, flush, registered, seque
 from tests.support.harness import USING
 from tests.support.internals import (
     Action,
+    Due,
     Outcome,
     Settlement,
     Want,
@@ -104,7 +105,7 @@ for _mode in ("ordered", "shared"):
     )
     def _(world: World) -> None:
         due = () if world.mode == "shared" else (world.places["b1"],)
-        take(world, Want("a", look_at=2), Want("b", due=due, look_at=10), max_due=10, passes=PASSES)
+        take(world, Want("a", look_at=2), Want("b", due=due, look_at=10), due=Due(10), passes=True)
 
     @case(
         f"claim that gives up a retry for a message that it does not claim, {_mode}",
@@ -115,7 +116,7 @@ for _mode in ("ordered", "shared"):
     )
     def _(world: World) -> None:
         due = () if world.mode == "shared" else (world.places["b1"],)
-        take(world, Want("b", due=due, look_at=0), max_due=10, passes=PASSES)
+        take(world, Want("b", due=due, look_at=0), due=Due(10), passes=True)
 
     @case(
         f"give up what is superseded at its start, {_mode}",

@@ -21,6 +21,7 @@ from django_mysqlqueue.models import (
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
 from tests.support import refusing
+from tests.support.claims import claimant_of
 from tests.support.filtering import EU, LONG_AGO, US
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
@@ -28,6 +29,7 @@ from tests.support.internals import (
     Action,
     Claimant,
     Claimed,
+    Due,
     GroupRef,
     Holding,
     OptionColumns,
@@ -77,26 +79,28 @@ class World:
     """What the subscriber's handlers were called with, as far as this process knows."""
 
     def claimant(self, who: str = WHO) -> Claimant:
-        return Claimant(
+        return claimant_of(
             G,
             who,
             5,
             60_000 if self.mode == "shared" else None,
-            self.strict,
+            on_failure="block" if self.strict else "skip",
             backoff=self.backoff,
-            limits=self.limits,
             filter=self.filter,
             options=self.options,
-            lease_ms=LEASE_MS,
         )
+
+    def holding(self, held: Mapping[str, int] | None = None, **more: Any) -> Holding:
+        """What the subscriber holds; ``more``: fields of ``Holding``."""
+        return Holding(WHO, self.limits, LEASE_MS, held or {}, **more)
 
     def take_all(self, holding: Holding | None = None) -> dict[str, Claimed]:
         """Claims what there is, and what there are slots for."""
         wants = [Want(key, look_at=10) for key in "ab"]
         self.token = claiming.new_token()
-        request = claiming.ClaimRequest(self.claimant(), wants, token=self.token, max_due=10, holding=holding)
+        request = claiming.ClaimRequest(self.claimant(), wants, token=self.token, due=Due(10), holding=holding)
         found = claiming.claim(USING, request)
-        self.stored = found.held or {}
+        self.stored = found.flushed.held or {}
         contents = payloads.read(USING, [delivery.offset for delivery in found.deliveries])
         return {contents[delivery.offset].message_id: delivery for delivery in found.deliveries}
 
@@ -114,7 +118,7 @@ def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Cla
     if mode == "ordered":
         assert leasing.acquire(USING, ref, who, keys, lease_ms=LEASE_MS).held == set(keys)
     watermarks.create_missing(USING, ref, keys)
-    claimant = Claimant(ref, who, 5, 60_000 if mode == "shared" else None)
+    claimant = claimant_of(ref, who, 5, 60_000 if mode == "shared" else None)
     wants = [Want(key, look_at=10) for key in keys]
     found = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).deliveries
     contents = payloads.read(USING, [delivery.offset for delivery in found])
@@ -178,8 +182,8 @@ def limited(mode: str = "ordered") -> World:
     watermarks.create_missing(USING, G, "ab")
     world.limits = LIMITS
     heartbeats.beat(USING, "bystander", [G], {})
-    with_slot = Holding("bystander", {NO_KEY: 1, ":x": 1})
-    groups.run(USING, lambda session: slots.store_held(session, G, LIMITS, with_slot, with_slot.held))
+    with_slot = Holding("bystander", LIMITS, LEASE_MS, {NO_KEY: 1, ":x": 1})
+    groups.run(USING, lambda session: slots.store_held(session, G, with_slot, with_slot.held))
     for tenant, name in (("x", "a1"), ("x", "a2"), ("y", "a3"), ("y", "b1")):
         QueueMessage.objects.filter(message_id=name).update(metadata={"tenant": tenant})
     return world
@@ -189,7 +193,7 @@ def holding() -> World:
     """As ``limited``; the subscriber has claimed what it got slots for."""
     world = limited("shared")
     heartbeats.beat(USING, WHO, [G], {})
-    world.held = world.take_all(Holding(WHO))
+    world.held = world.take_all(world.holding())
     return world
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.management import call_command
@@ -43,6 +43,7 @@ from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
 from tests.support import garbage, job_worlds, schedule_worlds
+from tests.support.claims import claimant_of
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler
 from tests.support.internals import (
@@ -50,12 +51,12 @@ from tests.support.internals import (
     Claimant,
     Claimed,
     DeadLetterFilter,
+    Due,
     GroupRef,
     Holding,
     JobEnd,
     JobEnds,
     OptionColumns,
-    Outcome,
     Returned,
     Session,
     Settlement,
@@ -118,9 +119,11 @@ class Actor:
     def outcomes(self, *ends: tuple[Any, ...]) -> list[Settlement]:
         return [Settlement(self.start.held[name], kind, *more) for name, kind, *more in ends]
 
-    def claimant(self, who: str, mode: str = "", *, strict: bool = False) -> Claimant:
+    def claimant(self, who: str, mode: str = "", *, strict: bool = False, **more: Any) -> Claimant:
         visibility = LEASE_MS if (mode or self.start.mode) == "shared" else None
-        return Claimant(G, who, 5, visibility, strict, backoff=Backoff(initial=LEASE_MS / 1000, jitter=0))
+        on_failure = "block" if strict else "skip"
+        backoff = Backoff(initial=LEASE_MS / 1000, jitter=0)
+        return claimant_of(G, who, 5, visibility, on_failure=on_failure, backoff=backoff, **more)
 
 
 @dataclass(frozen=True)
@@ -767,7 +770,9 @@ def _(a: Actor) -> object:
     """By a consumer group on the DLQ topic."""
     return claiming.claim(
         ALIAS,
-        claiming.ClaimRequest(Claimant(D, WHO, 5, None), [Want(key, look_at=10) for key in "ab"], token=a.new_token()),
+        claiming.ClaimRequest(
+            claimant_of(D, WHO, 5, None), [Want(key, look_at=10) for key in "ab"], token=a.new_token()
+        ),
     )
 
 
@@ -776,7 +781,7 @@ def _(a: Actor) -> object:
     """Of one more subscriber for each actor."""
     wants = [Want(key, look_at=10) for key in "ab"]
     return claiming.claim(
-        ALIAS, claiming.ClaimRequest(a.claimant(f"sub{a.name}"), wants, token=a.new_token(), max_due=10)
+        ALIAS, claiming.ClaimRequest(a.claimant(f"sub{a.name}"), wants, token=a.new_token(), due=Due(10))
     )
 
 
@@ -785,7 +790,7 @@ def _(a: Actor) -> object:
     ends = a.outcomes(("a1", Action.ACK), ("a3", Action.NACK, LEASE_MS, "no"))
     wants = [Want(key, look_at=10) for key in "ab"]
     return claiming.claim(
-        ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), settlements=ends, max_due=10)
+        ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), settlements=ends, due=Due(10))
     )
 
 
@@ -799,9 +804,9 @@ def _(a: Actor) -> object:
     who = f"sub{a.name}"
     heartbeats.beat(ALIAS, who, [G], {})
     sequencing.sequence(ALIAS)
-    claimant = replace(a.claimant(who), limits=LIMITS, lease_ms=LEASE_MS)
     wants = [Want(key, look_at=10) for key in "ab"]
-    request = claiming.ClaimRequest(claimant, wants, token=a.new_token(), max_due=10, holding=Holding(who))
+    holding = Holding(who, LIMITS, LEASE_MS)
+    request = claiming.ClaimRequest(a.claimant(who), wants, token=a.new_token(), due=Due(10), holding=holding)
     return claiming.claim(ALIAS, request)
 
 
@@ -814,8 +819,7 @@ def _(a: Actor) -> object:
         a.outcomes(("a1", Action.ACK)),
         max_attempts=5,
         shared=a.start.mode == "shared",
-        limits=LIMITS,
-        holding=Holding(WHO, {NO_KEY: 1}, {NO_KEY: 2}, (), back),
+        holding=Holding(WHO, LIMITS, LEASE_MS, {NO_KEY: 1}, {NO_KEY: 2}, (), back),
     )
 
 
@@ -834,10 +838,10 @@ def _claim_under(a: Actor, policy: FilterPolicy, settlements: Sequence[Settlemen
     is_shared = a.start.mode == "shared"
     who = f"sub{a.name}" if is_shared else WHO
     options = a.start.options if policy == EU else OptionColumns(filter=json.dumps(policy.as_json()))
-    claimant = replace(a.claimant(who), filter=policy, options=options)
+    claimant = a.claimant(who, filter=policy, options=options)
     wants = [Want(key, look_at=1) for key in "ab"]
-    due = 10 if is_shared else 0
-    request = claiming.ClaimRequest(claimant, wants, token=a.new_token(), settlements=settlements, max_due=due)
+    due = Due(10) if is_shared else None
+    request = claiming.ClaimRequest(claimant, wants, token=a.new_token(), settlements=settlements, due=due)
     return claiming.claim(ALIAS, request)
 
 
@@ -847,7 +851,7 @@ def _(a: Actor) -> object:
     wants = [Want(key, look_at=1) for key in "ab"]
     who = f"sub{a.name}" if is_shared else WHO
     request = claiming.ClaimRequest(
-        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=("expired", "superseded")
+        a.claimant(who), wants, token=a.new_token(), due=Due(10) if is_shared else None, passes=True
     )
     return claiming.claim(ALIAS, request)
 
@@ -859,7 +863,7 @@ def _(a: Actor) -> object:
     wants = [Want("a", look_at=2), Want("b", due=due, look_at=2)]
     who = f"sub{a.name}" if is_shared else WHO
     request = claiming.ClaimRequest(
-        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=(Outcome.SUPERSEDED,)
+        a.claimant(who), wants, token=a.new_token(), due=Due(10) if is_shared else None, passes=True
     )
     return claiming.claim(ALIAS, request)
 
@@ -867,9 +871,7 @@ def _(a: Actor) -> object:
 @operation("redeliver, shared")
 def _(a: Actor) -> object:
     """A claim that looks at no partition."""
-    request = claiming.ClaimRequest(
-        a.claimant(f"sub{a.name}"), (), token=a.new_token(), max_due=10, passes=(Outcome.SUPERSEDED,)
-    )
+    request = claiming.ClaimRequest(a.claimant(f"sub{a.name}"), (), token=a.new_token(), due=Due(10), passes=True)
     return claiming.claim(ALIAS, request)
 
 
@@ -897,10 +899,10 @@ def _claim_to_supersede(a: Actor, policy: FilterPolicy) -> object:
     """It gives up a4 and b1, and leaves those above the position that supersede them."""
     is_shared = a.start.mode == "shared"
     options = a.start.options if policy == EU else OptionColumns(filter=json.dumps(policy.as_json()))
-    claimant = replace(a.claimant(f"sub{a.name}" if is_shared else WHO), filter=policy, options=options)
+    claimant = a.claimant(f"sub{a.name}" if is_shared else WHO, filter=policy, options=options)
     wants = [Want("a", look_at=1), Want("b", due=() if is_shared else a.start.failed, look_at=1)]
     request = claiming.ClaimRequest(
-        claimant, wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=(Outcome.SUPERSEDED,)
+        claimant, wants, token=a.new_token(), due=Due(10) if is_shared else None, passes=True
     )
     return claiming.claim(ALIAS, request)
 

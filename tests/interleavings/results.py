@@ -6,6 +6,7 @@ The recorded outcomes have the words of this module, so that a field can be rena
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.core.management import CommandError
@@ -80,7 +81,7 @@ def has_looked(value: Any) -> bool:
 def _claim(done: Claim, names: Names) -> dict[str, Any]:
     return _what_is(
         {
-            "flushed": _flushed(done.flushed, names),
+            "flushed": _flushed(replace(done.flushed, held=None), names),
             "claimed": [_claimed(one, names) for one in done.deliveries],
             "dead": [_claimed(one, names) for one, _ in done.dead],
             "lease lost": sorted(done.lost),
@@ -95,12 +96,12 @@ def _claim(done: Claim, names: Names) -> dict[str, Any]:
             "suspects left": sorted(done.held_up),
             "more due": done.has_due,
             "no slot of the group": done.rest and _rest(done.rest, names),
-            "slots": sorted(done.held or ()),
+            "slots": sorted(done.flushed.held or ()),
             "passed": {str(reason): number for reason, number in sorted(done.passed.items()) if number},
-            "other options": done.options is not None,
-            "dropped": done.dropped,
-            "paused": done.paused,
-            "other mode": done.other_mode,
+            "other options": done.refused == "options",
+            "dropped": done.refused == "dropped",
+            "paused": done.refused == "paused",
+            "other mode": done.fence.mode if done.fence is not None and done.refused == "mode" else "",
         }
     )
 

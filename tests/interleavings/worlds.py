@@ -31,11 +31,11 @@ from tests.crash.coalescing import with_keys
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
 from tests.support import job_worlds, refusing, schedule_worlds
+from tests.support.claims import claimant_of
 from tests.support.filtering import EU, LONG_AGO, REGIONS, US
 from tests.support.harness import USING, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     Claimed,
     GroupRef,
     OptionColumns,
@@ -89,7 +89,7 @@ def _claim(ref: GroupRef, mode: str, who: str, **look_at: int) -> dict[str, Clai
     if mode == "ordered":
         assert leasing.acquire(USING, ref, who, list(look_at), lease_ms=LEASE_MS).held == set(look_at)
     watermarks.create_missing(USING, ref, list(look_at))
-    claimant = Claimant(ref, who, 5, LEASE_MS if mode == "shared" else None)
+    claimant = claimant_of(ref, who, 5, LEASE_MS if mode == "shared" else None)
     wants = [Want(key, look_at=number) for key, number in look_at.items()]
     found = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).deliveries
     names = payloads.read(USING, [delivery.offset for delivery in found])

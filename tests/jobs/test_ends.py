@@ -11,7 +11,6 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.tasks import exceptions, job
 from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
 from django_mysqlqueue.tasks.handlers import Attempt
@@ -19,10 +18,10 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, Sub, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     ClaimRequest,
     JobEnd,
     JobEnds,
@@ -172,11 +171,11 @@ def test_a_claim_that_writes_a_failure_and_passes_another_message_of_the_job():
     end = JobEnd(first, 5, 5, errors=error, stage=job_worlds.STAGES[0])
     nack = Settlement(held[first], Action.NACK, error="no", is_final=False, job=end)
     request = ClaimRequest(
-        Claimant(JOBS, job_worlds.WORKER, 5, 60_000),
+        claimant_of(JOBS, job_worlds.WORKER, 5, 60_000),
         [Want(held[first].key, look_at=100)],
         claiming.new_token(),
         [nack],
-        passes=frozenset({Outcome.EXPIRED}),
+        passes=True,
     )
     assert not claiming.claim(USING, request).deliveries
     assert (row(first).status, errors(first)) == ("FAILED", [ValueError, exceptions.JobExpired])

@@ -20,12 +20,11 @@ from django_mysqlqueue.models import (
     Slots,
 )
 from django_mysqlqueue.operations import jobs
-from django_mysqlqueue.outcomes import Outcome
 from tests.support import job_worlds
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     ClaimRequest,
     Holding,
     JobEnd,
@@ -163,12 +162,12 @@ def claim(key, who, *settlements):
 
     def make(session):
         request = ClaimRequest(
-            Claimant(job_worlds.JOBS, who, 5, 60_000, limits=LIMITS, lease_ms=30_000),
+            claimant_of(job_worlds.JOBS, who, 5, 60_000),
             [Want(key, look_at=10)],
             claiming.new_token(),
             [settlement() for settlement in settlements],
-            holding=Holding(who),
-            passes=frozenset({Outcome.EXPIRED}),
+            holding=Holding(who, LIMITS, 30_000),
+            passes=True,
         )
         return claiming._claim(session, request)
 
@@ -189,8 +188,8 @@ def flush(*settlements):
 
     def write(session):
         made = [settlement() for settlement in settlements]
-        holding = Holding("one", {NO_KEY: 0}, {NO_KEY: 1}, returned={NO_KEY: Returned(1, 1)})
-        settling.flush(USING, job_worlds.JOBS, made, max_attempts=None, shared=True, limits=LIMITS, holding=holding)
+        holding = Holding("one", LIMITS, 30_000, {NO_KEY: 0}, {NO_KEY: 1}, returned={NO_KEY: Returned(1, 1)})
+        settling.flush(USING, job_worlds.JOBS, made, max_attempts=None, shared=True, holding=holding)
 
     return write
 

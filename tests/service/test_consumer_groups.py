@@ -8,9 +8,10 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode
+from tests.support.claims import claimant_of
 from tests.support.handlers import Recorder, both_modes, stuck
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import Claimant, GroupRef, Want, claiming, groups, heartbeats, leasing
+from tests.support.internals import Due, GroupRef, Want, claiming, groups, heartbeats, leasing
 
 
 @both_modes
@@ -121,9 +122,9 @@ def held_by_a_frozen_one(mode):
 
 
 def claim(sub, mode):
-    claimant = Claimant(REF, sub.name, 5, 60_000 if mode == "shared" else None)
+    claimant = claimant_of(REF, sub.name, 5, 60_000 if mode == "shared" else None)
     return claiming.claim(
-        USING, claiming.ClaimRequest(claimant, [Want("k", look_at=9)], token=claiming.new_token(), max_due=9)
+        USING, claiming.ClaimRequest(claimant, [Want("k", look_at=9)], token=claiming.new_token(), due=Due(9))
     )
 
 
@@ -134,7 +135,7 @@ def test_a_group_of_another_mode_gives_nothing(db, mode):
     sub = held_by_a_frozen_one(mode)
     ConsumerGroup.objects.update(mode=OTHER_MODE[mode])  # and a lease, if there is one, stays
     found = claim(sub, mode)
-    assert (found.deliveries, found.dead, found.other_mode) == ([], [], OTHER_MODE[mode])
+    assert (found.deliveries, found.dead, found.refused, found.fence.mode) == ([], [], "mode", OTHER_MODE[mode])
     if mode == "ordered":
         PartitionLease.objects.all().delete()
         taken = leasing.acquire(USING, REF, sub.name, ["k"], lease_ms=30_000)
@@ -152,7 +153,7 @@ def test_leases_go_with_the_mode(db):
     # And back, while it is still frozen: by the name of then it owns nothing.
     group_mode.set_mode(USING, REF, "ordered", lease_ms=30_000)
     found = claim(sub, "ordered")
-    assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "")
+    assert (found.deliveries, found.lost, found.refused) == ([], {"k"}, None)
 
 
 @pytest.mark.parametrize("mode", OTHER_MODE)

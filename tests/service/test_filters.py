@@ -14,9 +14,9 @@ from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Rollup
 from django_mysqlqueue.testing import deliver_all
 from tests.support import garbage
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
-    Claimant,
     ClaimRequest,
     GroupRef,
     OptionColumns,
@@ -147,7 +147,7 @@ def test_what_a_claim_looks_at_is_limited(db, monkeypatch):
     sequence()
     sub.settle()
     ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
-    claimant = Claimant(one.ref, "me", 5, 60_000, filter=EU)
+    claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
     claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), max_rows=4))
     assert claim.passed["filtered"] == 24
     assert not claim.drained
@@ -163,7 +163,7 @@ def test_what_a_claim_reads_of_long_metadata_is_limited(db, monkeypatch):
     sub.settle()
     assert lag() == 0
     ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
-    claimant = Claimant(one.ref, "me", 5, 60_000, filter=EU)
+    claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
     claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), max_rows=4))
     assert 4 < claim.passed["filtered"] <= 10
 
@@ -176,7 +176,7 @@ def test_a_claim_for_one_message_takes_one(db):
     sub.settle()
     publish_from("us", "us", *["eu"] * 20)
     sequence()
-    claimant = Claimant(one.ref, "me", 5, 60_000, filter=EU)
+    claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
     claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=1)], claiming.new_token(), max_rows=50))
     assert len(claim.deliveries) == 1
     assert claim.passed["filtered"] == 2
@@ -302,9 +302,9 @@ def test_a_claim_with_other_options_takes_nothing(db):
     sub.settle()
     ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
     columns = OptionColumns(filter='{"region": ["us"]}')
-    claimant = Claimant(one.ref, "me", 5, 60_000, options=columns)
+    claimant = claimant_of(one.ref, "me", 5, 60_000, options=columns)
     claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token()))
-    assert claim.options == OptionColumns()
+    assert (claim.refused, claim.fence.options) == ("options", OptionColumns())
     assert (list(claim.deliveries), set(claim.looked_at), claim.passed["filtered"]) == ([], set(), 0)
     assert ConsumerOffset.objects.get().offset_claimed == 0
 

@@ -11,13 +11,14 @@ import pytest
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.delivery_limits import parse_key_rates, parse_rate
 from django_mysqlqueue.models import DeliveryState
+from tests.support.claims import claimant_of
 from tests.support.harness import Sub, handler
 from tests.support.internals import (
     Action,
     Claim,
-    Claimant,
     Claimed,
     ClaimRequest,
+    Due,
     Flushed,
     GroupRef,
     Inbox,
@@ -324,12 +325,12 @@ NO_SLOT = Claimed(REF, "k", 2, 7, 1, suspect=False, size=0)
 @pytest.mark.parametrize(
     ("was_due", "asked", "found", "frees"),
     [
-        (True, {"max_due": 5, "max_slots": 2}, [], True),
-        (True, {"max_due": 5, "max_slots": 2}, [NO_SLOT], True),
-        (True, {"max_due": 5, "max_slots": 2}, [NO_SLOT, SLOT], False),
-        (False, {"max_due": 5, "max_slots": 2}, [], False),
-        (True, {"max_due": 0, "max_slots": 2}, [], False),
-        (True, {"max_due": 5, "max_slots": 0}, [], False),
+        (True, {"due": Due(5, with_slots=2)}, [], True),
+        (True, {"due": Due(5, with_slots=2)}, [NO_SLOT], True),
+        (True, {"due": Due(5, with_slots=2)}, [NO_SLOT, SLOT], False),
+        (False, {"due": Due(5, with_slots=2)}, [], False),
+        (True, {}, [], False),
+        (True, {"due": Due(5, with_slots=0)}, [], False),
         (False, {"wants": [Want("k", look_at=1)]}, [NO_SLOT], False),
         (False, {"wants": [Want("k", look_at=1), Want("a", look_at=1)]}, [NO_SLOT], True),
         (False, {"wants": [Want("k", look_at=1), Want("a", look_at=1)]}, [NO_SLOT, SLOT], False),
@@ -338,14 +339,14 @@ NO_SLOT = Claimed(REF, "k", 2, 7, 1, suspect=False, size=0)
 def test_a_claim_frees_the_thread_if_it_has_looked_for_slots_in_vain(was_due, asked, found, frees):
     one = handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"}))
     inbox = Inbox([REF], leases_good=lambda: True)
-    limited = Limited(inbox, REF, "s", 1)
+    limited = Limited(inbox, REF, "s", threads=1, lease_ms=30_000)
     limited.configure(one.limits)
     limited.has_due = was_due
     inbox.keep_thread(REF)
-    request = ClaimRequest(Claimant(REF, "s", 5, 60_000, limits=one.limits), **{"wants": (), "token": 7, **asked})
-    limited.looked(request, Claim(Flushed(), found, has_due=not was_due))
+    request = ClaimRequest(claimant_of(REF, "s", 5, 60_000), **{"wants": (), "token": 7, **asked})
+    limited.looked(request, Claim(Flushed(), deliveries=found, has_due=not was_due))
     assert inbox.keep_thread(REF) == frees
-    looked = bool(asked.get("max_due"))
+    looked = "due" in asked
     assert limited.has_due == (was_due != looked), "only a claim of redeliveries knows whether it has left some out"
 
 

@@ -555,10 +555,10 @@ def test_a_due_message_without_a_slot_is_not_overtaken_when_its_key_is_free_agai
     assert first.inbox.waiting(one.ref)[0] == 2
     first.leave()
     publish("t", "q", key="q", metadata={"tenant": "a"})
-    slots_of_q = slots.Holding("other", {":a": 1})
+    slots_of_q = slots.Holding("other", one.limits, held={":a": 1})
     other = Sub(one, name="other")
     session = Session(USING)
-    slots.store_held(session, one.ref, one.limits, replace(slots_of_q, subscriber=other.name), {":a": 1})
+    slots.store_held(session, one.ref, replace(slots_of_q, subscriber=other.name), {":a": 1})
     sub.step()
     assert sub.take() is None
     Slots.objects.filter(subscriber_name=other.name).delete()

@@ -18,12 +18,12 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dead_lettering, group_mode
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
+from tests.support.claims import claimant_of
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.internals import (
     BY_ROW,
     Action,
-    Claimant,
     GroupRef,
     Settlement,
     Want,
@@ -183,7 +183,7 @@ def test_news_does_not_overtake_what_waits_behind_a_locked_row(db, clock):
 
 
 G = GroupRef("g", "t")
-CLAIMANT = Claimant(G, "owner", 5, None)
+CLAIMANT = claimant_of(G, "owner", 5, None)
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_claim_under_way_keeps_its_groups_mode(owned):
             impatiently(change)
     impatiently(change)
     found = claiming.claim(USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=1)], token=2))
-    assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "shared")
+    assert (found.deliveries, found.lost, found.refused) == ([], {"k"}, "mode")
 
 
 @pytest.mark.servers_only

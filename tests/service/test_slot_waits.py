@@ -111,7 +111,7 @@ def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idli
 
 
 def waiting(*rests):
-    limited = Limited(Inbox([REF], leases_good=lambda: True), REF, "s", 1)
+    limited = Limited(Inbox([REF], leases_good=lambda: True), REF, "s", threads=1, lease_ms=30_000)
     limited.claimed(Claim(Flushed(), limited=dict(rests)), 1000)
     return limited
 
@@ -165,7 +165,7 @@ def test_it_is_asked_less_often_the_longer_there_are_no_slots():
 
 def reserve(limits, held, keys, *, store=False):
     def write(session):
-        reservation = Reservation(session, REF, limits, Holding("s", held), LEASE_MS)
+        reservation = Reservation(session, REF, Holding("s", limits, LEASE_MS, held))
         reservation.read(keys)
         found = [reservation.take(key) for key in keys]
         if store:
@@ -190,7 +190,7 @@ def test_a_query_finds_the_slots_that_a_claim_finds(db, limits):
     held = {":a": 2, ":b": 1}
     before = list(Slots.objects.order_by("pk").values())
     with CaptureQueriesContext(connection) as captured:
-        asked = Reservation(Session(USING), REF, limits, Holding("s", held), LEASE_MS).ask(keys)
+        asked = Reservation(Session(USING), REF, Holding("s", limits, LEASE_MS, held)).ask(keys)
     assert len(captured) == 2
     assert not [query for query in captured if "FOR UPDATE" in query["sql"]]
     assert list(Slots.objects.order_by("pk").values()) == before
@@ -203,7 +203,7 @@ def test_a_query_finds_the_slots_that_a_claim_finds(db, limits):
 def test_a_query_does_not_ask_for_the_limits_of_the_group(db):
     limits = DeliveryLimits(rate=parse_rate("1/h"), burst=0, rate_per_key=parse_rate("1/h"))
     assert reserve(limits, {}, [":a"], store=True) == [None]
-    a, b = Reservation(Session(USING), REF, limits, Holding("s"), LEASE_MS).ask([":a", ":b"])
+    a, b = Reservation(Session(USING), REF, Holding("s", limits, LEASE_MS)).ask([":a", ":b"])
     assert a is not None
     assert b is None, "a claim finds that the group has none"
     assert [one.key for one in reserve(limits, {}, [":b"])] == [NO_KEY]

@@ -7,11 +7,11 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from tests.support.claims import claimant_of
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     GroupRef,
     Limits,
     Settlement,
@@ -83,7 +83,7 @@ def test_watermarks_of_many_partitions_with_more_rows_than_one_join_reads(db):
     publish_many("t", [Message(number, key=key) for number in range(each) for key in keys])
     sequence()
     watermarks.create_missing(USING, REF, keys)
-    claimant = Claimant(REF, "s", 5, 60_000)
+    claimant = claimant_of(REF, "s", 5, 60_000)
     wants = [Want(key, look_at=each) for key in keys]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert len(claim.deliveries) == len(keys) * each

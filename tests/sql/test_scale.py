@@ -17,11 +17,11 @@ from django.db import connection, connections
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from tests.conftest import empty
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
     Action,
     Checkpoint,
-    Claimant,
     GroupRef,
     Session,
     Settlement,
@@ -201,7 +201,7 @@ def test_a_flush_walks_no_rows_that_purge_has_left(db):
     publish("t", 0, key="k0")
     sub = Sub(handler(group="s", mode="shared"))
     sub.settle()
-    claimant = Claimant(ref, sub.name, 5, 60_000)
+    claimant = claimant_of(ref, sub.name, 5, 60_000)
 
     def flush_cost() -> int:
         publish("t", 0, key="k0")

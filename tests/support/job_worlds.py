@@ -23,10 +23,10 @@ from django_mysqlqueue.tasks import handlers
 from django_mysqlqueue.tasks.backend import _all_or_none
 from django_mysqlqueue.tasks.framework import AnyResult, task_backends
 from tests.app import jobs
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     Claimed,
     ClaimRequest,
     Flushed,
@@ -129,7 +129,7 @@ def claimed(*names: str) -> dict[str, Claimed]:
     rows = QueueMessage.objects.using(USING).filter(topic=JOBS.topic)
     (key,) = set(rows.values_list("partition_key", flat=True))
     watermarks.create_missing(USING, JOBS, [key])
-    request = ClaimRequest(Claimant(JOBS, WORKER, 5, 60_000), [Want(key, look_at=100)], token=claiming.new_token())
+    request = ClaimRequest(claimant_of(JOBS, WORKER, 5, 60_000), [Want(key, look_at=100)], token=claiming.new_token())
     claim = claiming.claim(USING, request)
     bodies = payloads.read(USING, [delivery.offset for delivery in claim.deliveries])
     job_results.begin(USING, WORKER, [body.message_id for body in bodies.values()])

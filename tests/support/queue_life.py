@@ -85,11 +85,11 @@ from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.tails import reading
 from django_mysqlqueue.testing import deliver_all
 from tests.support import garbage, job_worlds, schedule_worlds
+from tests.support.claims import claimant_of
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
 from tests.support.internals import (
     Action,
-    Claimant,
     DeadLetterFilter,
     GroupRef,
     Route,
@@ -885,7 +885,7 @@ def _lose_and_take_over(group: str) -> None:
     late = settling.flush(USING, ref, [Settlement(first, Action.ACK)], max_attempts=5, shared=mode == "shared")
     assert late.stale or first.offset <= ConsumerOffset.objects.get(pk=(*ref, first.key)).offset_acked
     if mode == "ordered":
-        claimant = Claimant(ref, heir.name, 5, None)
+        claimant = claimant_of(ref, heir.name, 5, None)
         wants = [Want("k0", due=(first.offset,))]
         assert claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).settled
     heir.leave()

@@ -47,7 +47,9 @@ class ConfiguredGroup(ABC):
         self.refused = ""
         """Why nothing is claimed: this release cannot parse the group's filter, or the database user may not use the
         group. Empty if neither is so."""
-        self.limited = Limited(context.inbox, handler.ref, context.subscriber, context.threads)
+        self.limited = Limited(
+            context.inbox, handler.ref, context.subscriber, threads=context.threads, lease_ms=context.lease_ms
+        )
 
     @abstractmethod
     def notify(self, key: str) -> None:
@@ -72,17 +74,7 @@ class ConfiguredGroup(ABC):
         else:
             context.prefetch.leave(self.ref)
         self.claimant = Claimant(
-            handler.ref,
-            context.subscriber,
-            handler.max_attempts,
-            int(handler.visibility_timeout * 1000) if handler.shared else None,
-            strict=handler.on_failure == "block" and not handler.shared,
-            subset=context.subset,
-            backoff=handler.backoff,
-            limits=handler.limits,
-            filter=handler.filter,
-            options=self._columns,
-            lease_ms=context.lease_ms,
+            handler, context.subscriber, context.subset, options=self._columns, clock=context.clock
         )
         for key in self.limited.configure(handler.limits):
             self.notify(key)

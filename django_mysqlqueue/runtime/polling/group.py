@@ -14,7 +14,6 @@ from django.db import Error
 
 from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
@@ -23,7 +22,7 @@ from django_mysqlqueue.runtime.polling.delivering import REST
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
 from django_mysqlqueue.runtime.polling.wanting import WantingGroup
 from django_mysqlqueue.service import claiming, rollups, routing, settling, slots, watermarks
-from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
+from django_mysqlqueue.service.claims import Claim, ClaimRequest, Due, Want
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
 from django_mysqlqueue.sql.session import Retry, Session
@@ -131,7 +130,7 @@ class PolledGroup(WantingGroup):
             if self.limited.is_unsure:
                 self.limited.found(slots.keys_held(Session(self.using), self.ref, self.context.subscriber))
             self.inbox.return_late(self.ref)
-            ask = partial(self.limited.ask, self.using, self.context.lease_ms)
+            ask = partial(self.limited.ask, self.using)
             for key in self.limited.rested(self.context.clock.now(), ask):
                 self.notify(key)
             self._resume()
@@ -270,7 +269,6 @@ class PolledGroup(WantingGroup):
                 max_attempts=self.handler.max_attempts,
                 shared=self.handler.shared,
                 also=also,
-                limits=self.claimant.limits,
                 holding=holding,
             )
         self.limited.written(flushed.held)
@@ -343,23 +341,22 @@ class PolledGroup(WantingGroup):
         room: int,
         holding: Holding | None,
     ) -> Claim:
+        due = None
+        if max_due:
+            with_slots = self._room_for_slots() if self.limited.is_partial else 2**62
+            due = Due(max_due, self._due_window(max_due), self._held(), self._after_clock_step(), with_slots)
         request = ClaimRequest(
             self.claimant,
             wants,
             claiming.new_token(),
             settlements,
             also,
-            max_due=max_due,
-            due_window=self._due_window(max_due),
-            exclude=self._held() if max_due else (),
+            due=due,
             max_rows=room,
             max_bytes=self.max_bytes,
-            after_clock_step=max_due > 0 and self._after_clock_step(),
-            passes=self._outcomes_passed(),
-            holding=holding,
-            clock=self.context.clock,
-            max_slots=self._room_for_slots() if max_due and self.limited.is_partial else 2**62,
             max_suspects=int(not self.inbox.has_suspect()),
+            passes=self.passes,
+            holding=holding,
         )
         self._undo = request.token
         try:
@@ -370,7 +367,7 @@ class PolledGroup(WantingGroup):
             raise
         if not claim.deliveries:
             self._undo = None
-        self.limited.written(claim.held)
+        self.limited.written(claim.flushed.held)
         if self.limited:
             self.limited.looked(request, claim)
             self.limited.claimed(claim, self.context.clock.now())
@@ -378,26 +375,11 @@ class PolledGroup(WantingGroup):
                 self.todo.pop(key, None)
         return claim
 
-    def _outcomes_passed(self) -> tuple[Outcome, ...]:
-        """Return with which outcomes claims pass messages."""
-        if not self.passes:
-            return ()
-        if self.handler.on_expiry == "skip":
-            return (Outcome.SUPERSEDED, Outcome.EXPIRED)
-        return (Outcome.SUPERSEDED,)
-
     def _after_claim(self, wants: Sequence[Want], max_due: int, claim: Claim, *, hungry: bool) -> bool:
         dead_lettered(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
-        if claim.other_mode:
-            self.check_mode(claim.other_mode)
-            return False
-        if claim.dropped or claim.paused:
-            self._stop(dropped=claim.dropped)
-            return False
-        if claim.options is not None:
-            self.override(claim.options)
-            return True
+        if claim.refused:
+            return self._follow(claim)
         self._count_passed(claim)
         for want in wants:
             # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
@@ -413,6 +395,17 @@ class PolledGroup(WantingGroup):
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):
             self._stop(dropped=True)
         return poll_soon
+
+    def _follow(self, claim: Claim) -> bool:
+        """Apply the group row that has refused a claim, and return whether to claim again at once."""
+        if claim.fence is None or claim.refused == "paused":
+            self._stop(dropped=claim.fence is None)
+        elif claim.refused == "mode":
+            self.check_mode(claim.fence.mode)
+        else:
+            self.override(claim.fence.options)
+            return True
+        return False
 
     def _due_window(self, max_due: int) -> int:
         """Return how many due rows to look at to claim ``max_due``."""

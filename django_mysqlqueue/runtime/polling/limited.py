@@ -42,13 +42,15 @@ class Limited:
         ref: the group.
         subscriber: the full name of the subscriber.
         threads: number of handler threads.
+        lease_ms: LEASE_DURATION in milliseconds.
     """
 
-    def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, threads: int) -> None:
+    def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, *, threads: int, lease_ms: int) -> None:
         self._inbox = inbox
         self._ref = ref
         self._subscriber = subscriber
         self._threads = threads
+        self._lease_ms = lease_ms
         self._limits = NO_LIMITS
         self.is_partial = False
         """Whether only the messages of some partitions need slots."""
@@ -165,7 +167,7 @@ class Limited:
     def held(self) -> Holding:
         """Return what this process holds now."""
         held = self._limits.counted(self._inbox.slots(self._ref))
-        return Holding(self._subscriber, held, self._stored, frozenset(self._doubtful))
+        return Holding(self._subscriber, self._limits, self._lease_ms, held, self._stored, frozenset(self._doubtful))
 
     def holding(self) -> Holding:
         """Return what this process holds now, with the slots to be released, which are taken out of the inbox."""
@@ -199,9 +201,9 @@ class Limited:
 
     def looked(self, request: ClaimRequest, claim: Claim) -> None:
         """Note whether a claim has left out redeliveries, and free the kept thread if it has found nothing for it."""
-        could = self.has_due and request.max_due and request.max_slots
+        could = bool(self.has_due and request.due is not None and request.due.with_slots)
         could = could or not all(self.spares(want.key) for want in request.wants)
-        if request.max_due:
+        if request.due is not None:
             self.has_due = claim.has_due
         if could and not any(one.slot for one in claim.deliveries):
             self._inbox.free_thread(self._ref)
@@ -257,9 +259,9 @@ class Limited:
             self._end_rest(key)
         return over
 
-    def ask(self, using: str, lease_ms: int, keys: Sequence[str]) -> list[Rest | None]:
+    def ask(self, using: str, keys: Sequence[str]) -> list[Rest | None]:
         """Return, for each limited key, why its next message would get no slot."""
-        return Reservation(Session(using), self._ref, self._limits, self.held(), lease_ms).ask(keys)
+        return Reservation(Session(using), self._ref, self.held()).ask(keys)
 
     def _ask(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
         """Ask for all partitions of which it is not certain when they have a slot; return those that have one."""
