@@ -29,7 +29,7 @@ from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_o
 from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, run
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -283,10 +283,7 @@ class _Counter:
             "ORDER BY m.`offset` LIMIT %s) w"
         )
         group, topic = self._ref
-        rows = self._session.rows(
-            " UNION ALL ".join([one] * len(items)),
-            flat((key, group, topic, key, above, upto, limit) for key, above, upto in items),
-        )
+        rows = self._session.each(one, [(key, group, topic, key, above, upto, limit) for key, above, upto in items])
         ends = {key: upto for key, _above, upto in items}
         for _key, read, own, _last in rows:
             self._read += int(read)

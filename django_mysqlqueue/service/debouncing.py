@@ -17,7 +17,7 @@ from typing import NamedTuple
 from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage
 from django_mysqlqueue.service.messages import OutboxRow
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
+from django_mysqlqueue.sql.session import Session, flat, run
 
 DEBOUNCED = DebouncedMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -180,15 +180,10 @@ def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set
         f"FROM {DEBOUNCED} s{session.dialect.force_index('queue_debounced_key')} WHERE s.topic = %s "
         f"AND s.partition_key = %s AND s.coalesce_key = %s ORDER BY s.outbox_id DESC LIMIT {limit}"
     )
-    found: list[_Pending] = []
-    for start in range(0, len(keys), UNION_TERMS):
-        terms = keys[start : start + UNION_TERMS]
-        found += [
-            _Pending(Key(*key), outbox_id, bool(is_there), bool(is_duplicate))
-            for *key, outbox_id, is_there, is_duplicate in session.rows(
-                session.dialect.union(*[term] * len(terms)), flat(terms)
-            )
-        ]
+    found = [
+        _Pending(Key(*key), outbox_id, bool(is_there), bool(is_duplicate))
+        for *key, outbox_id, is_there, is_duplicate in session.each(term, keys)
+    ]
     found.sort(key=lambda one: (one.key, -one.outbox_id))
     numbers = Counter(one.key for one in found)
     return found, {key for key, number in numbers.items() if number == limit}

@@ -10,7 +10,7 @@ from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QuarantinedM
 from django_mysqlqueue.service import partitions
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.sequencing import OUTBOX
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 QUARANTINE = QuarantinedMessage._meta.db_table
@@ -127,10 +127,5 @@ def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, 
         f"{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s LIMIT %s) m"
     )
-    found: dict[str, int] = {}
-    items = sorted(ranges.items())
-    for start in range(0, len(items), UNION_TERMS):
-        piece = items[start : start + UNION_TERMS]
-        sql = " UNION ALL ".join(f"SELECT * FROM ({one}{number}) p{number}" for number in range(len(piece)))
-        found.update(session.rows(sql, flat((key, topic, key, above, upto, most) for key, (above, upto) in piece)))
-    return found
+    parameters = [(key, topic, key, above, upto, most) for key, (above, upto) in sorted(ranges.items())]
+    return dict(session.each(one, parameters))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, last_row
+from django_mysqlqueue.sql.session import Session, last_row
 
 LOG = QueueMessage._meta.db_table
 COLUMNS = "`offset`, topic, partition_key, size, id"
@@ -54,27 +54,15 @@ def in_partitions(
         f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         f"WHERE topic = %s AND partition_key = %s AND {_next(newer)}"
     )
-    found: list[int] = []
-    for place in range(0, len(keys), UNION_TERMS):
-        piece = keys[place : place + UNION_TERMS]
-        rows = session.whole(
-            session.dialect.union(*[one] * len(piece)) + last_row(1), flat((topic, key, start, limit) for key in piece)
-        )
-        found += (int(offset) for (offset,) in rows)
-    return sorted(found, reverse=not newer)[:limit]
+    rows = session.each(one, [(topic, key, start, limit) for key in keys], whole=1)
+    return sorted((offset for (offset,) in rows), reverse=not newer)[:limit]
 
 
 def at(session: Session, offsets: Sequence[int]) -> list[Place]:
     """Return the places at some offsets, lowest first, without those that are not in the log."""
-    found: list[Place] = []
-    for chunk in session.chunks(sorted(offsets)):
-        rows = session.rows(
-            "SELECT m.`offset`, m.topic, m.partition_key, m.size, m.id "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            chunk,
-        )
-        found += [Place(*row) for row in rows]
-    return sorted(found)
+    select = "SELECT m.`offset`, m.topic, m.partition_key, m.size, m.id"
+    rows = session.joined(select, "o", offsets, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o")
+    return sorted(Place(*row) for row in rows)
 
 
 def _next(newer: bool) -> str:  # noqa: FBT001

@@ -7,7 +7,7 @@ from typing import Any
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -117,12 +117,7 @@ def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
         f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s ORDER BY `offset` DESC LIMIT 1"
     )
-    found: dict[str, int] = {}
-    for start in range(0, len(keys), UNION_TERMS):
-        piece = keys[start : start + UNION_TERMS]
-        sql = session.dialect.union(*[select] * len(piece))
-        found |= {key: int(offset) for key, offset in session.rows(sql, flat((topic, key) for key in piece))}
-    return found
+    return dict(session.each(select, [(topic, key) for key in keys]))
 
 
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:

@@ -94,10 +94,9 @@ def next_due(session: Session, refs: list[GroupRef], subset: Subset = EVERYTHING
     """Return when each shared group's next redelivery is due, in epoch milliseconds, by one query."""
     inside, parameters = subset.condition(session.dialect, "partition_key")
     one = (
-        "SELECT * FROM (SELECT %s AS g, %s AS t, invisible_until FROM "
-        f"{STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} ORDER BY invisible_until LIMIT 1) d"
+        f"SELECT %s AS g, %s AS t, invisible_until FROM {STATE}"
+        f"{session.dialect.force_index('queue_delivery_state_due')} "
+        f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} ORDER BY invisible_until LIMIT 1"
     )
-    sql = " UNION ALL ".join(f"{one}{number}" for number in range(len(refs)))
-    rows = session.rows(sql, flat((*ref, *ref, False, *parameters) for ref in refs))
-    return {GroupRef(group, topic): int(due) for group, topic, due in rows}
+    rows = session.each(one, [(*ref, *ref, False, *parameters) for ref in refs])
+    return {GroupRef(group, topic): due for group, topic, due in rows}

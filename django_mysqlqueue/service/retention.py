@@ -13,7 +13,7 @@ from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffs
 from django_mysqlqueue.service import archiving, log, partitions, relaying, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
-from django_mysqlqueue.sql.session import Session, flat, last_row, run
+from django_mysqlqueue.sql.session import Session, last_row, run
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -202,19 +202,17 @@ def _collect_chunk(
     youngest = session.now() - int(retention * 1000)
     ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
     one = (
-        "SELECT * FROM (SELECT partition_key, `offset`, published_at "
+        "SELECT partition_key, `offset`, published_at "
         f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s "
-        "ORDER BY `offset` LIMIT %s) m{number}"
+        "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s ORDER BY `offset` LIMIT %s"
     )
     doomed: dict[str, list[int]] = {}
     times: list[int] = []
-    sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(above)))
-    parameters = flat(
+    parameters = [
         (topic, key, offset, ceiling if lowest is None else min(ceiling, lowest[key]), limit)
         for key, offset in above.items()
-    )
-    for key, offset, published_at in session.rows(sql, parameters):
+    ]
+    for key, offset, published_at in session.each(one, parameters):
         if published_at <= youngest:
             doomed.setdefault(key, []).append(offset)
             times.append(published_at)

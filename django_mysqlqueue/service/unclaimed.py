@@ -8,23 +8,21 @@ from typing import NamedTuple
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 OFFSETS = ConsumerOffset._meta.db_table
 
 
 def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Return a group's watermark and position in partitions, without those that it has not read yet."""
-    found: dict[str, tuple[int, int]] = {}
-    for chunk in session.chunks(sorted(set(keys))):
-        rows = session.rows(
-            "SELECT s.partition_key, s.offset_acked, s.offset_claimed "
-            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(OFFSETS, 's')} "
-            "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
-            (*chunk, *ref),
-        )
-        found |= {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
-    return found
+    rows = session.joined(
+        "SELECT s.partition_key, s.offset_acked, s.offset_claimed",
+        "k",
+        set(keys),
+        f"{session.dialect.join_to(OFFSETS, 's')} ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+        after=ref,
+    )
+    return {key: (acked, claimed) for key, acked, claimed in rows}
 
 
 def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most: int) -> dict[str, tuple[int, int]]:
@@ -67,8 +65,5 @@ def count(session: Session, ref: GroupRef, piece: Sequence[tuple[int, str]], *, 
         "SELECT %s AS k, COUNT(*), MIN(w.place), MAX(w.place) FROM (SELECT m.`offset` AS place "
         f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
     )
-    rows = session.rows(
-        " UNION ALL ".join([select] * len(piece)),
-        flat((key, ref.topic, key, position, ref.group, depth) for position, key in piece),
-    )
-    return {key: Counted(*map(int, counted)) for key, *counted in rows if counted[0]}
+    rows = session.each(select, [(key, ref.topic, key, position, ref.group, depth) for position, key in piece])
+    return {key: Counted(*counted) for key, *counted in rows if counted[0]}

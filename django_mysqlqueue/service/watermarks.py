@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import UNION_TERMS, Retry, Session, flat, last_row, run
+from django_mysqlqueue.sql.session import Retry, Session, flat, last_row, run
 
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -208,15 +208,10 @@ def _heads(
         "WHERE consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset > %s "
         "ORDER BY message_offset LIMIT %s"
     )
-    ordered = sorted(places.items())
-    for start in range(0, len(ordered), UNION_TERMS):
-        chunk = ordered[start : start + UNION_TERMS]
-        sql = session.dialect.union(*[one] * len(chunk))
-        # ``whole``: a row that is missing from the answer would count as settled.
-        for key, offset, acked, token in session.whole(
-            sql + last_row(4), flat((*ref, key, *place) for key, place in chunk)
-        ):
-            found.setdefault(key, []).append((offset, bool(acked), token))
+    # ``whole``: a row that is missing from the answer would count as settled.
+    parameters = [(*ref, key, *place) for key, place in sorted(places.items())]
+    for key, offset, acked, token in session.each(one, parameters, whole=4):
+        found.setdefault(key, []).append((offset, bool(acked), token))
     for rows in found.values():
         rows.sort()
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -99,6 +101,53 @@ class Session:
             found: tuple[Any, ...] | None = cursor.fetchone()
             return found
 
+    def one(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return the row of a SELECT that always has one, such as an aggregate."""
+        row = self.row(sql, parameters)
+        assert row is not None  # noqa: S101
+        return row
+
+    def named(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a SELECT as named tuples, whose attributes are its columns."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            row = _row_class(*(column[0] for column in cursor.description))
+            return list(map(row._make, cursor.fetchall()))
+
+    def each(self, select: str, parameters: Sequence[Sequence[Any]], *, whole: int = 0) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT for each of some parameters, in as few statements as a UNION ALL allows.
+
+        ``whole``: the number of columns, if a missing row would lead to a wrong decision.
+        """
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(parameters), UNION_TERMS):
+            part = parameters[start : start + UNION_TERMS]
+            sql = self.dialect.union(*[select] * len(part))
+            found += self.whole(sql + last_row(whole), flat(part)) if whole else self.rows(sql, flat(part))
+        return found
+
+    def joined(
+        self,
+        select: str,
+        names: str,
+        keys: Collection[Any],
+        joins: str,
+        *,
+        before: Sequence[Any] = (),
+        after: Sequence[Any] = (),
+    ) -> list[Any]:
+        """Return the rows of a SELECT from some keys that are joined to tables as named tuples, in chunks of the keys.
+
+        ``names``: the columns of the keys as ``v``, one letter each; keys are tuples if there are several. ``before``,
+        ``after``: parameters of the SELECT and of the joins.
+        """
+        found: list[Any] = []
+        for chunk in self.chunks(sorted(set(keys))):
+            values = flat(chunk) if len(names) > 1 else chunk
+            sql = f"{select} FROM {self.dialect.rows(names, len(chunk))} {joins}"
+            found += self.named(sql, (*before, *values, *after))
+        return found
+
     def force_index(self, name: str) -> str:
         """Return the hint, after a table's alias, that makes the optimizer use an index."""
         return self.dialect.force_index(name)
@@ -124,6 +173,17 @@ class Session:
         row = self.row(f"SELECT {self.dialect.now_ms}")
         assert row is not None  # noqa: S101  # A SELECT without FROM has one row.
         return int(row[0])
+
+
+@functools.lru_cache
+def _row_class(*names: str) -> Any:
+    return namedtuple("Row", names, rename=True)
+
+
+def built(cls: type[T], row: Any, **values: Any) -> T:
+    """Return a dataclass: its fields are the columns with their names of a named row, and other values."""
+    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    return cls(**{name: value for name, value in row._asdict().items() if name in fields} | values)
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
