@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.causes import Cause, find_causes
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
     from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, list_errors
-    from django_mysqlqueue.inspection.heads import HeadMessage
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
     from django_mysqlqueue.inspection.jobs import (
         JobDetails,
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
         RecordedDelivery,
         get_message,
     )
-    from django_mysqlqueue.inspection.offsets import (
-        PartitionBacklogs,
-        PartitionListing,
-        get_partition_backlogs,
-        list_partitions,
-    )
     from django_mysqlqueue.inspection.options import list_options
     from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
     from django_mysqlqueue.inspection.overview import (
@@ -47,7 +40,14 @@ if TYPE_CHECKING:
         get_overview,
         list_groups,
     )
-    from django_mysqlqueue.inspection.partitions import Partition
+    from django_mysqlqueue.inspection.partitions import (
+        HeadMessage,
+        Partition,
+        PartitionBacklogs,
+        PartitionListing,
+        get_partition_backlogs,
+        list_partitions,
+    )
     from django_mysqlqueue.inspection.problem import Problem
     from django_mysqlqueue.inspection.problems import find_problems
     from django_mysqlqueue.inspection.quarantine import QuarantinedRow, list_quarantined
@@ -135,16 +135,21 @@ _HOMES = {
     "causes": ("Cause", "find_causes"),
     "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
     "error_kinds": ("ErrorKind", "ErrorListing", "list_errors"),
-    "heads": ("HeadMessage",),
     "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
     "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
-    "offsets": ("PartitionBacklogs", "PartitionListing", "get_partition_backlogs", "list_partitions"),
     "options": ("list_options",),
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
-    "partitions": ("Partition",),
+    "partitions": (
+        "HeadMessage",
+        "Partition",
+        "PartitionBacklogs",
+        "PartitionListing",
+        "get_partition_backlogs",
+        "list_partitions",
+    ),
     "problem": ("Problem",),
     "problems": ("find_problems",),
     "quarantine": ("QuarantinedRow", "list_quarantined"),

@@ -6,26 +6,161 @@ when the oldest message started to wait, which may have been long before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection.attempts import Rule, began_by_hour, burst, continuing
-from django_mysqlqueue.inspection.bounds import PAGES
-from django_mysqlqueue.inspection.operations_log import PAUSING, OperationFilter, look
+from django_mysqlqueue.inspection.operations_log import pauses_of
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, SubscriberHeartbeat
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, MINUTES_KEPT, Bucket
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
+
+MINUTE_MS, HOUR_MS = MINUTE * 1000, HOUR * 1000
+
+
+def failed(bucket: Bucket) -> int:
+    """Return the number of failed attempts of a minute or an hour.
+
+    The last attempt at a dead letter is a failure, too. A poison message has no failures, only the dead letter.
+    """
+    return max(bucket.failed, bucket.dead_lettered)
+
+
+@dataclass(slots=True)
+class Ended:
+    """Attempts of a group that ended within some time, as subscribers count them, up to 10 seconds late."""
+
+    buckets: list[Bucket] = field(default_factory=list)
+    """Their minutes, in order of time."""
+
+    def since(self, at: int) -> Ended:
+        """Return the attempts of the minute of a time, and of later ones."""
+        return Ended([one for one in self.buckets if one.at > at - MINUTE_MS])
+
+    @property
+    def acked(self) -> int:
+        """Number of attempts that succeeded."""
+        return sum(one.acked for one in self.buckets)
+
+    @property
+    def failed(self) -> int:
+        """Number of attempts that failed."""
+        return sum(map(failed, self.buckets))
+
+    @property
+    def dead_lettered(self) -> int:
+        """Number of dead-lettered messages."""
+        return _dead(self.buckets)
+
+    @property
+    def attempts(self) -> int:
+        """Number of attempts that ended."""
+        return self.acked + self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Failures that continue: no success has ended them."""
+
+    since: int
+    """When the first minute with one of them began, in epoch milliseconds."""
+    is_first: bool
+    """True if no attempt is known before them: they may have begun earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When attempts fail too often."""
+
+    share: float
+    """The largest share of failures that is tolerated; 1: as long as any attempt succeeds, each share is."""
+    newest: int
+    """Number of newest attempts whose share counts."""
+
+    def is_over(self, failures: float, attempts: float) -> bool:
+        """Return whether too many of some attempts have failed."""
+        return failures >= attempts if self.share >= 1 else failures > self.share * attempts
+
+
+def continuing(buckets: Iterable[Bucket], rule: Rule) -> Run | None:
+    """Return the failures that continue at the end of some minutes; None if the newest attempts succeed."""
+    newest: deque[Bucket] = deque()
+    began = first = None
+    is_over = False
+    for bucket in buckets:
+        attempts = bucket.acked + failed(bucket)
+        if not attempts:
+            continue
+        first = bucket.at if first is None else first
+        newest.append(bucket)
+        while sum(one.acked + failed(one) for one in list(newest)[1:]) >= rule.newest:
+            newest.popleft()
+        is_over = rule.is_over(*_newest(newest, rule.newest))
+        if began is None and rule.is_over(failed(bucket), attempts):
+            began = bucket.at
+        elif began is None and is_over:
+            began = next(one.at for one in newest if failed(one))
+        elif not is_over and not rule.is_over(failed(bucket), attempts):
+            began = None
+    return Run(began, began == first) if is_over and began is not None else None
+
+
+def _newest(buckets: Sequence[Bucket], number: int) -> tuple[float, float]:
+    """Return how many of a number of newest attempts have failed, and that number. The oldest minute counts in part."""
+    failures, attempts = 0.0, 0.0
+    for bucket in reversed(buckets):
+        ended = bucket.acked + failed(bucket)
+        part = 1.0 if ended <= number - attempts or not attempts else (number - attempts) / ended
+        failures += part * failed(bucket)
+        attempts += part * ended
+    return failures, attempts
+
+
+def began_by_hour(hours: Sequence[Bucket], rule: Rule, minute: int) -> int:
+    """Return when failures began that were there in the first minute that is known: that minute, or an hour before."""
+    began = minute
+    for bucket in reversed(hours):
+        attempts = bucket.acked + failed(bucket)
+        if not attempts:
+            continue
+        if rule.is_over(failed(bucket), attempts):
+            began = bucket.at
+            continue
+        if failed(bucket) and began // HOUR_MS * HOUR_MS - bucket.at <= HOUR_MS:
+            began = bucket.at  # They began in this hour, after successes.
+        break
+    return began
+
+
+def burst(buckets: Iterable[Bucket], most: int, window_ms: int) -> int | None:
+    """Return the first minute of the dead letters of which there have been too many within a window ever since."""
+    window: deque[Bucket] = deque()
+    began = None
+    for bucket in buckets:
+        while window and window[0].at < bucket.at - window_ms:
+            window.popleft()
+        if not _dead(window):
+            began = None
+        window.append(bucket)
+        if _dead(window) <= most:
+            began = None
+        elif began is None:
+            began = next(one.at for one in window if one.dead_lettered)
+    return began
+
+
+def _dead(buckets: Iterable[Bucket]) -> int:
+    return sum(one.dead_lettered for one in buckets)
+
 
 EVENTS = DeliveryEvent._meta.db_table
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
-PAUSES = 500
-"""Maximum number of operations that have paused or resumed groups to read, newest first."""
 FAILING = 20
 """Maximum number of failing groups whose history is read: 360 lookups each, and 168 more if it begins before."""
 HOURS = 168
@@ -54,24 +189,12 @@ def of_groups(session: Session, groups: Sequence[GroupOverview]) -> dict[GroupRe
     """Return since when groups are paused or have no live subscribers."""
     paused = {group.ref: group.registered_at for group in groups if group.paused}
     unserved = [group.ref for group in groups if group.has_work and not group.live]
-    pauses = _pauses(session, paused)
+    pauses = pauses_of(session, paused)
     served = _served(session, unserved)
     known = served.keys() | _with_positions(session, [ref for ref in unserved if ref not in served])
-    return {ref: Began(served.get(ref), ref in known, pauses.get(ref)) for ref in dict.fromkeys((*paused, *unserved))}
-
-
-def _pauses(session: Session, registered: Mapping[GroupRef, int]) -> dict[GroupRef, int]:
-    """Return when groups were paused, as far as the newest operations of the audit log tell."""
-    if not registered:
-        return {}
-    newest: dict[GroupRef, tuple[str, int]] = {}
-    for one in look(session, OperationFilter(actions=PAUSING), limit=PAUSES, bounds=PAGES).entries:
-        newest.setdefault(GroupRef(one.group, one.topic), (one.action, one.started_at))
     return {
-        ref: at
-        for ref, (action, at) in newest.items()
-        # An earlier operation has paused another group of this name.
-        if action == "pause" and ref in registered and at >= registered[ref]
+        ref: Began(served.get(ref), ref in known, pauses[ref].started_at if ref in pauses else None)
+        for ref in dict.fromkeys((*paused, *unserved))
     }
 
 
@@ -82,7 +205,7 @@ def _served(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, int]:
         "MAX(CASE WHEN deregistered_at > 0 THEN deregistered_at ELSE heartbeat_at END) "
         f"FROM {HEARTBEATS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s"
     )
-    return {GroupRef(group, topic): int(at) for group, topic, at in _each(session, select, refs) if at is not None}
+    return {GroupRef(group, topic): at for group, topic, at in session.each(select, refs) if at is not None}
 
 
 def _with_positions(session: Session, refs: Sequence[GroupRef]) -> set[GroupRef]:
@@ -91,13 +214,7 @@ def _with_positions(session: Session, refs: Sequence[GroupRef]) -> set[GroupRef]
         f"SELECT consumer_group, topic FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s LIMIT 1"
     )
-    return {GroupRef(group, topic) for group, topic in _each(session, select, refs)}
-
-
-def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, len(parameters), UNION_TERMS):
-        part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
+    return {GroupRef(*row) for row in session.each(select, refs)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +288,7 @@ def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed
     outcome = DeliveryEvent.Outcome.FAILED.value
     parameters = [(one.offset, RECORDED, *one.ref, outcome, at) for one, at in messages.items()][:MESSAGES]
     return {
-        Failed(GroupRef(group, topic), int(offset)): int(at)
-        for group, topic, offset, at in _each(session, select, parameters)
+        Failed(GroupRef(group, topic), offset): at
+        for group, topic, offset, at in session.each(select, parameters)
         if at is not None
     }

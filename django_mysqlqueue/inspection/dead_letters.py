@@ -21,7 +21,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 
 LOG = QueueMessage._meta.db_table
 
@@ -78,6 +78,13 @@ class DeadLetterSummary:
     """Size of its payload in bytes."""
     error: str
     """The last 300 characters of the last traceback or of the reason."""
+
+
+LISTED = (
+    "m.`offset`, m.partition_key AS `key`, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
+    "m.failed_at, m.failure_count AS attempts, m.size"
+)
+"""Columns of a ``DeadLetterSummary``, without the error, of the log as ``m``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +166,17 @@ def dlq_topics(
     ``topics``: only the DLQ topics of these topics. ``bounds``: counts stop at ``bounds.dead_letters``.
     """
     names = all_topics(session) if topics is None else sorted({naming.dlq_topic(topic) for topic in topics})
-    found = [(name, _number(session, name, bounds)) for name in names if naming.is_dlq(name)]
+    found = [(name, count_topic(session, name, bounds.dead_letters)) for name in names if naming.is_dlq(name)]
     return [(name, number) for name, number in found if number]
 
 
-def _number(session: Session, topic: str, bounds: Bounds) -> Count:
-    most = bounds.dead_letters
+def count_topic(session: Session, topic: str, most: int) -> Count:
+    """Return the number of a topic's messages in the log."""
     hint = session.dialect.force_index("queue_messages_partition")
-    row = session.row(
+    (number,) = session.one(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, most + 1)
     )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return Count.up_to(most, int(row[0]))
+    return Count.up_to(most, number)
 
 
 def look(
@@ -185,10 +191,10 @@ def look(
     all_errors = True
     if wanted.error is not None:
         all_errors = len(found) <= bounds.errors
-        saying = _saying(session, wanted, [int(row[0]) for row in found[: bounds.errors]])
+        saying = _saying(session, wanted, [offset for offset, *_ in found[: bounds.errors]])
         found = [row for row in found if row[0] in saying]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
-    offsets = tuple(int(row[0]) for row in found)
+    offsets = tuple(offset for offset, *_ in found)
     return DeadLetterMatches(wanted.topic, offsets, dict(refs.most_common()), whole, all_errors)
 
 
@@ -197,14 +203,8 @@ def _matching(session: Session, wanted: DeadLetterFilter, bounds: Bounds) -> tup
     condition, parameters = wanted.condition()
     select = "SELECT m.`offset`, m.failed_group, m.original_topic"
     if wanted.offsets is not None:
-        found: list[tuple[Any, ...]] = []
-        for chunk in session.chunks(sorted(set(wanted.offsets))):
-            found += session.rows(
-                f"{select} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
-                f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
-                (*chunk, wanted.topic, *parameters),
-            )
-        return found, True
+        joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s AND {condition}"
+        return session.joined(select, "o", wanted.offsets, joins, after=(wanted.topic, *parameters)), True
     hint = session.dialect.force_index("queue_messages_partition")
     found = session.rows(
         f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
@@ -212,24 +212,14 @@ def _matching(session: Session, wanted: DeadLetterFilter, bounds: Bounds) -> tup
         f"ON m.`offset` = w.place WHERE {condition}",
         (wanted.topic, bounds.dead_letters, *parameters),
     )
-    return found, _number(session, wanted.topic, bounds).exact
+    return found, count_topic(session, wanted.topic, bounds.dead_letters).exact
 
 
 def _saying(session: Session, wanted: DeadLetterFilter, offsets: Sequence[int]) -> set[int]:
     """Return the offsets whose error contains the text."""
     condition, parameters = DeadLetterFilter(wanted.topic, error=wanted.error).condition()
-    found: set[int] = set()
-    for chunk in session.chunks(sorted(offsets)):
-        found.update(
-            int(offset)
-            for (offset,) in session.rows(
-                f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join_to(LOG, 'm')} "
-                f"ON m.`offset` = v.o AND {condition}",
-                (*chunk, *parameters),
-            )
-        )
-    return found
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
+    return {offset for (offset,) in session.joined("SELECT m.`offset`", "o", offsets, joins, after=parameters)}
 
 
 def is_cut(end: str) -> bool:
@@ -239,57 +229,29 @@ def is_cut(end: str) -> bool:
 
 def at(session: Session, offsets: Sequence[int]) -> list[DeadLetterSummary]:
     """Return the dead letters at some offsets, newest first, without those that no longer exist."""
-    end = session.dialect.ending("m.last_error", LINE)
-    found: list[DeadLetterSummary] = []
-    for chunk in session.chunks(sorted(offsets)):
-        found += [
-            _listed(row)
-            for row in session.rows(
-                "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, "
-                f"m.original_offset, m.failed_at, m.failure_count, m.size, {end} "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
-                "ON m.`offset` = v.o AND m.failed_group <> ''",
-                chunk,
-            )
-        ]
-    return sorted(found, key=lambda one: -one.offset)
+    rows = session.joined(
+        f"SELECT {LISTED}, {session.dialect.ending('m.last_error', LINE)} AS error",
+        "o",
+        offsets,
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.failed_group <> ''",
+    )
+    return sorted(map(_listed, rows), key=lambda one: -one.offset)
 
 
 def one(session: Session, offset: int) -> DeadLetter | None:
     """Return the dead letter at an offset with its payload, or None."""
-    row = session.row(
-        "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
-        "m.failed_at, m.failure_count, m.size, m.last_error, m.topic, m.id, SUBSTR(m.payload, 1, %s), m.metadata, "
-        f"m.published_at FROM {LOG} m WHERE m.`offset` = %s AND m.failed_group <> ''",
+    for row in session.named(
+        f"SELECT {LISTED}, m.last_error AS error, m.topic, m.id AS message_id, SUBSTR(m.payload, 1, %s) AS payload, "
+        f"m.metadata, m.published_at FROM {LOG} m WHERE m.`offset` = %s AND m.failed_group <> ''",
         (READ_BYTES, offset),
-    )
-    if row is None:
-        return None
-    topic, message_id, payload, metadata, published_at = row[10:]
-    return DeadLetter(
-        topic,
-        message_id,
-        _listed(row[:10]),
-        row[9],
-        payloads.content(payload),
-        messages.decode_metadata(metadata),
-        int(published_at),
-    )
+    ):
+        payload, metadata = payloads.content(row.payload), messages.decode_metadata(row.metadata)
+        return built(DeadLetter, row, listed=_listed(row), payload=payload, metadata=metadata)
+    return None
 
 
-def _listed(row: Sequence[Any]) -> DeadLetterSummary:
-    offset, key, group, topic, original_id, original_offset, failed_at, attempts, size, error = row
-    return DeadLetterSummary(
-        int(offset),
-        key,
-        GroupRef(group, topic),
-        original_id,
-        int(original_offset),
-        int(failed_at),
-        int(attempts),
-        int(size),
-        error,
-    )
+def _listed(row: Any) -> DeadLetterSummary:
+    return built(DeadLetterSummary, row, ref=GroupRef(row.failed_group, row.original_topic))
 
 
 class DeadLetterCount(NamedTuple):

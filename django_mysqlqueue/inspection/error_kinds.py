@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.arguments import checked
@@ -18,7 +18,6 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
-from django_mysqlqueue.inspection.shares import deal, read_shares
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.counts import Count
@@ -27,7 +26,7 @@ from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
 
 EVENTS = DeliveryEvent._meta.db_table
 HOURS = 24
@@ -345,10 +344,8 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
         "ORDER BY invisible_until DESC LIMIT %s"
     )
     found: dict[GroupRef, list[_Unsettled]] = {}
-    rows = _each(session, select, [(*ref, False, most) for ref in refs])
-    for group, topic, offset, attempts, at, token, by, end in rows:
-        row = _Unsettled(int(offset), int(attempts), int(at), int(token), by, end)
-        found.setdefault(GroupRef(group, topic), []).append(row)
+    for group, topic, *row in session.each(select, [(*ref, False, most) for ref in refs]):
+        found.setdefault(GroupRef(group, topic), []).append(_Unsettled(*row))
     return found
 
 
@@ -391,17 +388,10 @@ def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRe
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
     )
     found: dict[GroupRef, list[_Attempt]] = {}
-    rows = _each(session, select, [(*ref, most) for ref in refs])
-    for group, topic, _id, offset, attempt, outcome, at, letter, start, end in sorted(rows, key=lambda row: -row[2]):
-        one = _Attempt(int(offset), int(attempt), outcome, int(at), letter, start, end)
-        found.setdefault(GroupRef(group, topic), []).append(one)
+    rows = session.each(select, [(*ref, most) for ref in refs])
+    for group, topic, _id, *row in sorted(rows, key=lambda row: -row[2]):
+        found.setdefault(GroupRef(group, topic), []).append(_Attempt(*row))
     return found
-
-
-def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, len(parameters), UNION_TERMS):
-        part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
 
 
 # -- dead letters -------------------------------------------------------------------
@@ -411,11 +401,11 @@ class _End(NamedTuple):
     offset: int
     ref: GroupRef
     text: str
+    is_attempt: bool
+    """True if a failed attempt dead-lettered the message."""
     failed_at: int
     original_offset: int
     message_id: str
-    is_attempt: bool
-    """True if a failed attempt dead-lettered the message."""
 
 
 def _dead(
@@ -451,14 +441,47 @@ def of_kind(
 
 def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) -> Iterator[_End]:
     """Yield the ends of the errors of the newest matches."""
-    for chunk in session.chunks(found.offsets[:most]):
-        for offset, group, topic, failed_at, original, message_id, start, end in session.rows(
-            "SELECT m.`offset`, m.failed_group, m.original_topic, m.failed_at, m.original_offset, m.id, "
-            f"SUBSTR(m.last_error, 1, {STARTS}), {session.dialect.ending('m.last_error', LINE)} "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            sorted(chunk),
-        ):
-            ref = GroupRef(group, topic)
-            text = texts.of(ref, end)
-            yield _End(int(offset), ref, text, int(failed_at), int(original), message_id, is_attempt(start))
+    for offset, group, topic, start, end, *rest in session.joined(
+        f"SELECT m.`offset`, m.failed_group, m.original_topic, SUBSTR(m.last_error, 1, {STARTS}), "
+        f"{session.dialect.ending('m.last_error', LINE)}, m.failed_at, m.original_offset, m.id",
+        "o",
+        found.offsets[:most],
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+    ):
+        ref = GroupRef(group, topic)
+        yield _End(offset, ref, texts.of(ref, end), is_attempt(start), *rest)
+
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+
+
+def read_shares(
+    read: Callable[[Sequence[K], int], dict[K, list[R]]], keys: Sequence[K], most: int
+) -> tuple[dict[K, list[R]], dict[K, bool]]:
+    """Read about ``most`` rows in all: equal shares, and a second time what some keys leave for the others.
+
+    Returns:
+        The rows by key, and of each key whether these are all its rows.
+    """
+    if not keys:
+        return {}, {}
+    share = max(1, most // len(keys))
+    limits = dict.fromkeys(keys, share)
+    found = read(keys, share + 1)
+    cut = [key for key, rows in found.items() if len(rows) > share]
+    left = most - sum(min(len(rows), share) for rows in found.values())
+    if cut and left >= len(cut):
+        more = share + left // len(cut)
+        found |= read(cut, more + 1)
+        limits |= dict.fromkeys(cut, more)
+    whole = {key: len(found.get(key, ())) <= limits[key] for key in keys}
+    return {key: rows[: limits[key]] for key, rows in found.items()}, whole
+
+
+def deal(wanted: Mapping[K, int], most: int) -> dict[K, int]:
+    """Return shares of a number: equal ones, except that nobody gets more than is wanted."""
+    shares: dict[K, int] = {}
+    for place, key in enumerate(sorted(wanted, key=lambda key: wanted[key])):
+        shares[key] = min(wanted[key], max(0, most - sum(shares.values())) // (len(wanted) - place))
+    return shares

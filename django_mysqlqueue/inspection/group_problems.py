@@ -11,11 +11,10 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.humanize import duration, partition_text
-from django_mysqlqueue.inspection.attempts import Ended, Rule, Run, continuing, failed
-from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Failed, Past
+from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing, failed
 from django_mysqlqueue.inspection.bounds import StallTimes
-from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.retried_keys import KEYS, RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup

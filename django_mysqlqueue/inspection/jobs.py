@@ -22,7 +22,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.service.job_rows import lines
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session, built
 
 RESULTS = JobResult._meta.db_table
 STATUSES = tuple(JobResult.Status.values)
@@ -30,6 +30,12 @@ ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
 BY_STATUS = ("queue_job_results_status", "status", "finished_at")
 BY_TASK = ("queue_job_results_task", "task_path", "enqueued_at")
 """An index, its first column, and the one by which it orders."""
+COLUMNS = (
+    "s.id, s.backend, s.queue_name AS queue, s.task_path AS task, s.priority, s.run_after, s.status, s.enqueued_at, "
+    "s.started_at, s.last_attempted_at, s.finished_at, "
+    "LENGTH(s.worker_ids) - LENGTH(REPLACE(s.worker_ids, %s, '')) AS attempts, s.progress"
+)
+"""Columns of a ``JobSummary`` of the table as ``s``. The parameter is a newline."""
 FIRST, LAST = -(2**62), 2**62
 """Below and above every time."""
 WHOLE = 2**31 - 1
@@ -290,15 +296,12 @@ def _places(
         f"FROM {RESULTS}{session.dialect.force_index(name)} "
         f"WHERE {first} = %s AND {along} LIMIT %s"
     )
-    rows = session.rows(
-        session.dialect.union(*[one] * len(values)),
-        flat((place, *parameters, value, *limits, number) for place, value in enumerate(values)),
-    )
+    rows = session.each(one, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
     of_value: dict[int, list[tuple[int, str]]] = {}
     for place, moment, job, _ in rows:
-        of_value.setdefault(place, []).append((int(moment), job))
+        of_value.setdefault(place, []).append((moment, job))
     end = max((min(of) for of in of_value.values() if len(of) == number), default=None)
-    found = [(int(moment), job) for _, moment, job, matches in rows if matches]
+    found = [(moment, job) for _, moment, job, matches in rows if matches]
     return sorted((one for one in found if end is None or one >= end), reverse=True), end
 
 
@@ -322,36 +325,12 @@ def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
 
 def summaries(session: Session, ids: Iterable[str]) -> dict[str, JobSummary]:
     """Return jobs by id, without those that do not exist."""
-    found: dict[str, JobSummary] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        rows = session.rows(
-            f"SELECT {_columns()} FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i",
-            ("\n", *chunk),
-        )
-        found |= {row[0]: _summary(row) for row in rows}
-    return found
+    joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
+    return {row.id: _summary(row) for row in session.joined(f"SELECT {COLUMNS}", "i", set(ids), joins, before=["\n"])}
 
 
-def _columns() -> str:
-    """Return the columns of a ``JobSummary`` of the table as ``s``. The parameter is a newline."""
-    names = ("id", "backend", "queue_name", "task_path", "priority", "run_after", "status")
-    times = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
-    return ", ".join([*(f"s.{name}" for name in (*names, *times)), _line_count("s.worker_ids"), "s.progress"])
-
-
-def _line_count(column: str) -> str:
-    """Return the number of newlines in a column. The parameter is a newline."""
-    return f"LENGTH({column}) - LENGTH(REPLACE({column}, %s, ''))"
-
-
-def _summary(row: Sequence[Any]) -> JobSummary:
-    job, backend, queue, task, priority, run_after, status, *numbers, progress = row
-    enqueued_at, started_at, last_attempted_at, finished_at, attempts = map(int, numbers)
-    return JobSummary(
-        *(job, backend, queue, task, int(priority), int(run_after), status, enqueued_at, started_at, last_attempted_at),
-        *(finished_at, attempts, _progress(progress)),
-    )
+def _summary(row: Any) -> JobSummary:
+    return built(JobSummary, row, progress=_progress(row.progress))
 
 
 @checked()
@@ -371,10 +350,8 @@ def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str,
         f"SELECT %s AS status, COUNT(*) AS number FROM (SELECT 1 FROM {RESULTS}"
         f"{session.dialect.force_index('queue_job_results_status')} WHERE status = %s LIMIT %s) w"
     )
-    rows = session.rows(
-        session.dialect.union(*[one] * len(STATUSES)), flat((status, status, bounds.count + 1) for status in STATUSES)
-    )
-    return {status: Count.up_to(bounds.count, int(number)) for status, number in rows}
+    rows = session.each(one, [(status, status, bounds.count + 1) for status in STATUSES])
+    return {status: Count.up_to(bounds.count, number) for status, number in rows}
 
 
 @checked()
@@ -400,29 +377,25 @@ def get_job(job_id: str, *, topic: str | None = None, using: str | None = None) 
 def read(session: Session, job_id: str, *, most: int = WHOLE) -> JobDetails | None:
     """Return a job with the first ``most`` characters of its arguments and of its return value, or None."""
     dialect = session.dialect
-    row = session.row(
-        f"SELECT {_columns()}, {_line_count('s.errors')}, SUBSTR(s.arguments, 1, %s), LENGTH(s.arguments), "
-        f"SUBSTR(s.return_value, 1, %s), LENGTH(s.return_value), {dialect.ending('s.errors', ERRORS_READ)}, "
-        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)}, s.cancel_requested_at, s.stage "
+    for row in session.named(
+        f"SELECT {COLUMNS}, LENGTH(s.errors) - LENGTH(REPLACE(s.errors, %s, '')) AS error_count, "
+        "SUBSTR(s.arguments, 1, %s) AS arguments, LENGTH(s.arguments) AS arguments_size, "
+        "SUBSTR(s.return_value, 1, %s) AS return_value, LENGTH(s.return_value) AS return_value_size, "
+        f"{dialect.ending('s.errors', ERRORS_READ)} AS errors, "
+        f"{dialect.ending('s.worker_ids', SUBSCRIBERS_READ)} AS subscribers, s.cancel_requested_at, s.stage "
         f"FROM {RESULTS} s WHERE s.id = %s",
         ("\n", "\n", most, most, job_id),
-    )
-    if row is None:
-        return None
-    *summary, error_count, arguments, arguments_size, value, value_size, errors, subscribers = row[:-2]
-    cancel_requested_at, stage = row[-2:]
-    return JobDetails(
-        _summary(summary),
-        arguments,
-        _size(arguments, arguments_size, most),
-        value,
-        _size(value, value_size, most),
-        tuple(_error(line) for line in _last_lines(errors, ERRORS_READ)),
-        int(error_count),
-        tuple(_last_lines(subscribers, SUBSCRIBERS_READ)),
-        int(cancel_requested_at),
-        stage,
-    )
+    ):
+        return built(
+            JobDetails,
+            row,
+            summary=_summary(row),
+            arguments_size=_size(row.arguments, row.arguments_size, most),
+            return_value_size=_size(row.return_value, row.return_value_size, most),
+            errors=tuple(_error(line) for line in _last_lines(row.errors, ERRORS_READ)),
+            subscribers=tuple(_last_lines(row.subscribers, SUBSCRIBERS_READ)),
+        )
+    return None
 
 
 def _progress(column: str) -> Progress | None:
@@ -434,7 +407,7 @@ def _progress(column: str) -> Progress | None:
 
 def _size(text: str, stored: int, most: int) -> int:
     """Return the number of bytes of a text of which at most some characters were read. SQLite stores characters."""
-    return len(text.encode()) if len(text) < most else int(stored)
+    return len(text.encode()) if len(text) < most else stored
 
 
 def _last_lines(end: str, most: int) -> list[str]:

@@ -6,19 +6,21 @@ number of rows and returns which ones.
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import log, log_places, partitions
+from django_mysqlqueue.service import log, log_places, messages, partitions, payloads
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.log import first_since
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session, built
 
 LOG = QueueMessage._meta.db_table
 
@@ -56,10 +58,10 @@ class LogMessage:
 
 
 COLUMNS = (
-    "m.`offset`, m.topic, m.partition_key, m.id, m.size, m.created_at, m.published_at, m.target_group, "
-    "m.failed_group, m.original_id, m.original_topic, m.original_offset"
+    "m.`offset`, m.topic, m.partition_key AS `key`, m.id AS message_id, m.size, m.created_at, m.published_at, "
+    "m.target_group, m.failed_group, m.original_id, m.original_topic, m.original_offset"
 )
-"""Columns of the log as ``m``, in the order of ``LogMessage``."""
+"""Columns of a ``LogMessage`` of the log as ``m``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,8 @@ def list_messages(
 
 def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
     """Return the messages at some offsets, newest first, without those that are not in the log."""
-    found: list[LogMessage] = []
-    for chunk in session.chunks(sorted(offsets)):
-        rows = session.rows(
-            f"SELECT {COLUMNS} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
-            "ON m.`offset` = v.o",
-            chunk,
-        )
-        found += [LogMessage(*row) for row in rows]
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    found = [built(LogMessage, row) for row in session.joined(f"SELECT {COLUMNS}", "o", offsets, joins)]
     return sorted(found, key=lambda entry: -entry.offset)
 
 
@@ -202,17 +198,14 @@ def by_id(
 
 def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
     """Return a dict from (topic, partition key, id) to offset, for the messages that are in the log."""
-    found: dict[tuple[str, str, str], int] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        rows = session.rows(
-            "SELECT m.topic, m.partition_key, m.id, m.`offset` "
-            f"FROM {session.dialect.rows(('t', 'k', 'i'), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
-            "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i",
-            flat(chunk),
-        )
-        found.update({(topic, key, message_id): int(offset) for topic, key, message_id, offset in rows})
-    return found
+    rows = session.joined(
+        "SELECT m.topic, m.partition_key, m.id, m.`offset`",
+        "tki",
+        ids,
+        f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
+        "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i",
+    )
+    return {tuple(place): offset for *place, offset in rows}
 
 
 def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
@@ -234,11 +227,11 @@ def _around(session: Session, message_id: str, start: int, length: int) -> tuple
         f"(SELECT `offset` AS place, id FROM {LOG}{session.dialect.force_index('PRIMARY')} "
         "WHERE `offset` >= %s ORDER BY `offset` LIMIT %s) w"
     )
-    ends = session.row(f"SELECT MIN(w.place), MAX(w.place) FROM {walked}", (start, length))
-    if ends is None or ends[0] is None:
+    first, last = session.one(f"SELECT MIN(w.place), MAX(w.place) FROM {walked}", (start, length))
+    if first is None:
         return set(), None
     rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.id = %s", (start, length, message_id))
-    return {int(place) for (place,) in rows}, (int(ends[0]), int(ends[1]))
+    return {place for (place,) in rows}, (first, last)
 
 
 def _time_of(message_id: str) -> int | None:
@@ -248,3 +241,103 @@ def _time_of(message_id: str) -> int | None:
     except ValueError:
         return None
     return value.int >> 80 if value.version == 7 else None
+
+
+CHUNK_ROWS = 50
+CHUNK_BYTES = 1_000_000
+"""Maximum numbers of messages and of bytes of payloads that one statement searches. One message may be larger."""
+
+
+class Beginning(NamedTuple):
+    """The first bytes of a message's payload, and its metadata."""
+
+    payload: bytes
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSearch:
+    """The result of a search in the contents of messages."""
+
+    entries: list[LogMessage]
+    """Those that contain the text, newest first."""
+    searched: int
+    """Number of messages that were searched."""
+    read: int
+    """Number of bytes of their payloads."""
+    offsets: tuple[int, int] | None
+    """The lowest and the highest offset that were searched; None if the topic has no older messages."""
+    older: int | None
+    """The argument ``before`` to continue the search; None if it has come to the end of the topic."""
+
+
+def beginnings(session: Session, offsets: Sequence[int], most: int) -> dict[int, Beginning]:
+    """Return the first bytes of payloads by offset, without those of messages that are not in the log."""
+    select = "SELECT m.`offset`, SUBSTR(m.payload, 1, %s), m.metadata"
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    return {
+        offset: Beginning(payloads.content(payload), messages.decode_metadata(metadata))
+        for offset, payload, metadata in session.joined(select, "o", offsets, joins, before=[most])
+    }
+
+
+def search(
+    session: Session,
+    text: str,
+    *,
+    topic: str,
+    key: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+    bounds: Bounds = PAGES,
+) -> ContentSearch:
+    """Search a text in the payloads, the metadata and the coalesce keys of messages, newest first, as they are stored.
+
+    The search ends after ``bounds.contents`` messages, ``bounds.content_bytes`` or ``bounds.content_seconds``.
+
+    ``key``: only messages of the partition with this key. ``before``: only offsets below this one.
+    """
+    listing = list_messages(
+        topic=topic, key=key, before=before, limit=bounds.contents, using=session.using, bounds=bounds
+    )
+    end = time.monotonic() + bounds.content_seconds
+    found: list[LogMessage] = []
+    searched, read = 0, 0
+    older = listing.older
+    for chunk in _chunks(listing.entries):
+        matching = _matching(session, [entry.offset for entry in chunk], text)
+        found += [entry for entry in chunk if entry.offset in matching]
+        searched += len(chunk)
+        read += sum(entry.size for entry in chunk)
+        if searched == len(listing.entries):
+            break
+        if len(found) >= limit or read >= bounds.content_bytes or time.monotonic() >= end:
+            older = chunk[-1].offset
+            break
+    last = listing.entries[searched - 1].offset if searched else None
+    if len(found) > limit:
+        found, older = found[:limit], found[limit - 1].offset
+        last = older
+    offsets = listing.looked if last is None else (last, listing.entries[0].offset)
+    return ContentSearch(found, searched, read, offsets, older)
+
+
+def _chunks(entries: Sequence[LogMessage]) -> Iterator[list[LogMessage]]:
+    chunk: list[LogMessage] = []
+    size = 0
+    for entry in entries:
+        if chunk and (len(chunk) == CHUNK_ROWS or size + entry.size > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += entry.size
+    if chunk:
+        yield chunk
+
+
+def _matching(session: Session, offsets: Sequence[int], text: str) -> set[int]:
+    joins = (
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND (INSTR(m.payload, %s) > 0 "
+        "OR INSTR(m.metadata, %s) > 0 OR INSTR(m.coalesce_key, %s) > 0)"
+    )
+    return {offset for (offset,) in session.joined("SELECT m.`offset`", "o", offsets, joins, after=[text] * 3)}

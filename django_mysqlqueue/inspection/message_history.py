@@ -26,7 +26,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.options import limits_of
 
 LOG = QueueMessage._meta.db_table
@@ -201,25 +201,15 @@ def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bo
 
 def content(session: Session, offset: int, *, most: int) -> MessageContent | None:
     """Read the message at an offset with the first ``most`` bytes of its payload; None if it is not in the log."""
-    row = session.row(
-        f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s), m.metadata, m.failed_at, m.failure_count, "
-        f"m.last_error, m.publisher_key, m.expires_at, m.coalesce_key FROM {LOG} m WHERE m.`offset` = %s",
+    for row in session.named(
+        f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s) AS payload, m.metadata, m.failed_at, m.failure_count, "
+        "m.last_error, m.publisher_key, m.expires_at, COALESCE(m.coalesce_key, '') AS stored_coalesce_key "
+        f"FROM {LOG} m WHERE m.`offset` = %s",
         (most, offset),
-    )
-    if row is None:
-        return None
-    payload, metadata, failed_at, failure_count, last_error, publisher_key, expires_at, coalesce_key = row[-8:]
-    return MessageContent(
-        LogMessage(*row[:-8]),
-        payloads.content(payload),
-        messages.decode_metadata(metadata),
-        int(failed_at),
-        int(failure_count),
-        last_error,
-        publisher_key,
-        expires_at,
-        coalesce_key or "",
-    )
+    ):
+        payload, metadata = payloads.content(row.payload), messages.decode_metadata(row.metadata)
+        return built(MessageContent, row, entry=built(LogMessage, row), payload=payload, metadata=metadata)
+    return None
 
 
 def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[RecordedDelivery], bool]:
@@ -243,9 +233,10 @@ def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -
     """Read a message's state for each group on its topic, by name."""
     entry = found.entry
     of_group = ("consumer_group", "mode", "paused", "after_seek", "start_offset", *OptionColumns._fields)
-    rows = session.rows(
-        f"SELECT {', '.join(f'g.{name}' for name in of_group)}, o.offset_acked, o.offset_claimed, "
-        f"s.acked, s.retry_count, {HELD_BY}, s.delivered_at, s.invisible_until, s.last_error "
+    rows = session.named(
+        f"SELECT {', '.join(f'g.{name}' for name in of_group)}, o.offset_acked, o.offset_claimed, s.acked, "
+        f"s.retry_count AS failed, {HELD_BY} AS held_by, s.delivered_at AS since, s.invisible_until AS until, "
+        "s.last_error "
         f"FROM (SELECT {', '.join(of_group)} FROM {GROUPS} WHERE topic = %s LIMIT %s) g "
         f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
         "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "
@@ -254,47 +245,37 @@ def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -
         (entry.topic, bounds.message_groups, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
     )
     states = []
-    for group, mode, paused, after_seek, start, *row in sorted(rows, key=lambda row: str(row[0])):
-        options, position = row[: len(OptionColumns._fields)], row[len(OptionColumns._fields) :]
-        columns = OptionColumns(*options)
+    for row in sorted(rows, key=lambda row: str(row.consumer_group)):
+        columns = OptionColumns(*(getattr(row, name) for name in OptionColumns._fields))
         policy = read_filter(columns)
         matches = None
         if isinstance(policy, FilterPolicy) and not entry.target_group:
             matches = policy.matches(found.metadata)
-        ref, unfinished = GroupRef(group, entry.topic), groups.unfinished(after_seek)
+        ref, unfinished = GroupRef(row.consumer_group, entry.topic), groups.unfinished(row.after_seek)
         if matches is False and is_superseding(session, ref, entry.key, entry.offset, found.stored_coalesce_key):
             matches = None
-        standing, more = _standing(session, bounds, ref, entry, start, *position)
+        standing, more = _standing(session, bounds, ref, entry, row)
         more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
-        states.append(GroupState(ref, standing, mode, bool(paused), unfinished, start, **more))
+        states.append(GroupState(ref, standing, row.mode, bool(row.paused), unfinished, row.start_offset, **more))
     return states
 
 
 def _standing(
-    session: Session,
-    bounds: Bounds,
-    ref: GroupRef,
-    entry: LogMessage,
-    start: int,
-    watermark: int | None,
-    cursor: int | None,
-    acked: object,
-    *row: Any,
+    session: Session, bounds: Bounds, ref: GroupRef, entry: LogMessage, row: Any
 ) -> tuple[Standing, dict[str, Any]]:
     """Return a message's standing for a group, and the facts that belong to it, by field."""
     if entry.target_group not in ("", ref.group):
         return "elsewhere", {}
-    if acked is not None:
-        failed, held_by, since, until, last_error = row
-        more = {"failed": failed, "held_by": held_by, "since": since, "until": until, "last_error": last_error}
-        return "settled" if acked else "in_flight" if held_by else "waits", more
-    if entry.offset <= start:
+    if row.acked is not None:
+        more = {name: getattr(row, name) for name in ("failed", "held_by", "since", "until", "last_error")}
+        return "settled" if row.acked else "in_flight" if row.held_by else "waits", more
+    if entry.offset <= row.start_offset:
         return "skipped", {}
-    if watermark is not None and entry.offset <= watermark:
+    if row.offset_acked is not None and entry.offset <= row.offset_acked:
         return "settled", {}
-    if cursor is not None and entry.offset <= cursor:
+    if row.offset_claimed is not None and entry.offset <= row.offset_claimed:
         return "passed", {}
-    after = start if cursor is None else max(start, cursor)
+    after = max(row.start_offset, row.offset_claimed or 0)
     return "unclaimed", {"before": _before(session, ref, entry, after, bounds.partition_count)}
 
 
@@ -302,15 +283,14 @@ def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, mos
     """Count the unsettled messages before one in its partition, including those for other groups."""
     ranges = {entry.key: (cursor, entry.offset - 1)}
     unclaimed = log.count_between(session, ref.topic, ranges, most + 1)[entry.key]
-    row = session.row(
+    looked, claimed = session.one(
         f"SELECT COUNT(*), SUM(CASE WHEN w.acked = %s THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
         f"{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s AND partition_key = %s "
         "AND message_offset < %s ORDER BY message_offset LIMIT %s) w",
         (False, *ref, entry.key, entry.offset, most + 1),
     )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    number = int(unclaimed) + int(row[1] or 0)
-    return Count(min(number, most), number <= most and row[0] <= most)
+    number = unclaimed + int(claimed or 0)
+    return Count(min(number, most), number <= most and looked <= most)
 
 
 # -- messages made of it ------------------------------------------------------

@@ -13,16 +13,17 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.service.audit import OPERATIONS, SILENT_MS
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 
 State = Literal["running", "interrupted", "ended"]
 LAST = 2**63 - 1
 COLUMNS = (
-    "s.id, s.action, s.consumer_group, s.topic, s.actor, s.detail, s.reason, s.changed, s.total, s.started_at, "
-    "s.progress_at, s.ended_at"
+    "s.id, s.action, s.consumer_group AS `group`, s.topic, s.actor, s.detail, s.reason, s.changed, s.total, "
+    "s.started_at, s.progress_at, s.ended_at"
 )
 SILENT = "(started_at < %s AND progress_at < %s)"
 PAUSING = ("pause", "resume")
+PAUSES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +121,18 @@ def look(
         f"FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} WHERE id < %s ORDER BY id DESC LIMIT %s",
         (*parameters, LAST if before is None else before, number),
     )
-    ids = [int(operation) for operation, matches in rows if matches]
+    ids = [operation for operation, matches in rows if matches]
     shown = _entries(session, ids[:limit], now)
     if len(ids) > limit:
         return OperationListing(shown, ids[limit - 1], whole=True)
     if len(rows) < number:
         return OperationListing(shown, None, whole=True)
-    return OperationListing(shown, int(rows[-1][0]), whole=False)
+    return OperationListing(shown, rows[-1][0], whole=False)
 
 
 def _entries(session: Session, ids: Sequence[int], now: int) -> tuple[OperationEntry, ...]:
-    found: list[OperationEntry] = []
-    for chunk in session.chunks(sorted(ids)):
-        rows = session.rows(
-            f"SELECT {COLUMNS} FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(OPERATIONS, 's')} ON s.id = v.i",
-            chunk,
-        )
-        found += [_entry(row, now) for row in rows]
-    return tuple(sorted(found, key=lambda one: -one.id))
+    rows = session.joined(f"SELECT {COLUMNS}", "i", ids, f"{session.dialect.join_to(OPERATIONS, 's')} ON s.id = v.i")
+    return tuple(built(OperationEntry, row, state=_state(row, now)) for row in sorted(rows, reverse=True))
 
 
 class Unfinished(NamedTuple):
@@ -155,40 +149,19 @@ def count_unfinished(session: Session, topics: Collection[str] | None, *, bounds
     """
     condition, parameters = OperationFilter(topics=topics).condition(0)
     now = session.now()
-    row = session.row(
+    number, interrupted = session.one(
         f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN {SILENT} THEN 1 ELSE 0 END), 0) FROM "
         f"(SELECT topic, started_at, progress_at, ended_at FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} "
         f"WHERE id < %s ORDER BY id DESC LIMIT %s) w WHERE ended_at = 0{f' AND {condition}' if condition else ''}",
         (now - SILENT_MS, now - SILENT_MS, LAST, bounds.operations, *parameters),
     )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return Unfinished(int(row[0]) - int(row[1]), int(row[1]))
+    return Unfinished(number - int(interrupted), int(interrupted))
 
 
-def _entry(row: Sequence[Any], now: int) -> OperationEntry:
-    operation, action, group, topic, actor, detail, reason, *numbers = row
-    changed, total, started_at, progress_at, ended_at = map(int, numbers)
-    return OperationEntry(
-        int(operation),
-        action,
-        group,
-        topic,
-        actor,
-        detail,
-        reason,
-        changed,
-        total,
-        started_at,
-        progress_at,
-        ended_at,
-        _state(started_at, progress_at, ended_at, now),
-    )
-
-
-def _state(started_at: int, progress_at: int, ended_at: int, now: int) -> State:
-    if ended_at:
+def _state(row: Any, now: int) -> State:
+    if row.ended_at:
         return "ended"
-    return "running" if max(started_at, progress_at) >= now - SILENT_MS else "interrupted"
+    return "running" if max(row.started_at, row.progress_at) >= now - SILENT_MS else "interrupted"
 
 
 def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bounds = PAGES) -> OperationEntry | None:
@@ -203,16 +176,19 @@ def pauses_of(
 ) -> dict[GroupRef, OperationEntry]:
     """Return the operations that have paused groups, if they are among the newest ``bounds.operations``.
 
+    Of those that have paused or resumed groups on their topics, the newest ``PAUSES`` are read.
+
     ``registered``: the groups, which are paused, and when each was registered, as for ``pause_of``.
     """
     if not registered:
         return {}
     wanted = OperationFilter(topics={ref.topic for ref in registered}, actions=PAUSING)
     newest: dict[GroupRef, OperationEntry] = {}
-    for one in look(session, wanted, limit=bounds.operations, bounds=bounds).entries:
+    for one in look(session, wanted, limit=PAUSES, bounds=bounds).entries:
         newest.setdefault(GroupRef(one.group, one.topic), one)
     return {
         ref: one
         for ref, one in newest.items()
+        # An earlier operation has paused another group of this name.
         if one.action == "pause" and ref in registered and one.started_at >= registered[ref]
     }

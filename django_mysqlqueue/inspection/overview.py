@@ -19,10 +19,10 @@ from django_mysqlqueue.inspection import backlog
 from django_mysqlqueue.inspection.backlog import BacklogReader
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
-from django_mysqlqueue.inspection.heads import HeadMessage, heads
 from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
+from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.relays import RelayBacklog, read_relays
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (

@@ -1,24 +1,68 @@
-"""A group's state in its partitions, its in-flight messages and its leases. Each list is read along an index."""
+"""Consumer groups in their partitions: first messages, offsets, backlogs, leases, and what is in flight."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.heads import HeadMessage, heads
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.partitions import ends, in_log
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.groups import waiting_since
+from django_mysqlqueue.service.log import newest
+from django_mysqlqueue.service.losses import HELD_BY
+from django_mysqlqueue.service.partitions import ends, in_log, last_offsets
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.unclaimed import positions
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.service.unclaimed import many_positions, positions
+from django_mysqlqueue.sql.session import Session, built
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 LEASES = PartitionLease._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMessage:
+    """The first message of a partition that a group has not settled."""
+
+    key: str
+    """The partition key."""
+    offset: int
+    published_at: int
+    """When it entered the log, in epoch milliseconds."""
+    started: bool
+    """True if it has been claimed at least once, even if no handler was called."""
+    attempts: int
+    """Number of attempts that have been counted."""
+    delivered_by: str
+    """The subscriber that holds it now; empty if none does."""
+    invisible_until: int
+    """When it comes due, in epoch milliseconds; 0 if it is already due."""
+    last_error: str
+    """The last traceback, or empty."""
+
+
+def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:
+    """Read the first messages of partitions, oldest first, without those that were settled in the meantime."""
+    rows = session.joined(
+        "SELECT m.partition_key AS `key`, m.`offset`, m.published_at, COALESCE(s.acked, 0) AS acked, "
+        "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END AS started, COALESCE(s.retry_count, 0) AS attempts, "
+        f"COALESCE({HELD_BY}, '') AS delivered_by, COALESCE(s.invisible_until, 0) AS invisible_until, "
+        "COALESCE(s.last_error, '') AS last_error",
+        "o",
+        [offset for offset, _ in first],
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o {session.dialect.join_to(STATE, 's', left=True)} "
+        "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
+        "AND s.message_offset = m.`offset`",
+        after=[ref.group],
+    )
+    found = [built(HeadMessage, row, started=bool(row.started)) for row in rows if not row.acked]
+    return sorted(found, key=lambda head: head.offset)
 
 
 class ReadingGroup(Protocol):
@@ -102,17 +146,14 @@ def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bo
     """Read a group's state in some partitions, in the given order."""
     ref = group.ref
     places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) | positions(session, ref, keys)
-    owners: dict[str, tuple[str, int]] = {}
-    for chunk in session.chunks(sorted(set(keys))):
-        owners |= {
-            key: (owner, int(since))
-            for key, owner, since in session.rows(
-                "SELECT s.partition_key, s.leased_by, s.leased_at "
-                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(LEASES, 's')} "
-                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
-                (*chunk, *ref),
-            )
-        }
+    rows = session.joined(
+        "SELECT s.partition_key, s.leased_by, s.leased_at",
+        "k",
+        keys,
+        f"{session.dialect.join_to(LEASES, 's')} ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+        after=ref,
+    )
+    owners = {key: (owner, since) for key, owner, since in rows}
     last = ends(session, ref.topic, keys)
     counts = unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
     firsts = [(one.first, key) for key, one in counts.items() if one.first is not None]
@@ -172,13 +213,10 @@ def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: 
 
 def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Unsettled]:
     """Count per key. ``select`` returns the key, the number of rows read, the number of those that count, the first."""
-    found: dict[str, Unsettled] = {}
-    for start in range(0, len(parameters), UNION_TERMS):
-        piece = parameters[start : start + UNION_TERMS]
-        for key, looked, number, first in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
-            count = Count(int(number or 0), looked <= most)
-            found[key] = Unsettled(count, None if first is None else int(first))
-    return found
+    return {
+        key: Unsettled(Count(int(number or 0), looked <= most), first)
+        for key, looked, number, first in session.each(select, parameters)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +252,229 @@ def in_flight(
         f"WHERE w.delivery_token <> 0{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
         (*ref, False, bounds.in_flight, *parameters, limit),
     )
-    return [
-        InFlight(ref, key, int(offset), int(retries) + 1, by, int(since), int(until))
-        for key, offset, retries, by, since, until in rows
-    ]
+    return [InFlight(ref, key, offset, retries + 1, *rest) for key, offset, retries, *rest in rows]
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:
     """Count the partitions of each subscriber and group (``""`` for partitions without an owner)."""
     return {
-        (owner, GroupRef(group, topic)): int(number)
+        (owner, GroupRef(group, topic)): number
         for owner, group, topic, number in session.rows(
             f"SELECT leased_by, consumer_group, topic, COUNT(*) FROM {LEASES}"
             f"{session.dialect.force_index('queue_leases_owner')} GROUP BY leased_by, consumer_group, topic"
         )
     }
+
+
+Place = tuple[str, str, str | None]
+"""Group, topic and partition key after which a list continues; without a key, from the group's first partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group whose partitions are listed. Times are in epoch milliseconds."""
+
+    ref: GroupRef
+    mode: str
+    start_offset: int
+    registered_at: int
+    sought_at: int
+
+    def waiting_since(self, at: int, /) -> int:
+        """Return when a message that entered the log at a time started to wait for the group."""
+        return waiting_since(at, self.registered_at, self.sought_at)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionListing:
+    """A page of partitions."""
+
+    partitions: tuple[Partition, ...]
+    """In order of group, topic and key."""
+    after: Place | None
+    """The argument ``after`` for the next page; None if this is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBacklogs:
+    """The backlogs of a group's partitions, as far as they were read."""
+
+    lags: Mapping[str, Count | None]
+    """Messages that the group has not settled by partition, in order of key. Counts stop at ``Bounds.partition_count``,
+    or earlier if the time is over; None: the time was over before the partition was counted."""
+    furthest: tuple[str, ...]
+    """The partitions with a backlog that were counted, the largest first."""
+    whole: bool
+    """True if these are all partitions that match. Otherwise, they are the first ones by key, and those of the newest
+    messages."""
+
+    @property
+    def uncounted(self) -> int:
+        """The number of partitions that were not counted because the time was over."""
+        return sum(lag is None for lag in self.lags.values())
+
+
+@checked()
+def list_partitions(
+    *,
+    group: str | None = None,
+    topic: str | None = None,
+    prefix: str = "",
+    owner: str | None = None,
+    after: Place | None = None,
+    limit: int = 50,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+) -> PartitionListing:
+    """List partitions with each group's watermark, position, backlog and owner, in order of group, topic and key.
+
+    The list contains the partitions that a group has read, and those that have messages in the log.
+
+    Args:
+        group: only partitions of this consumer group, on each of its topics.
+        topic: only partitions of the consumer groups on this topic.
+        prefix: only partitions whose keys begin with this.
+        owner: only partitions whose lease this subscriber owns; ``""`` for partitions with a lease without an owner.
+        after: ``after`` of the previous page.
+        limit: maximum number of partitions.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+        bounds: limits of what is read: a page reads at most ``bounds.groups`` groups, so it can be shorter than
+            ``limit`` although it is not the last.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    groups = listed_groups(session, group=group, topic=topic)
+    return listing(session, groups, prefix=prefix, owner=owner, after=after, limit=limit, bounds=bounds)
+
+
+@checked()
+def get_partition_backlogs(
+    group: str,
+    topic: str,
+    *,
+    prefix: str = "",
+    owner: str | None = None,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+) -> PartitionBacklogs | None:
+    """Compare the backlogs of a group's partitions, for a limited time; None if the group is not registered.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        prefix: only partitions whose keys begin with this.
+        owner: only partitions whose lease this subscriber owns; ``""`` for partitions with a lease without an owner.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
+        bounds: limits of what is read: ``bounds.surveyed_partitions`` partitions, for ``bounds.seconds``.
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    found = listed_groups(session, group=group, topic=topic)
+    return survey(session, found[0], prefix=prefix, owner=owner, bounds=bounds) if found else None
+
+
+def listed_groups(session: Session, *, group: str | None = None, topic: str | None = None) -> list[ListedGroup]:
+    """Return registered groups, in order of group and topic.
+
+    ``group``: only this consumer group, on each of its topics. ``topic``: only the consumer groups on this topic.
+    """
+    wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
+    rows = ConsumerGroup.objects.using(session.using).filter(**wanted)
+    columns = ("consumer_group", "topic", "mode", "start_offset", "registered_at", "sought_at")
+    found = [ListedGroup(GroupRef(one, its_topic), *rest) for one, its_topic, *rest in rows.values_list(*columns)]
+    return sorted(found, key=lambda one: _bytes(*one.ref))
+
+
+def listing(
+    session: Session,
+    groups: Sequence[ListedGroup],
+    *,
+    prefix: str = "",
+    owner: str | None = None,
+    after: Place | None = None,
+    limit: int = 50,
+    bounds: Bounds = PAGES,
+) -> PartitionListing:
+    """Return a page of the partitions of some groups.
+
+    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
+    lease without an owner.
+    """
+    if after is not None:
+        groups = [one for one in groups if _bytes(*one.ref) >= _bytes(*after[:2])]
+    found: list[Partition] = []
+    for number, group in enumerate(groups):
+        if number == bounds.groups or len(found) == limit:
+            return PartitionListing(tuple(found), (*group.ref, None))
+        last = after[2] if after is not None and group.ref == after[:2] else None
+        room = limit - len(found)
+        if owner is None:
+            named = keys(session, group.ref, after=last, prefix=prefix, limit=room + 1)
+        else:
+            named = owned(session, group.ref, owner, after=last, prefix=prefix, limit=room + 1)
+        if named:
+            found += at(session, group, named[:room], bounds=bounds)
+        if len(named) > room:
+            return PartitionListing(tuple(found), (*group.ref, named[room - 1]))
+    return PartitionListing(tuple(found), None)
+
+
+def _bytes(group: str, topic: str) -> tuple[bytes, bytes]:
+    """Return names in the order of the database."""
+    return group.encode(), topic.encode()
+
+
+def survey(
+    session: Session, group: ListedGroup, *, prefix: str = "", owner: str | None = None, bounds: Bounds = PAGES
+) -> PartitionBacklogs:
+    """Compare the backlogs of a group's partitions, for a limited time.
+
+    Only partitions whose watermark is below their newest message are counted, the lowest watermark first: at first up
+    to ``bounds.depth`` messages of each, then up to ``bounds.partition_count``. Each statement counts as many messages.
+
+    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
+    lease without an owner. ``bounds``: limits of what is read. The first partitions are counted even if the time is
+    over.
+    """
+    most = bounds.surveyed_partitions
+    read, whole = last_offsets(session, group.ref.topic, limit=most, since=prefix)
+    ends = {key: end for key, end in read.items() if key.startswith(prefix)}
+    # Those that begin with the prefix are next to each other.
+    whole = whole or len(ends) < len(read)
+    if not whole:
+        ends |= {key: end for key, end in newest(session, group.ref.topic).items() if key.startswith(prefix)}
+    if owner is not None:
+        leased = owned(session, group.ref, owner, prefix=prefix, limit=most + 1)
+        ends = {key: ends[key] for key in leased if key in ends}
+        whole = whole and len(leased) <= most
+    start = (group.start_offset, group.start_offset)
+    places = dict.fromkeys(ends, start) | many_positions(session, group.ref, ends, most)
+    behind = sorted((places[key][0], key) for key, end in ends.items() if end > places[key][0])
+    counts: dict[str, Count] = {}
+    began = time.monotonic()
+
+    def count(keys: Sequence[str], up_to: int) -> None:
+        size = max(1, bounds.piece * bounds.depth // up_to)
+        for start in range(0, len(keys), size):
+            if counts and time.monotonic() - began > bounds.seconds:
+                return
+            piece = {key: places[key][1] for key in keys[start : start + size]}
+            found = unsettled(session, group.ref, piece, up_to)
+            counts.update({key: one.lag for key, one in found.items()})
+
+    count([key for _, key in behind], bounds.depth)
+    count([key for _, key in behind if key in counts and not counts[key].exact], bounds.partition_count)
+    lags: dict[str, Count | None] = dict.fromkeys(sorted(ends, key=str.encode), Count(0))
+    for _, key in behind:
+        lags[key] = counts.get(key)
+    # The sort is stable: of those with equal counts, the lowest watermark comes first.
+    furthest = sorted((key for _, key in behind if counts.get(key)), key=lambda key: -counts[key].value)
+    return PartitionBacklogs(lags, tuple(furthest), whole)

@@ -15,10 +15,8 @@ from django_mysqlqueue.inspection import (
     group_problems,
     queue_problems,
     retried_keys,
-    task_problems,
 )
-from django_mysqlqueue.inspection.attempts import Ended
-from django_mysqlqueue.inspection.beginnings import Failed, Past
+from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
@@ -112,7 +110,7 @@ def find_problems(
         for ref, keys in by_key.items()
         if ref not in failing
     ]
-    found += task_problems.missing(session, overview, stall_times, bounds=bounds)
+    found += queue_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
     found += queue_problems.lost_subscribers(session, overview)
     found += deaths.problems(session, overview)
     found += queue_problems.relays(overview, stall_times)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration, moment
-from django_mysqlqueue.inspection import groupless
+from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
-from django_mysqlqueue.inspection.overview import QueueOverview
+from django_mysqlqueue.inspection.dead_letters import count_topic
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE, Problem, age, waiting
 from django_mysqlqueue.inspection.quarantine import list_quarantined
-from django_mysqlqueue.inspection.refusals import Refusal, read_refusals
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
-from django_mysqlqueue.inspection.subscribers import SubscriberStatus, replaced
-from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import log, open_transactions
+from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, read_refusals, replaced
+from django_mysqlqueue.limits import JOB_PREFIX, KEY_LENGTH
+from django_mysqlqueue.models import PartitionLease, QueueMessage
+from django_mysqlqueue.service import groups, job_rows, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.open_transactions import Holder
@@ -27,6 +30,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 
+LOG = QueueMessage._meta.db_table
 LEASES = PartitionLease._meta.db_table
 REPEATED = 600.0
 """Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
@@ -241,7 +245,7 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
     """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled."""
-    for one in groupless.find(session, in_log, bounds=bounds):
+    for one in find_groupless(session, in_log, bounds=bounds):
         text = ngettext(
             "Topic %(topic)s has %(number)s message but no consumer group.",
             "Topic %(topic)s has %(number)s messages but no consumer group.",
@@ -383,4 +387,124 @@ def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
         topic=one.topic or None,
         since=last.finished_at,
         is_private=bool(error),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GrouplessTopic:
+    """A topic that has messages but no consumer group, and is not ``GROUPLESS``."""
+
+    topic: str
+    messages: Count
+    """Number of messages in the log and in the outbox."""
+    oldest_at: int | None
+    """When the oldest message entered the log, in epoch milliseconds; None if the log has none, or the topic has too
+    many partitions to search."""
+
+
+def find_groupless(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> list[GrouplessTopic]:
+    """Return the topics that have messages but no group, and are neither ``GROUPLESS`` nor DLQ topics, by name."""
+    waiting = dict(scheduled.topics(session, scheduled_only=False, bounds=bounds))
+    settings = get_settings()
+    topics = [topic for topic in sorted({*in_log, *waiting}) if not settings.may_lack_groups(topic)]
+    # Read groups after topics: a group that was registered before its topic's first message must not be missed.
+    read = {ref.topic for ref in groups.registered_refs(session.using)} if topics else set()
+    return [_look(session, topic, waiting.get(topic, Count(0)), bounds) for topic in topics if topic not in read]
+
+
+def _look(session: Session, topic: str, waiting: Count, bounds: Bounds) -> GrouplessTopic:
+    number = count_topic(session, topic, bounds.count)
+    return GrouplessTopic(topic, number + waiting, _oldest(session, topic, bounds))
+
+
+def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:
+    """Return when the oldest message entered the log; None if there is none, or many partitions."""
+    keys = partitions.all_in_log(session, topic, most=bounds.groupless_partitions) or []
+    for first in log_places.in_partitions(session, topic, keys, 0, 1, newer=True):
+        row = session.row(f"SELECT published_at FROM {LOG} WHERE `offset` = %s", (first,))
+        return None if row is None else row[0]
+    return None
+
+
+class Jobs(NamedTuple):
+    """The newest jobs of a task in a queue."""
+
+    waiting: Count
+    """Those that are due and have not ended."""
+    ran_by: frozenset[str]
+    """The subscribers by which others have succeeded."""
+
+
+def missing_tasks(
+    session: Session, overview: QueueOverview, times: StallTimes, *, bounds: Bounds = PAGES
+) -> Iterator[Problem]:
+    """Yield tasks that live subscribers have said they cannot run, while jobs of them wait.
+
+    Without such subscribers, nothing is read.
+    """
+    for group in overview.groups:
+        lacking: dict[str, list[SubscriberStatus]] = {}
+        for row in group.live:
+            for path in row.unknown:
+                lacking.setdefault(path, []).append(row)
+        for path, rows in sorted(lacking.items()):
+            queue = group.ref.topic.removeprefix(JOB_PREFIX)
+            jobs = jobs_of(session, path, queue, overview.now, most=bounds.jobs // len(lacking))
+            if jobs.waiting:
+                yield _missing_task(group, path, rows, jobs, overview.now, times)
+
+
+def jobs_of(session: Session, path: str, queue: str, now: int, *, most: int) -> Jobs:
+    """Return the newest jobs of a task that are in a queue, along the index of tasks, of which ``most`` are read."""
+    rows = session.rows(
+        f"SELECT queue_name, status, run_after, {session.dialect.ending('worker_ids', KEY_LENGTH + 1)} "
+        f"FROM {job_rows.RESULTS}{session.dialect.force_index('queue_job_results_task')} "
+        "WHERE task_path = %s ORDER BY enqueued_at DESC, id DESC LIMIT %s",
+        (path, most),
+    )
+    of_queue = [row[1:] for row in rows if row[0] == queue]
+    waiting = sum(status in (job_rows.READY, job_rows.RUNNING) and due <= now for status, due, _ in of_queue)
+    ran_by = {
+        workers.strip("\n").rsplit("\n", 1)[-1] for status, _, workers in of_queue if status == job_rows.SUCCESSFUL
+    }
+    return Jobs(Count(waiting, exact=len(rows) < most), frozenset(ran_by))
+
+
+def _missing_task(
+    group: GroupOverview, path: str, rows: Collection[SubscriberStatus], jobs: Jobs, now: int, times: StallTimes
+) -> Problem:
+    first = min((row.unknown[path] for row in rows), key=lambda one: one.since)
+    live = {row.name for row in group.live}
+    has_run = (live - {row.name for row in rows}) & jobs.ran_by
+    text = ngettext(
+        "%(number)s job of the task %(task)s waits: since %(since)s, %(some)s of %(all)s live subscribers of %(ref)s "
+        "cannot run it.",
+        "%(number)s jobs of the task %(task)s wait: since %(since)s, %(some)s of %(all)s live subscribers of %(ref)s "
+        "cannot run it.",
+        jobs.waiting.value,
+    )
+    if has_run:
+        others = _("Others have run it: %(name)s.")
+    elif len(rows) < len(live):
+        others = _("Whether the others can is not known.")
+    else:
+        others = _("None of them can.")
+    values = {
+        "number": str(jobs.waiting),
+        "task": path,
+        "since": moment(first.since),
+        "some": f"{len(rows):,}",
+        "all": f"{len(live):,}",
+        "ref": group.ref,
+        "name": min(has_run, default=""),
+    }
+    return Problem(
+        1 if has_run or age(now, first.since) < times.missing else 0,
+        "missing_task",
+        f"{text} {others}" % values,
+        group.ref,
+        since=first.since,
+        messages=jobs.waiting,
+        error=first.error,
+        is_private=bool(has_run),
     )

@@ -7,9 +7,9 @@ of the partition that waits, or a message that has failed and is no longer there
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.inspection.dead_letters import LINE
@@ -17,7 +17,7 @@ from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -105,11 +105,7 @@ def _failing(session: Session, ref: GroupRef) -> tuple[list[_Failing], bool]:
         "ORDER BY invisible_until DESC LIMIT %s",
         (*ref, False, MESSAGES),
     )
-    found = [
-        _Failing(str(key), int(offset), int(attempts), str(error))
-        for key, offset, attempts, error in read
-        if attempts and error
-    ]
+    found = [one for one in map(_Failing._make, read) if one.attempts and one.error]
     return found, len(read) < MESSAGES
 
 
@@ -158,9 +154,9 @@ def _failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[
         "WHERE message_offset = %s ORDER BY id DESC LIMIT %s"
     )
     found: defaultdict[int, list[int]] = defaultdict(list)
-    for offset, group, topic, outcome, at in _each(session, select, [(offset, ATTEMPTS) for offset in offsets]):
+    for offset, group, topic, outcome, at in session.each(select, [(offset, ATTEMPTS) for offset in offsets]):
         if (group, topic) == ref and outcome in FAILED:
-            found[int(offset)].append(int(at))
+            found[offset].append(at)
     return found
 
 
@@ -194,12 +190,12 @@ def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) ->
     places: dict[int, tuple[str, int]] = {}
     failed: dict[int, str] = {}
     read: defaultdict[str, list[int]] = defaultdict(list)
-    for key, offset, acked, token, at, attempts in _each(session, select, [(*ref, key, ROWS) for key in wanted]):
-        read[key].append(int(offset))
+    for key, offset, acked, token, at, attempts in session.each(select, [(*ref, key, ROWS) for key in wanted]):
+        read[key].append(offset)
         if acked and token:  # A dead letter has no token.
-            places[int(offset)] = (str(key), int(at))
+            places[offset] = (key, at)
         elif attempts and not acked:
-            failed[int(offset)] = str(key)
+            failed[offset] = key
     places |= _recorded(session, ref, wanted)
     down_to = {key: min(offsets) for key, offsets in read.items() if len(offsets) >= ROWS}
     # The rows of other partitions are read as a whole.
@@ -226,43 +222,29 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
     failed: dict[int, tuple[str, int]] = {}
     for key, offset, outcome, at in rows:
         if outcome in SETTLED:
-            settled.add(int(offset))
+            settled.add(offset)
         elif key in wanted and outcome == Outcome.ACKED:
-            found.setdefault(int(offset), (str(key), int(at)))
-        elif key in wanted and outcome == Outcome.FAILED and int(offset) not in settled:
-            failed.setdefault(int(offset), (str(key), int(at)))
-    there: set[int] = set()
-    for chunk in session.chunks(sorted((key, offset) for offset, (key, _) in failed.items())):
-        there.update(
-            int(offset)
-            for (offset,) in session.rows(
-                f"SELECT s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
-                (*flat(chunk), *ref),
-            )
-        )
+            found.setdefault(offset, (key, at))
+        elif key in wanted and outcome == Outcome.FAILED and offset not in settled:
+            failed.setdefault(offset, (key, at))
+    rows = session.joined(
+        "SELECT s.message_offset",
+        "ko",
+        [(key, offset) for offset, (key, _) in failed.items()],
+        f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
+        after=ref,
+    )
+    there = {offset for (offset,) in rows}
     return {offset: place for offset, place in failed.items() if offset not in there} | found
-
-
-def _each(session: Session, select: str, parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, len(parameters), UNION_TERMS):
-        part = parameters[start : start + UNION_TERMS]
-        yield from session.rows(session.dialect.union(*[select] * len(part)), flat(part))
 
 
 def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
     """Return the publisher's keys of messages, by offset: those of hashed keys are in a column."""
-    hashed = sorted(
+    hashed = [
         offset
         for offset, key in partitions.items()
         if naming.lane_of(key).partition.startswith(naming.PARTITION_PREFIX)
-    )
-    stored: dict[int, str | None] = {}
-    for chunk in session.chunks(hashed):
-        rows = session.rows(
-            f"SELECT m.`offset`, m.publisher_key FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            chunk,
-        )
-        stored |= {int(offset): key for offset, key in rows}
+    ]
+    select = "SELECT m.`offset`, m.publisher_key"
+    stored = dict(session.joined(select, "o", hashed, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"))
     return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}

@@ -19,7 +19,7 @@ from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.registry import discover
 
 RESULTS = JobResult._meta.db_table
@@ -185,20 +185,15 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
             next_tick = known.timetable.following(row.last_tick)
         except ValueError as problem:  # This host has other time zones.
             error = str(problem)
+    stored = row._asdict()
+    del stored["definition"]
     return ScheduleStatus(
-        name=row.name,
+        **stored,
         task=known.task if known else "",
         topic=known.topic if known else "",
         times=str(known.timetable) if known else "",
         timezone=known.timetable.timezone if known else "",
-        now=row.now,
         next_tick=next_tick,
-        last_tick=row.last_tick,
-        last_run=row.last_run,
-        skipped=row.skipped,
-        paused_at=row.paused_at,
-        registered_at=row.registered_at,
-        seen_at=row.seen_at,
         declared=row.is_declared,
         catch_up=known.catch_up if known else "",
         overlap=known.overlap if known else "",
@@ -209,36 +204,20 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
 
 def _runs(session: Session, topics: Mapping[str, str], most: int) -> dict[str, list[ScheduleRun]]:
     """Return the last jobs of schedules, newest first, along the primary key."""
-    names = list(topics)
     found: dict[str, list[ScheduleRun]] = {}
     errors = session.dialect.ending("errors", LAST_ERROR)
     select = (
         f"SELECT id, status, enqueued_at, started_at, finished_at, {errors} FROM {RESULTS}"
         f"{session.dialect.force_index('PRIMARY')} WHERE id >= %s AND id < %s ORDER BY id DESC LIMIT %s"
     )
-    for start in range(0, len(names), UNION_TERMS):
-        part = names[start : start + UNION_TERMS]
-        rows = session.rows(session.dialect.union(*[select] * len(part)), flat((*run_ids(name), most) for name in part))
-        for row in sorted(rows, reverse=True):
-            name = str(row[0]).rsplit(":", 1)[0].split(":", 1)[1]
-            found.setdefault(name, []).append(_run(topics[name], *row))
+    rows = session.each(select, [(*run_ids(name), most) for name in topics])
+    for job, status, enqueued_at, started_at, finished_at, ends in sorted(rows, reverse=True):
+        start, end = job.rsplit(":", 1)
+        name = start.split(":", 1)[1]
+        times = (enqueued_at, started_at, finished_at)
+        run = ScheduleRun(job, tick_of(job), "-" in end, status, *times, *_last_error(ends, topics[name]))
+        found.setdefault(name, []).append(run)
     return found
-
-
-def _run(
-    topic: str, message_id: str, status: str, enqueued_at: int, started_at: int, finished_at: int, errors: str
-) -> ScheduleRun:
-    by_hand = "-" in message_id.rsplit(":", 1)[1]
-    return ScheduleRun(
-        message_id,
-        tick_of(message_id),
-        by_hand,
-        status,
-        enqueued_at,
-        started_at,
-        finished_at,
-        *_last_error(errors, topic),
-    )
 
 
 def _last_error(errors: str, topic: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import diffs
 from django_mysqlqueue.admin.pages.messages import READ_BYTES
-from django_mysqlqueue.inspection import log_search
+from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import QueueMessage
 from tests.support.dashboard import HOSTILE, ROOT, page
@@ -69,7 +69,7 @@ def test_only_the_first_bytes_are_read(client):
     reads = [one["sql"] for one in captured if "payload" in one["sql"]]
     assert len(reads) == 1
     assert "SUBSTR(m.payload, 1, 2000)" in reads[0]
-    found = log_search.beginnings(Session(USING), put("z" * 5000), 10)
+    found = log_entries.beginnings(Session(USING), put("z" * 5000), 10)
     assert [one.payload for one in found.values()] == [b'"zzzzzzzzz']
 
 
@@ -121,7 +121,7 @@ def test_a_search_in_payloads_and_metadata(client):
     ids=str,
 )
 def test_a_search_is_bounded_and_can_be_continued(client, monkeypatch, bounds):
-    monkeypatch.setattr(log_search, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(log_entries, "CHUNK_ROWS", 2)
     offsets = put("needle", *range(6), "needle") + put(*range(3), key="other")
     bound(monkeypatch, **bounds)
     address, found, pages = f"{ADDRESS}?topic=t&contains=needle", [], 0
@@ -145,13 +145,13 @@ def test_a_page_of_matches_continues_behind_the_last_one(client, monkeypatch):
 
 
 def test_bytes_of_one_statement_are_bounded(monkeypatch):
-    monkeypatch.setattr(log_search, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(log_entries, "CHUNK_BYTES", 100)
 
     class Entry:
         def __init__(self, size):
             self.size = size
 
-    sizes = [[one.size for one in chunk] for chunk in log_search._chunks([Entry(n) for n in (60, 50, 40, 500, 1)])]
+    sizes = [[one.size for one in chunk] for chunk in log_entries._chunks([Entry(n) for n in (60, 50, 40, 500, 1)])]
     assert sizes == [[60], [50, 40], [500], [1]]
     assert Bounds().contents * Bounds().content_seconds > 0
 

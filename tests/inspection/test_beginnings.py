@@ -7,8 +7,7 @@ import pytest
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import beginnings, find_problems, get_overview
-from django_mysqlqueue.inspection.attempts import Rule
-from django_mysqlqueue.inspection.beginnings import Began, Failed
+from django_mysqlqueue.inspection.beginnings import Began, Failed, Rule
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, Rollup
 from django_mysqlqueue.operations import pausing
 from tests.support.harness import USING, Sub, handler, sequence

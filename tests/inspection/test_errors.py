@@ -7,8 +7,7 @@ import pytest
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
-from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, retrying_of_kind, whole_line
-from django_mysqlqueue.inspection.shares import deal
+from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, deal, retrying_of_kind, whole_line
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.testing import _advance

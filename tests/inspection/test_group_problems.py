@@ -7,14 +7,13 @@ import dataclasses
 import pytest
 
 from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
-from django_mysqlqueue.inspection import attempts, group_problems
-from django_mysqlqueue.inspection.attempts import Ended, Rule, Run
-from django_mysqlqueue.inspection.beginnings import Began, Failed, Past
+from django_mysqlqueue.inspection import beginnings, group_problems
+from django_mysqlqueue.inspection.beginnings import Began, Ended, Failed, Past, Rule, Run
 from django_mysqlqueue.inspection.bounds import StallTimes
-from django_mysqlqueue.inspection.heads import HeadMessage
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import DueMessages
 from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
 from tests.support.harness import handler
@@ -353,19 +352,19 @@ def test_a_poison_message_has_no_failure_and_counts_as_one():
 
 def test_the_beginning_of_failures_by_minute():
     rule = Rule(0.5, 4)
-    assert attempts.continuing(ended((1, 1, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) is None
-    assert attempts.continuing(ended((1, 2, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) == Run(ago(60), False)
-    assert attempts.continuing(ended((1, 2, 0), (0, 0, 1)).buckets, rule) == Run(ago(60), True)
-    assert attempts.continuing(ended((0, 1, 0), (0, 0, 0), (0, 3, 0), (0, 0, 0), (9, 0, 0)).buckets, rule) == Run(
+    assert beginnings.continuing(ended((1, 1, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) is None
+    assert beginnings.continuing(ended((1, 2, 0), (0, 0, 1), (9, 0, 0)).buckets, rule) == Run(ago(60), False)
+    assert beginnings.continuing(ended((1, 2, 0), (0, 0, 1)).buckets, rule) == Run(ago(60), True)
+    assert beginnings.continuing(ended((0, 1, 0), (0, 0, 0), (0, 3, 0), (0, 0, 0), (9, 0, 0)).buckets, rule) == Run(
         ago(120), False
     )
-    assert attempts.continuing([], rule) is None
+    assert beginnings.continuing([], rule) is None
 
 
 def test_the_beginning_of_failures_by_hour():
     def began(*hours, minute=1):
         buckets = [Bucket(G, at * 3_600_000, *one, 0, 0, 0, (), None, 0, 0, 0) for at, *one in hours]
-        return attempts.began_by_hour(buckets, Rule(0.5, 4), 10 * 3_600_000 + minute * 60_000) / 3_600_000
+        return beginnings.began_by_hour(buckets, Rule(0.5, 4), 10 * 3_600_000 + minute * 60_000) / 3_600_000
 
     minutes = 10 + 1 / 60
     assert began() == minutes
@@ -380,7 +379,7 @@ def test_the_beginning_of_failures_by_hour():
 
 def test_the_beginning_of_too_many_dead_letters():
     def burst(*numbers):
-        at = attempts.burst(ended(*((9, 0, one) for one in numbers)).buckets, 10, 180_000)
+        at = beginnings.burst(ended(*((9, 0, one) for one in numbers)).buckets, 10, 180_000)
         return None if at is None else (NOW - at) // 60_000
 
     assert burst(0, 0) is None

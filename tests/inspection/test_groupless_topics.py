@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 
 from django_mysqlqueue import publish, publish_many
-from django_mysqlqueue.inspection import Bounds, check_health, groupless, scheduled
+from django_mysqlqueue.inspection import Bounds, check_health, queue_problems, scheduled
 from django_mysqlqueue.models import OutboxMessage
 from tests.support.groupless import TYPO, command, found, in_log, register, send, texts
 from tests.support.harness import USING, Sub, handler, sequence
@@ -131,7 +131,7 @@ def test_a_group_that_is_registered_meanwhile_is_seen(monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(scheduled, "topics", topics)
-    assert groupless.find(Session(USING), [TYPO]) == []
+    assert queue_problems.find_groupless(Session(USING), [TYPO]) == []
 
 
 def health_of(*arguments: str) -> tuple[int, str]:

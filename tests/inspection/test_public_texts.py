@@ -15,15 +15,14 @@ from django_mysqlqueue.inspection import (
     get_overview,
     group_problems,
     queue_problems,
-    task_problems,
 )
 from django_mysqlqueue.inspection.deaths import Death
 from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.problem import Kind
+from django_mysqlqueue.inspection.queue_problems import Jobs
 from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
-from django_mysqlqueue.inspection.task_problems import Jobs
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
 from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, group, head, live
@@ -99,10 +98,10 @@ def of_the_queue(monkeypatch):
     yield deaths._of_processes(dead, NOW, ago(9))
     yield deaths._of_message((G, 7), deaths._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9))
     other = dataclasses.replace(subscriber(), name=f"{NAME}:2")
-    monkeypatch.setattr(task_problems, "jobs_of", lambda *args, **options: Jobs(Count(3), frozenset({other.name})))
+    monkeypatch.setattr(queue_problems, "jobs_of", lambda *args, **options: Jobs(Count(3), frozenset({other.name})))
     lacks = subscriber(unknown=True)
     for subscribers in ([lacks], [lacks, other]):
-        yield from task_problems.missing(session, overview(group(subscribers=subscribers)), TIMES)
+        yield from queue_problems.missing_tasks(session, overview(group(subscribers=subscribers)), TIMES)
 
 
 def of_the_database():

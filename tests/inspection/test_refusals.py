@@ -15,7 +15,7 @@ from django.db import connection
 from django_mysqlqueue import publish, subscriber
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.inspection.bounds import PAGES
-from django_mysqlqueue.inspection.refusals import read_refusals
+from django_mysqlqueue.inspection.subscribers import read_refusals
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.operations import forget

@@ -19,7 +19,7 @@ from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.humanize import duration, shortened
-from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries, log_search
+from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
 from django_mysqlqueue.limits import LOWEST_PRIORITY, check_priority, lane
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
@@ -151,7 +151,7 @@ class MessagesPage(Page):
             raise BadQuery(_("The text to search is too long: at most %(most)s characters.") % {"most": TEXT_LENGTH})
         if not self.may_see_payloads:
             raise Refused(_("To search in contents, you need the permission to view payloads of the topic."))
-        found = log_search.search(
+        found = log_entries.search(
             session, text, topic=topic, key=key, before=before, limit=PAGE_ROWS, bounds=self.bounds
         )
         if found.offsets is None:
@@ -168,7 +168,7 @@ class MessagesPage(Page):
         """Return by offset the beginnings of the payloads that the user may view."""
         topics = {topic for topic in {entry.topic for entry in entries} if may_see_payloads(self.request, topic)}
         sizes = {entry.offset: entry for entry in entries if entry.topic in topics}
-        found = log_search.beginnings(session, list(sizes), READ_BYTES) if sizes else {}
+        found = log_entries.beginnings(session, list(sizes), READ_BYTES) if sizes else {}
         return {offset: _payload(sizes[offset], one.payload) for offset, one in found.items()}
 
     def _start(self, session: Session, before: int | None) -> int | None:

@@ -18,8 +18,8 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.humanize import duration, partition_text
-from django_mysqlqueue.inspection import Partition, PartitionBacklogs, offsets, partitions
-from django_mysqlqueue.inspection.offsets import ListedGroup, Place
+from django_mysqlqueue.inspection import Partition, PartitionBacklogs, partitions
+from django_mysqlqueue.inspection.partitions import ListedGroup, Place
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.service.counts import Count, total
@@ -80,7 +80,7 @@ class OffsetsPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
-        listed = [one for one in offsets.listed_groups(session) if self.may_view(one.ref.topic)]
+        listed = [one for one in partitions.listed_groups(session) if self.may_view(one.ref.topic)]
         wanted, topic = self.text("group"), self.text("topic")
         groups = [one for one in listed if wanted in (None, one.ref.group) and topic in (None, one.ref.topic)]
         one = groups[0] if len(groups) == 1 else None
@@ -88,14 +88,14 @@ class OffsetsPage(Page):
         prefix, owner = self.text("prefix") or "", self._owner()
         backlogs = None
         if one is not None:
-            backlogs = offsets.survey(session, one, prefix=prefix, owner=owner, bounds=self.bounds)
+            backlogs = partitions.survey(session, one, prefix=prefix, owner=owner, bounds=self.bounds)
         by_backlog = self.text("order") == FURTHEST
         after: Place | None = None
         if by_backlog and one is not None and backlogs is not None:
             found = partitions.at(session, one, backlogs.furthest[:PAGE_ROWS], bounds=self.bounds)
             found.sort(key=lambda partition: -partition.lag.value)
         else:
-            page = offsets.listing(
+            page = partitions.listing(
                 session,
                 groups,
                 prefix=prefix,

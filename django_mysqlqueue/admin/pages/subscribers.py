@@ -14,8 +14,7 @@ from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight
-from django_mysqlqueue.inspection.refusals import read_refusals
-from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.inspection.subscribers import read_refusals, read_subscribers
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
