@@ -32,7 +32,14 @@ if TYPE_CHECKING:
         get_message,
     )
     from django_mysqlqueue.inspection.options import list_options
-    from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
+    from django_mysqlqueue.inspection.outbox import (
+        DueMessages,
+        OutboxOverview,
+        QuarantinedRow,
+        RefusedMessage,
+        RelayBacklog,
+        list_quarantined,
+    )
     from django_mysqlqueue.inspection.overview import (
         GroupOverview,
         QueueOverview,
@@ -50,8 +57,6 @@ if TYPE_CHECKING:
     )
     from django_mysqlqueue.inspection.problem import Problem
     from django_mysqlqueue.inspection.problems import find_problems
-    from django_mysqlqueue.inspection.quarantine import QuarantinedRow, list_quarantined
-    from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
     from django_mysqlqueue.inspection.status import QueueStatus, status_of
@@ -140,7 +145,14 @@ _HOMES = {
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
     "options": ("list_options",),
-    "outbox": ("DueMessages", "OutboxOverview"),
+    "outbox": (
+        "DueMessages",
+        "OutboxOverview",
+        "QuarantinedRow",
+        "RefusedMessage",
+        "RelayBacklog",
+        "list_quarantined",
+    ),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
     "partitions": (
         "HeadMessage",
@@ -152,8 +164,6 @@ _HOMES = {
     ),
     "problem": ("Problem",),
     "problems": ("find_problems",),
-    "quarantine": ("QuarantinedRow", "list_quarantined"),
-    "relays": ("RefusedMessage", "RelayBacklog"),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "schedules": ("ScheduleRun", "ScheduleStatus", "list_schedules"),
     "status": ("QueueStatus", "status_of"),

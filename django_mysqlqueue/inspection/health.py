@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
-from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.limits import relayed_from
 from django_mysqlqueue.service.counts import Count
@@ -167,7 +168,7 @@ def check_health(
         django.db.Error: the database refuses or does not answer.
     """
     limits = limits or HealthLimits()
-    state = _read(limits, using, bounds)
+    state = get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
     _require_known([state], groups, topics)
     return _report(limits, state, groups, topics, stall_times)
 
@@ -194,7 +195,8 @@ def check_selected(
     If none of the selected groups is registered in this one, the only findings are those that hold up messages on their
     way to the selected topics. Call ``require_registered`` with the reports of all databases.
     """
-    return _report(limits, _read(limits, using, bounds), groups, topics, stall_times)
+    state = get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
+    return _report(limits, state, groups, topics, stall_times)
 
 
 def require_registered(reports: Iterable[HealthReport], *, groups: Collection[str], topics: Collection[str]) -> None:
@@ -204,10 +206,6 @@ def require_registered(reports: Iterable[HealthReport], *, groups: Collection[st
         OperationRefused: as for ``check_health``.
     """
     _require_known([report.state for report in reports], groups, topics)
-
-
-def _read(limits: HealthLimits, using: str | None, bounds: Bounds) -> QueueOverview:
-    return get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
 
 
 def _require_known(states: Collection[QueueOverview], groups: Collection[str], topics: Collection[str]) -> None:
@@ -277,7 +275,8 @@ def _report(
     alarming = [one for one in others if _is_alarming(one)]
     outbox = [] if scope is not None and not scope.topics else _outbox_beyond(limits, state)
     notes = [_finding(one) for one in others if one not in alarming]
-    beyond = (*outbox, *_beyond(limits, chosen, state))
+    groups_beyond = (_group_beyond(limits, group, age(state.now, group.oldest_at)) for group in chosen)
+    beyond = (*outbox, *itertools.chain.from_iterable(groups_beyond))
     causes = find_causes(state if scope is None else dataclasses.replace(state, topics=None), others)
     return HealthReport(chosen, state, (*beyond, *map(_finding, alarming)), tuple(notes), beyond, tuple(causes))
 
@@ -292,15 +291,7 @@ def _is_alarming(problem: Problem) -> bool:
 
 
 def _finding(problem: Problem) -> HealthFinding:
-    return HealthFinding(
-        problem.kind,
-        problem.text,
-        problem.ref,
-        problem.key,
-        problem.topic,
-        problem.message_id,
-        problem.is_private,
-    )
+    return HealthFinding(*(getattr(problem, field.name) for field in dataclasses.fields(HealthFinding)))
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
@@ -315,19 +306,14 @@ def _registered(names: Collection[str]) -> str:
 
 
 def _outbox_beyond(limits: HealthLimits, state: QueueOverview) -> Iterator[HealthFinding]:
-    outbox = _age(state, state.outbox.waiting_since)
+    outbox = age(state.now, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
         text = _("The oldest message in the outbox has waited for %(age)s; the limit is %(limit)s.")
         yield HealthFinding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
 
 
-def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[HealthFinding]:
-    for group in groups:
-        yield from _group_beyond(limits, group, _age(state, group.oldest_at))
-
-
 def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> Iterator[HealthFinding]:
-    ref: GroupRef = group.ref
+    ref = group.ref
     if limits.lag is not None and _may_pass(group.lag, limits.lag):
         text = _("The backlog of %(ref)s is %(lag)s; the limit is %(limit)s.")
         yield HealthFinding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
@@ -359,7 +345,3 @@ def _may_pass(count: Count, limit: int) -> bool:
     A count that stopped below its limit can stand for any number: a false alarm is better than a missed one.
     """
     return count.value > limit or not count.exact
-
-
-def _age(state: QueueOverview, since: int | None) -> float:
-    return 0.0 if since is None else max(0.0, (state.now - since) / 1000)

@@ -1,13 +1,18 @@
-"""The outbox: committed messages that the sequencer has not moved into the log yet."""
+"""Messages on their way: in the outbox, in the quarantine, to other databases, and topics with their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from django_mysqlqueue import naming
+from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.service import log_places, relaying
 from django_mysqlqueue.service.counts import Count, total
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
@@ -71,20 +76,163 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
         f"ORDER BY {DUE_ORDER} LIMIT %s) w GROUP BY w.topic, w.target_group",
         (now, most + 1),
     )
-    exact = sum(int(number) for _, _, number, _ in rows) <= most
+    exact = sum(number for _, _, number, _ in rows) <= most
     due = {
-        (topic, group): DueMessages(Count(min(int(number), most), exact), int(since))
+        (topic, group): DueMessages(Count(min(number, most), exact), since)
         for topic, group, number, since in sorted(rows)
     }
-    later = session.row(
+    later, next_at = session.one(
         "SELECT COUNT(*), MIN(w.deliver_at) FROM "
         f"(SELECT deliver_at FROM {OUTBOX}{hint} WHERE deliver_at > %s ORDER BY {DUE_ORDER} LIMIT %s) w",
         (now, most + 1),
     )
-    assert later is not None  # noqa: S101  # an aggregate has one row
     return OutboxOverview(
         {topic: found for (topic, group), found in due.items() if not group},
         {GroupRef(group, topic): found for (topic, group), found in due.items() if group},
-        Count.up_to(most, int(later[0])),
-        None if later[1] is None else int(later[1]),
+        Count.up_to(most, later),
+        next_at,
     )
+
+
+LOG = QueueMessage._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMessage:
+    """A message that its topic's database refuses. No later one is relayed there."""
+
+    topic: str
+    """Its topic."""
+    id: str
+    """Its id."""
+    offset: int
+    """Its offset in the log of the database via which it was published."""
+    error: str
+    """The error of the database that refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayBacklog:
+    """What a database has not received yet of this one's log."""
+
+    target: str
+    """Alias of the database."""
+    messages: Count
+    """Number of messages that wait. A count that stopped at a limit is not exact."""
+    oldest_at: int | None
+    """When the oldest of them entered the log, in epoch milliseconds; None if none waits."""
+    refused: RefusedMessage | None = None
+    """The oldest of them, if the database has refused it."""
+
+
+def read_relays(session: Session, topics: Iterable[str], *, bounds: Bounds = PAGES) -> tuple[RelayBacklog, ...]:
+    """Return the backlog of each relay from this database, by target, without a query if there is none."""
+    targets = {naming.relay_target(topic) for topic in topics} - {None}
+    return tuple(_backlog(session, target, bounds) for target in sorted(filter(None, targets)))
+
+
+def _backlog(session: Session, target: str, bounds: Bounds) -> RelayBacklog:
+    reached = relaying.watermark(session, target)
+    places = log_places.walk(session, reached.read_offset, bounds.walked, newer=True)
+    waiting = [place for place in places if naming.relay_target(place.topic) == target]
+    count = Count(len(waiting), exact=len(places) < bounds.walked)
+    if not waiting:
+        return RelayBacklog(target, count, None)
+    first = waiting[0]
+    row = session.row(f"SELECT published_at, id FROM {LOG} WHERE `offset` = %s", (first.offset,))
+    refusal = relaying.refusal(session, target)
+    refused = None
+    if row is not None and refusal.offset == first.offset:
+        refused = RefusedMessage(naming.relayed_from(first.topic), str(row[1]), first.offset, refusal.error)
+    return RelayBacklog(target, count, None if row is None else int(row[0]), refused)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A message that the log has refused. Times are in epoch milliseconds of the database's clock."""
+
+    quarantine_id: int
+    """Its primary key in the quarantine, in the order in which they came."""
+    topic: str
+    partition_key: str
+    message_id: str
+    size: int
+    """The length of its payload in bytes."""
+    created_at: int
+    """When the publisher wrote it."""
+    quarantined_at: int
+    reason: str
+    """The error of the database."""
+
+
+@checked()
+def list_quarantined(
+    *, topic: str | None = None, after: int = 0, limit: int = 50, using: str | None = None
+) -> tuple[QuarantinedRow, ...]:
+    """List the messages that the log has refused, the oldest first, without their payloads.
+
+    Args:
+        topic: only messages of this topic.
+        after: only messages after this ``quarantine_id``.
+        limit: maximum number of messages.
+        using: alias of the database (default: that of the topic, else ``MYSQLQUEUE["DATABASE"]``, else the router's
+            choice).
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    index, condition = "PRIMARY", "quarantine_id > %s"
+    values: tuple[object, ...] = (after, limit)
+    if topic is not None:
+        index, condition, values = "queue_quarantine_topic", f"topic = %s AND {condition}", (topic, *values)
+    rows = session.rows(
+        "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, reason "
+        f"FROM {QUARANTINE}{session.force_index(index)} WHERE {condition} ORDER BY quarantine_id LIMIT %s",
+        values,
+    )
+    return tuple(QuarantinedRow(*row) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOverview:
+    """A topic. Counts are of messages and exact."""
+
+    topic: str
+    in_log: int
+    partitions: int
+    waiting: int
+    """Due messages in the outbox, which the sequencer has not moved yet."""
+    waiting_since: int | None
+    """When the oldest of those was published or came due, in epoch milliseconds."""
+    scheduled: int
+    """Messages in the outbox that are scheduled for later."""
+    is_dlq: bool
+
+
+def read_topics(session: Session, now: int) -> list[TopicOverview]:
+    """Read all topics with messages, by name. This walks the whole index of the log and the whole outbox."""
+    log = {
+        topic: (int(count), int(partitions))
+        for topic, count, partitions in session.rows(
+            f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG}"
+            f"{session.dialect.force_index('queue_messages_partition')} GROUP BY topic"
+        )
+    }
+    outbox = {
+        topic: (int(due), since, int(total))
+        for topic, due, since, total in session.rows(
+            "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), "
+            "MIN(CASE WHEN deliver_at <= 0 THEN created_at WHEN deliver_at <= %s THEN deliver_at END), "
+            "COUNT(*) "
+            f"FROM {OUTBOX} GROUP BY topic",
+            (now, now),
+        )
+    }
+    found = []
+    for topic in sorted({*log, *outbox}):
+        count, partitions = log.get(topic, (0, 0))
+        due, since, total = outbox.get(topic, (0, None, 0))
+        found.append(TopicOverview(topic, count, partitions, due, since, total - due, naming.is_dlq(topic)))
+    return found

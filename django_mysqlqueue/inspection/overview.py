@@ -6,40 +6,154 @@ counts stop and are then not exact. Only one index lookup per partition of a top
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
+from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.inspection import backlog
-from django_mysqlqueue.inspection.backlog import BacklogReader
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
 from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.options import read_filter
-from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
+from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
-from django_mysqlqueue.inspection.relays import RelayBacklog, read_relays
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
+from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import (
     ConsumerGroup,
     Sequencer,
 )
 from django_mysqlqueue.service import routing
+from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns, waiting_since
 from django_mysqlqueue.service.heartbeats import RoundTrip
-from django_mysqlqueue.service.log import all_topics
+from django_mysqlqueue.service.log import Ends, all_topics
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.options import Override, limits_of, stored
+
+
+class Patience:
+    """A time limit for several groups: time that one does not use is left for the next ones."""
+
+    def __init__(self, seconds: float, groups: int) -> None:
+        self._left = seconds
+        self._groups = groups
+        self._began = 0.0
+        self._share = 0.0
+
+    def begin(self) -> None:
+        """Start the next group's share."""
+        self._share = self._left / max(1, self._groups)
+        self._groups -= 1
+        self._began = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return True if the group has used up its share."""
+        return time.monotonic() - self._began > self._share
+
+    def end(self) -> None:
+        """End the group's share."""
+        self._left = max(0.0, self._left - (time.monotonic() - self._began))
+
+
+class BacklogReader:
+    """State that the counts of several groups share: the ends of their topics, and their time limit."""
+
+    def __init__(self, session: Session, bounds: Bounds, groups: int) -> None:
+        self.session = session
+        self.bounds = bounds
+        self.ends = Ends(session, bounds.partitions)
+        self.patience = Patience(bounds.seconds, groups)
+
+
+def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
+    """Return the number of messages in flight, and of those that wait for another attempt."""
+    row = session.one(
+        "SELECT COUNT(*), SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END), "
+        "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
+        f"SELECT delivery_token, retry_count {log_queries.claimed(session)} LIMIT %s) w",
+        (*ref, False, most + 1),
+    )
+    all_, in_flight, retrying = (int(value or 0) for value in row)
+    return Count(min(in_flight, most), all_ <= most), Count(min(retrying, most), all_ <= most)
+
+
+class Unsettled(NamedTuple):
+    """Messages of a group."""
+
+    all: Count
+    by_partition: dict[str, int]
+    """How many of them were counted in each partition."""
+    firsts: dict[str, int]
+    """The offset of the first one in each partition."""
+
+
+def by_priority(*parts: Unsettled) -> dict[int, Count]:
+    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped."""
+    found: dict[int, int] = {}
+    for part in parts:
+        for key, number in part.by_partition.items():
+            found[priority_of(key)] = found.get(priority_of(key), 0) + number
+    exact = all(part.all.exact for part in parts)
+    return {priority: Count(found[priority], exact) for priority in sorted(found, reverse=True)}
+
+
+def read_claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
+    """Return the messages that are claimed and not settled."""
+    rows = session.rows(
+        "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
+        f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
+        (*ref, False, most + 1),
+    )
+    numbers = {key: count for key, _, count in rows}
+    return Unsettled(Count.up_to(most, sum(numbers.values())), numbers, {key: first for key, first, _ in rows})
+
+
+def read_unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
+    """Return the messages that the group has not claimed.
+
+    Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
+    is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
+    case, so that no group with a backlog seems to have none.
+    """
+    session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
+    most = bounds.count
+    last, whole = ends.of(ref.topic)
+    read = of_partitions.many_positions(session, ref, last, ends.most)
+    places = {key: claimed for key, (_, claimed) in read.items()}
+    behind = sorted((places.get(key, start), key) for key, end in last.items() if end > places.get(key, start))
+    number = 0
+    numbers: dict[str, int] = {}
+    firsts: dict[str, int] = {}
+    patience.begin()
+    for place in range(0, len(behind), bounds.piece):
+        if number > most or (place and patience.is_over()):
+            whole = False
+            break
+        piece = behind[place : place + bounds.piece]
+        places = {key: place for place, key in piece}
+        for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
+            firsts[key], numbers[key] = counted.first, counted.number
+            if counted.number == bounds.depth and number <= most:
+                # Count long ones one by one, so that together they cost no more than the limit.
+                alone = of_partitions.count(
+                    session, ref, [(places[key], key)], depth=max(bounds.depth, most + 1 - number)
+                )
+                numbers[key] = alone[key].number if key in alone else 0
+            number += numbers[key]
+    patience.end()
+    return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
+
 
 SEQUENCER = Sequencer._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
@@ -248,13 +362,12 @@ def get_overview(
         window = settings.health.window
     lease_ms = int((settings.lease_duration if lease_duration is None else lease_duration) * 1000)
     now = session.now()
-    *sequencer, routes = session.row(
+    last_offset, sequenced_at, debounced, routes = session.row(
         f"SELECT last_offset, sequenced_at, debounced, routes FROM {SEQUENCER} WHERE id = 1"
     ) or (0, 0, 0, "{}")
-    last_offset, sequenced_at, debounced = map(int, sequencer)
     rows = _registered(session, group, topic, bounds.groups + 1)
     topics = None
-    dlqs = sorted({naming.dlq_topic(name) for _, name, *_ in rows})
+    dlqs = sorted({naming.dlq_topic(row.topic) for row in rows})
     if group is None and topic is None:
         topics = tuple(all_topics(session))
         dlqs = [name for name in topics if naming.is_dlq(name)]
@@ -265,8 +378,8 @@ def get_overview(
     reader = BacklogReader(session, bounds, min(bounds.groups, len(rows)))
     found = []
     for row in rows[: bounds.groups]:
-        ref = GroupRef(*row[:2])
-        found.append(_group(reader, ref, row[2:], now, outbox, dead_letters, subscribers.get(ref, [])))
+        ref = GroupRef(row.consumer_group, row.topic)
+        found.append(_group(reader, ref, row, now, outbox, dead_letters, subscribers.get(ref, [])))
     return QueueOverview(
         session.using,
         now,
@@ -321,11 +434,11 @@ def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bound
     return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)
 
 
-def _registered(session: Session, group: str | None, topic: str | None, limit: int) -> list[tuple[Any, ...]]:
+def _registered(session: Session, group: str | None, topic: str | None, limit: int) -> list[Any]:
     """Return the rows of groups, in order of topic and group."""
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
-    return session.rows(
+    return session.named(
         "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, "
         f"{', '.join(OptionColumns._fields)} FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
         (*wanted.values(), limit),
@@ -338,36 +451,32 @@ def _registered(session: Session, group: str | None, topic: str | None, limit: i
 def _group(
     reader: BacklogReader,
     ref: GroupRef,
-    row: Sequence[Any],
+    row: Any,
     now: int,
     outbox: OutboxOverview,
     dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
     subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
-    mode, paused, after_seek, start_offset, registered_at, sought_at, *options = row
-    columns = OptionColumns(*options)
+    columns = OptionColumns(*(getattr(row, name) for name in OptionColumns._fields))
     live = {one.name for one in subscribers if one.live}
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
-    in_flight, retrying = backlog.held(session, ref, most)
-    claimed = backlog.claimed(session, ref, most)
-    unclaimed = backlog.unclaimed(reader, ref, int(start_offset))
+    in_flight, retrying = held(session, ref, most)
+    claimed = read_claimed(session, ref, most)
+    unclaimed = read_unclaimed(reader, ref, row.start_offset)
     firsts = unclaimed.firsts | claimed.firsts
     candidates = sorted((offset, key) for key, offset in firsts.items())[: reader.bounds.heads]
-    return GroupOverview(
+    return built(
+        GroupOverview,
+        row,
         ref=ref,
-        mode=mode,
-        paused=bool(paused),
-        after_seek=after_seek,
-        start_offset=int(start_offset),
-        registered_at=int(registered_at),
-        sought_at=int(sought_at),
+        paused=bool(row.paused),
         overrides=tuple(stored(columns.overrides)),
         filter=read_filter(columns),
         option_columns=columns,
         limited=read_limited(session, ref, limits_of(columns), now, live),
         lag=(claimed.all + unclaimed.all).capped(most),
-        lag_by_priority=backlog.by_priority(claimed, unclaimed),
+        lag_by_priority=by_priority(claimed, unclaimed),
         waiting=outbox.of(ref),
         in_flight=in_flight,
         retrying=retrying,

@@ -14,10 +14,9 @@ from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
+from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog, list_quarantined
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE, Problem, age, waiting
-from django_mysqlqueue.inspection.quarantine import list_quarantined
-from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, read_refusals, replaced
 from django_mysqlqueue.limits import JOB_PREFIX, KEY_LENGTH

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
@@ -14,7 +14,7 @@ from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.sequencing import DUE_ORDER
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 
 OUTBOX = OutboxMessage._meta.db_table
 DEBOUNCED = DebouncedMessage._meta.db_table
@@ -89,16 +89,14 @@ def list_scheduled(
             (*parameters, bounds.scheduled, topic),
         )
     )
+    shown = tuple(_by_id(session, [place[-1] for place in places[:limit]]))
     if len(places) > limit:
-        return ScheduledListing(
-            tuple(_by_id(session, [place[-1] for place in places[:limit]])), places[limit - 1], whole=True
-        )
-    last = session.row(
+        return ScheduledListing(shown, places[limit - 1], whole=True)
+    end: Any = session.row(
         f"SELECT deliver_at, -priority, outbox_id {source} ORDER BY {DUE_ORDER} LIMIT 1 OFFSET {bounds.scheduled - 1}",
         parameters,
     )
-    end = None if last is None else (int(last[0]), int(last[1]), int(last[2]))
-    return ScheduledListing(tuple(_by_id(session, [place[-1] for place in places])), end, whole=end is None)
+    return ScheduledListing(shown, end, whole=end is None)
 
 
 def _place(row: ScheduledMessage) -> tuple[int, int, int]:
@@ -117,29 +115,21 @@ def _behind(session: Session, start: tuple[int, int, int]) -> tuple[str, tuple[i
 
 
 def _by_id(session: Session, ids: Iterable[int]) -> list[ScheduledMessage]:
-    found: list[ScheduledMessage] = []
-    for chunk in session.chunks(sorted(ids)):
-        found += [
-            _message(row)
-            for row in session.rows(
-                f"SELECT {_columns('s')} FROM {session.dialect.rows(('i',), len(chunk))} "
-                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > 0",
-                chunk,
-            )
-        ]
-    return sorted(found, key=_place)
+    joins = f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > 0"
+    rows = session.joined(f"SELECT {COLUMNS.format(table='s')}", "i", list(ids), joins)
+    return sorted(map(_message, rows), key=_place)
 
 
-def _columns(table: str) -> str:
-    """Return the columns of a ``ScheduledMessage``."""
-    names = ("outbox_id", "topic", "partition_key", "priority", "id", "size", "deliver_at", "created_at")
-    key = f"COALESCE((SELECT d.coalesce_key FROM {DEBOUNCED} d WHERE d.outbox_id = {table}.outbox_id), '')"
-    return ", ".join([*(f"{table}.{name}" for name in names), key])
+COLUMNS = (
+    "{table}.outbox_id, {table}.topic, {table}.partition_key AS `key`, {table}.priority, {table}.id AS message_id, "
+    "{table}.size, {table}.deliver_at, {table}.created_at, "
+    f"COALESCE((SELECT d.coalesce_key FROM {DEBOUNCED} d WHERE d.outbox_id = {{table}}.outbox_id), '') AS coalesce_key"
+)
+"""Columns of a ``ScheduledMessage``."""
 
 
-def _message(row: Sequence[Any]) -> ScheduledMessage:
-    found = ScheduledMessage(*row)
-    return replace(found, coalesce_key=public_coalesce_key(found.key, found.coalesce_key))
+def _message(row: Any) -> ScheduledMessage:
+    return built(ScheduledMessage, row, coalesce_key=public_coalesce_key(row.key, row.coalesce_key))
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
@@ -166,36 +156,24 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
         f"ORDER BY {DUE_ORDER} LIMIT %s) w GROUP BY w.topic",
         (0 if scheduled_only else -1, bounds.scheduled + 1),
     )
-    exact = sum(int(number) for _, number in rows) <= bounds.scheduled
-    return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)
+    exact = sum(number for _, number in rows) <= bounds.scheduled
+    return sorted((topic, Count(min(number, bounds.scheduled), exact)) for topic, number in rows)
 
 
 def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent]:
     """Return the content of scheduled messages by row id, without those that no longer exist."""
-    found: dict[int, ScheduledContent] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        for row_id, payload, metadata, expires_at in session.rows(
-            "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata, s.expires_at "
-            f"FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
-            (READ_BYTES, *chunk),
-        ):
-            content = payloads.content(payload)
-            found[int(row_id)] = ScheduledContent(content, messages.decode_metadata(metadata), expires_at)
-    return found
+    select = "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata, s.expires_at"
+    joins = f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i"
+    return {
+        row_id: ScheduledContent(payloads.content(payload), messages.decode_metadata(metadata), expires_at)
+        for row_id, payload, metadata, expires_at in session.joined(select, "i", ids, joins, before=[READ_BYTES])
+    }
 
 
 def topics_of(session: Session, ids: Sequence[int]) -> set[str]:
     """Return the topics of scheduled messages, without those that no longer exist."""
-    found: set[str] = set()
-    for chunk in session.chunks(sorted(set(ids))):
-        rows = session.rows(
-            f"SELECT s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
-            chunk,
-        )
-        found |= {topic for (topic,) in rows}
-    return found
+    joins = f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i"
+    return {topic for (topic,) in session.joined("SELECT s.topic", "i", ids, joins)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +207,5 @@ def next_scheduled(
     session = Session(using)
     source, parameters = _behind(session, after or START)
     of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))
-    rows = session.rows(
-        f"SELECT {_columns(OUTBOX)} {source}{of_topic} ORDER BY {DUE_ORDER} LIMIT %s",
-        (*parameters, *name, limit),
-    )
-    return [_message(row) for row in rows]
+    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source}{of_topic} ORDER BY {DUE_ORDER} LIMIT %s"
+    return [_message(row) for row in session.named(sql, (*parameters, *name, limit))]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_mysqlqueue.models import SubscriberHeartbeat
-from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue import log_queries
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.models import DeliveryEvent, SubscriberHeartbeat
+from django_mysqlqueue.service import delivery_events, heartbeats
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
@@ -91,7 +93,7 @@ def read_subscribers(
         f"WHERE h.deregistered_at = 0 {where}ORDER BY h.consumer_group, h.topic, h.subscriber_name",
         (lease_ms, lease_ms, *parameters),
     ):
-        row = SubscriberStatus(GroupRef(group, topic), name, int(at), int(left), json.loads(info), bool(live))
+        row = SubscriberStatus(GroupRef(group, topic), name, at, left, json.loads(info), bool(live))
         found.setdefault(row.ref, []).append(row)
     return found
 
@@ -168,3 +170,67 @@ def _started(session: Session) -> dict[GroupRef, int]:
         ("",),
     )
     return {GroupRef(group, topic): int(at or 0) for group, topic, at in rows}
+
+
+EVENTS = DeliveryEvent._meta.db_table
+CALLS = 200
+"""Number of the newest recorded deliveries of a group whose handler times are averaged."""
+WINDOW_MS = 5 * 60_000
+"""Older ones are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The handler threads of a group's live subscribers."""
+
+    threads: int
+    """Number of threads. They also serve the other groups of their processes."""
+    busy: int
+    """How many of them the group's messages in flight can occupy."""
+    processes: int
+
+    @property
+    def is_full(self) -> bool:
+        """True if no thread is free."""
+        return self.busy >= self.threads
+
+
+def read_busy(
+    session: Session, ref: GroupRef, live: Iterable[SubscriberStatus], *, bounds: Bounds = PAGES
+) -> Busy | None:
+    """Return how busy the threads of a group's live subscribers are.
+
+    A subscriber handles as many of its messages in flight as it has threads. The others wait in its memory.
+
+    Returns:
+        None if there are no live subscribers, or if one of them is a consumer in plain SQL, which has no threads.
+    """
+    threads = {one.name: one.threads for one in live}
+    if not threads or None in threads.values():
+        return None
+    rows = session.rows(
+        "SELECT w.delivered_by, COUNT(*) FROM (SELECT delivered_by, delivery_token "
+        f"{log_queries.claimed(session)} LIMIT %s) w WHERE w.delivery_token <> 0 GROUP BY w.delivered_by",
+        (*ref, False, bounds.in_flight),
+    )
+    held = dict(rows)
+    busy = sum(min(held.get(name, 0), number or 0) for name, number in threads.items())
+    return Busy(sum(number or 0 for number in threads.values()), busy, len(threads))
+
+
+def mean_handler_ms(session: Session, ref: GroupRef, now: int) -> float | None:
+    """Return how long the last calls of a group's handler took on average, in milliseconds.
+
+    Returns:
+        None if there were no calls lately, or if acks of the group are not recorded (``RECORD_DELIVERIES``): the others
+        are not typical.
+    """
+    if delivery_events.level(ref) != "all":
+        return None
+    (mean,) = session.one(
+        "SELECT AVG(CASE WHEN w.handled_ms > 0 AND w.settled_at >= %s THEN w.handled_ms END) FROM "
+        f"(SELECT handled_ms, settled_at FROM {EVENTS}{session.dialect.force_index('queue_delivery_events_group')} "
+        "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s) w",
+        (now - WINDOW_MS, *ref, CALLS),
+    )
+    return None if mean is None else float(mean)

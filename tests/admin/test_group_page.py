@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from django_mysqlqueue.admin.pages import base
-from django_mysqlqueue.inspection import busy
+from django_mysqlqueue.inspection import subscribers
 from django_mysqlqueue.models import DeliveryEvent, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import pausing
 from tests.support.dashboard import ROOT, page
@@ -122,7 +122,7 @@ def test_threads_that_are_busy(client, mode):
 
 @pytest.mark.any_engine
 def test_the_mean_time_of_the_last_calls(client, clock, settings, monkeypatch):
-    monkeypatch.setattr(busy, "CALLS", 3)
+    monkeypatch.setattr(subscribers, "CALLS", 3)
     has_threads(Sub(handler()), 1)
     now = Session(USING).now()
 

@@ -19,9 +19,9 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection.deaths import Death
 from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
+from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.problem import Kind
 from django_mysqlqueue.inspection.queue_problems import Jobs
-from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup

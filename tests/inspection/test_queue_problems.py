@@ -8,9 +8,8 @@ import pytest
 
 from django_mysqlqueue.inspection import queue_problems
 from django_mysqlqueue.inspection.bounds import StallTimes
-from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
+from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.relays import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import PartitionLease

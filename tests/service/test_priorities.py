@@ -11,7 +11,7 @@ import pytest
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many, testing
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import scheduled
-from django_mysqlqueue.inspection.topics import read_topics
+from django_mysqlqueue.inspection.outbox import read_topics
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence

@@ -21,9 +21,7 @@ from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
-    attempts,
     beginnings,
-    busy,
     count_jobs,
     dead_letters,
     error_kinds,
@@ -42,15 +40,14 @@ from django_mysqlqueue.inspection import (
     list_scheduled,
     list_schedules,
     log_entries,
-    log_search,
     message_history,
     operations_log,
+    outbox,
     partitions,
     queue_problems,
     reasons,
-    relays,
     retried_keys,
-    task_problems,
+    subscribers,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
@@ -293,7 +290,7 @@ def _relay() -> None:
     sequence()
     while not relaying.relay(USING, USING, max_rows=12).messages:
         pass  # It reads what the log has of other topics.
-    relays.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
+    outbox.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
     first = first_place()
     relaying.note_refusal(USING, USING, first, "an error")
     assert relaying.refusal(Session(USING), USING).offset == first.offset
@@ -427,7 +424,7 @@ def _read_jobs() -> None:
                 assert page.jobs
                 end = session.now()
                 list_jobs(status=status, task=one, topic=topic, since=1, until=end, after=page.after, using=USING)
-    assert task_problems.jobs_of(session, task, "default", session.now(), most=9).waiting
+    assert queue_problems.jobs_of(session, task, "default", session.now(), most=9).waiting
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)
@@ -727,7 +724,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert group is not None
     beginnings.of_groups(session, [dataclasses.replace(group, paused=True, subscribers=())])
     beginnings.of_groups(session, [dataclasses.replace(group, ref=GroupRef("none", "t"), subscribers=())])
-    rule = attempts.Rule(0.5, 10)
+    rule = beginnings.Rule(0.5, 10)
     beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
     beginnings._by_hour(session, [ref], found.now, rule, {ref: found.now})
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
@@ -739,9 +736,9 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])
     with_threads = SubscriberStatus(group.ref, "s", 0, 0, {"threads": 2}, live=True)
-    assert busy.read_busy(session, ref, [with_threads]) is not None
+    assert subscribers.read_busy(session, ref, [with_threads]) is not None
     with override_settings(MYSQLQUEUE={"RECORD_DELIVERIES": "all"}):
-        busy.mean_handler_ms(session, ref, session.now())
+        subscribers.mean_handler_ms(session, ref, session.now())
     listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=10)
     assert listing.after is not None
     assert list_partitions(group=ref.group, topic=ref.topic, using=USING, prefix="k", limit=10).partitions
@@ -777,8 +774,8 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
         found = log_entries.by_id(session, entry.message_id, **what)
         assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
     log_entries.by_id(session, naming.new_message_id())
-    assert log_search.beginnings(session, [entry.offset], 10)
-    assert log_search.search(session, "none has it", topic="t", key="k1").searched
+    assert log_entries.beginnings(session, [entry.offset], 10)
+    assert log_entries.search(session, "none has it", topic="t", key="k1").searched
     content = message_history.content(session, entry.offset, most=100)
     assert content is not None
     states = message_history.states(session, content)

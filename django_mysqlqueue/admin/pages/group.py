@@ -29,11 +29,11 @@ from django_mysqlqueue.inspection import (
     partitions,
 )
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.inspection.busy import mean_handler_ms, read_busy
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
 from django_mysqlqueue.inspection.history import SPANS, read_history
 from django_mysqlqueue.inspection.sampled import with_samples
 from django_mysqlqueue.inspection.status import QueueState, state_of
+from django_mysqlqueue.inspection.subscribers import mean_handler_ms, read_busy
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs

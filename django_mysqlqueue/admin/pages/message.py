@@ -35,9 +35,8 @@ from django_mysqlqueue.inspection import (
     message_history,
     reasons,
 )
-from django_mysqlqueue.inspection.busy import read_busy
 from django_mysqlqueue.inspection.reasons import WaitReason
-from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_busy, read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session

@@ -11,8 +11,8 @@ from django_mysqlqueue.admin.pages.steps import Step
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupState
-from django_mysqlqueue.inspection.busy import Busy
 from django_mysqlqueue.inspection.reasons import WaitReason
+from django_mysqlqueue.inspection.subscribers import Busy
 from django_mysqlqueue.service.leasing import MAX_PENDING
 
 UNFINISHED = {
