@@ -7,158 +7,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import ngettext
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.error_texts import masked
 from django_mysqlqueue.humanize import duration, since_text
 from django_mysqlqueue.inspection.group_problems import restarting_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
-from django_mysqlqueue.inspection.problem import NOTE, Kind, Problem, age, waiting
+from django_mysqlqueue.inspection.problem import ADVICE, FAILURES, NOTE, SEVERAL, UNSERVED, Kind, Problem, age, waiting
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
 
-FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "retrying", "stuck", "dead_letters")
-"""Kinds of problems that failing handlers cause, the most telling one first."""
 NAMED = 3
 """Maximum number of names in the text of a cause."""
-
-_UNSERVED: tuple[Kind, ...] = ("no_subscriber", "silent")
-"""Kinds of problems of a group without subscribers."""
-
-ADVICE = {
-    "unavailable": gettext_lazy("Check the database server, and the network between it and this process."),
-    "no_subscriber": gettext_lazy("Start a subscriber."),
-    "filter": gettext_lazy("Upgrade the subscribers, or set another filter with queueset."),
-    "stuck": gettext_lazy("Fix the cause, then retry the messages now."),
-    "silent": gettext_lazy("Check its host and its log: was it killed, out of memory or cut off?"),
-    "deaths": gettext_lazy(
-        "Check the log of these processes, and the kernel's for the out-of-memory killer. To end it at once, "
-        "dead-letter the message."
-    ),
-    "broken": gettext_lazy("Report the traceback in its log. It retries; if the error repeats, restart the process."),
-    "outbox": gettext_lazy(
-        "Check the log of the subscribers for “sequencer.blocked” and “poller.failed”. “manage.py queuesequence” moves "
-        "the messages meanwhile."
-    ),
-    "outbox_behind": gettext_lazy("Wait until they have been moved."),
-    "quarantined": gettext_lazy("Fix the cause, then requeue the messages with queuequarantine, or delete them."),
-    "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
-    "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),
-    "retrying": gettext_lazy("Find out why these messages fail, and fix it before their attempts are used up."),
-    "dead_letters": gettext_lazy("Fix the cause, then redrive the dead letters; or discard them."),
-    "paused": gettext_lazy("Resume the group as soon as it may continue."),
-    "seek_ended_early": gettext_lazy("If it was interrupted, run it again."),
-    "drop_ended_early": gettext_lazy("If it was interrupted, run it again."),
-    "unserved": gettext_lazy("Start the missing shard, or a subscriber without a subset."),
-    "still": gettext_lazy("Check which messages are in flight, and the log of their subscribers."),
-    "limited": gettext_lazy("Raise the limit with queueset if it is not the one that you want."),
-    "long_transaction": gettext_lazy("End the program that left it open, or KILL the connection."),
-    "slow_database": gettext_lazy("Check the load of the database server, its storage, and the network to it."),
-    "groupless": gettext_lazy("Correct the topic where it is published, or deploy the handler."),
-    "relay": gettext_lazy("Make that database available; the messages wait here until then."),
-    "moves": gettext_lazy("Finish the move, or cancel it."),
-    "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
-    "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
-    "refused": gettext_lazy("Correct what the reason names, then start it again."),
-    "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
-    "missing_task": gettext_lazy(
-        "Deploy the code that has the task, or cancel the jobs. An hour after their first claim, they fail."
-    ),
-    "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
-}
-"""By kind of problem, the next step."""
-
-SEVERAL = {
-    "no_subscriber": ngettext_lazy(
-        "%(number)s group has no live subscribers", "%(number)s groups have no live subscribers", "number"
-    ),
-    "filter": ngettext_lazy(
-        "The filter of %(number)s group cannot be parsed by subscribers of this release",
-        "The filters of %(number)s groups cannot be parsed by subscribers of this release",
-        "number",
-    ),
-    "silent": ngettext_lazy(
-        "%(number)s subscriber is lost: no heartbeat", "%(number)s subscribers are lost: no heartbeat", "number"
-    ),
-    "deaths": ngettext_lazy(
-        "%(number)s message was being handled when several processes died",
-        "%(number)s messages were being handled when several processes died",
-        "number",
-    ),
-    "broken": ngettext_lazy(
-        "%(number)s subscriber cannot work for a group because of a bug in the queue",
-        "%(number)s subscribers cannot work for a group because of a bug in the queue",
-        "number",
-    ),
-    "paused": ngettext_lazy("%(number)s group is paused", "%(number)s groups are paused", "number"),
-    "seek_ended_early": ngettext_lazy(
-        "The seek of %(number)s group has not finished", "The seeks of %(number)s groups have not finished", "number"
-    ),
-    "drop_ended_early": ngettext_lazy(
-        "The drop of %(number)s group has not finished", "The drops of %(number)s groups have not finished", "number"
-    ),
-    "unserved": ngettext_lazy(
-        "No live subscriber claims some partitions of %(number)s group",
-        "No live subscriber claims some partitions of %(number)s groups",
-        "number",
-    ),
-    "still": ngettext_lazy(
-        "%(number)s group is stalled: it has live subscribers, but no delivery ends",
-        "%(number)s groups are stalled: they have live subscribers, but no delivery ends",
-        "number",
-    ),
-    "limited": ngettext_lazy("%(number)s group is at its limits", "%(number)s groups are at their limits", "number"),
-    "dead_letters": ngettext_lazy(
-        "%(number)s group has dead-lettered messages", "%(number)s groups have dead-lettered messages", "number"
-    ),
-    "quarantined": ngettext_lazy(
-        "The log has refused messages of %(number)s topic",
-        "The log has refused messages of %(number)s topics",
-        "number",
-    ),
-    "groupless": ngettext_lazy(
-        "%(number)s topic has messages but no consumer group",
-        "%(number)s topics have messages but no consumer group",
-        "number",
-    ),
-    "relay": ngettext_lazy(
-        "%(number)s database does not receive its messages",
-        "%(number)s databases do not receive their messages",
-        "number",
-    ),
-    "moves": ngettext_lazy(
-        "%(number)s group waits for the end of a move", "%(number)s groups wait for the end of a move", "number"
-    ),
-    "route": ngettext_lazy(
-        "%(number)s topic was moved to another database than MYSQLQUEUE['TOPICS'] names",
-        "%(number)s topics were moved to other databases than MYSQLQUEUE['TOPICS'] names",
-        "number",
-    ),
-    "mode": ngettext_lazy(
-        "%(number)s group is registered with another mode than the code declares",
-        "%(number)s groups are registered with other modes than the code declares",
-        "number",
-    ),
-    "recurring": ngettext_lazy(
-        "%(number)s recurring schedule has a problem", "%(number)s recurring schedules have problems", "number"
-    ),
-    "missing_task": ngettext_lazy(
-        "Subscribers of %(number)s queue cannot run tasks of its jobs",
-        "Subscribers of %(number)s queues cannot run tasks of their jobs",
-        "number",
-    ),
-    "recurring_failed": ngettext_lazy(
-        "The last job of %(number)s recurring schedule has failed",
-        "The last jobs of %(number)s recurring schedules have failed",
-        "number",
-    ),
-    "long_transaction": ngettext_lazy(
-        "%(number)s transaction has been open for long", "%(number)s transactions have been open for long", "number"
-    ),
-}
-"""By kind of problem, the text for several of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +159,14 @@ def find_causes(
 
     refused = {one.ref for one in rest if one.kind == "mode"}
     if refused:
-        found.append(_several(overview, take(lambda one: one.kind in ("mode", *_UNSERVED) and one.ref in refused)))
+        found.append(_several(overview, take(lambda one: one.kind in ("mode", *UNSERVED) and one.ref in refused)))
     # An overview of some groups does not tell whether others have subscribers.
     is_whole = overview.topics is not None
     if is_whole and not overview.live and any(one.kind in ("no_subscriber", "outbox") for one in rest):
         found.append(_nobody(overview, take(_needs_a_subscriber)))
     unserved = {one.ref for one in rest if one.kind == "no_subscriber"}
     if unserved:
-        found.append(_several(overview, take(lambda one: one.kind in _UNSERVED and one.ref in unserved)))
+        found.append(_several(overview, take(lambda one: one.kind in UNSERVED and one.ref in unserved)))
     # Each has a reason of its own.
     found += [_several(overview, [one]) for one in take(lambda one: one.kind == "refused")]
     # Attempts that fail and are repeated use up the limits of their group.
@@ -427,7 +289,7 @@ def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
 
 def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return the cause of problems of one kind, and of others that these explain."""
-    problems = sorted(problems, key=lambda one: one.kind in _UNSERVED)
+    problems = sorted(problems, key=lambda one: one.kind in UNSERVED)
     main = problems[0]
     alike = [one for one in problems if one.kind == main.kind]
     cause = Cause(tuple(problems), main.text, _advice(alike), _sample(alike))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypedDict
 
 from django.utils.translation import gettext as _
@@ -29,6 +30,21 @@ from django_mysqlqueue.subscriptions.handler import Handler
 RESTART = 45.0
 """Seconds after its lease within which a supervisor must have replaced a process that died: its longest pause, and a
 start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts of a group, and when too many of them fail."""
+
+    ended: Ended
+    """Those that ended within the window."""
+    thresholds: HealthSettings
+    window: float
+    """Length, in seconds, of the window that ends now."""
+    past: Past | None = None
+    """Earlier attempts; None: they are not known."""
+    explained: int = 0
+    """Number of messages that fail because of their key."""
 
 
 class _Waiting(TypedDict):
@@ -131,45 +147,27 @@ def restarting_text(group: GroupOverview, now: int) -> str:
 
 
 def failures(
-    group: GroupOverview,
-    handler: Handler | None,
-    ended: Ended,
-    thresholds: HealthSettings,
-    times: StallTimes,
-    now: int,
-    window: float,
-    *,
-    past: Past | None = None,
-    explained: int = 0,
+    group: GroupOverview, handler: Handler | None, attempts: Attempts, times: StallTimes, now: int
 ) -> Iterator[Problem]:
     """Yield problems of failing handlers: their share of failed attempts, and their dead letters.
 
-    Args:
-        group: the group.
-        handler: its handler, if this project has one.
-        ended: its attempts that ended within the window.
-        thresholds: limits above which failures are a problem.
-        times: times after which a lack of progress is a problem.
-        now: the database's clock, in epoch milliseconds.
-        window: length, in seconds, of the window that ends now.
-        past: its earlier attempts; None: they are not known.
-        explained: number of its messages that fail because of their key.
+    ``handler``: the group's handler, if this project has one.
     """
-    ref, most = group.ref, thresholds.max_recent_dead_letters
+    ref, ended, most = group.ref, attempts.ended, attempts.thresholds.max_recent_dead_letters
     # The log's count is exact and current, unless the DLQ topic is too long: then use the subscribers' counts.
     recent = group.recent_dead_letters
     if not recent.exact:
         recent = Count(max(recent.value, ended.dead_lettered), exact=False)
-    failures = failing(group, ended, thresholds, times, now)
+    failures = failing(group, ended, attempts.thresholds, times, now)
     # If nothing is left of what has failed, the failures are over, even if the newest counts do not tell.
     if failures is not None and (group.retrying or group.in_flight or recent or not recent.exact):
         harmed = group.retrying + recent
         messages = harmed.value + _held_up(group, handler)
-        yield from _failing(group, ended, thresholds, now, window, failures, past, harmed, messages, explained)
+        yield from _failing(group, attempts, now, failures, harmed, messages)
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
-        values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
-        since = None if past is None else past.dead_since
+        values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}
+        since = None if attempts.past is None else attempts.past.dead_since
         yield Problem(0, "recent_dead_letters", text % values, ref, since=since, failed=recent)
     if group.dead_letters:
         text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
@@ -196,18 +194,10 @@ def rule_of(thresholds: HealthSettings) -> Rule:
 
 
 def _failing(
-    group: GroupOverview,
-    ended: Ended,
-    thresholds: HealthSettings,
-    now: int,
-    window: float,
-    failures: Run,
-    past: Past | None,
-    harmed: Count,
-    messages: int,
-    explained: int,
+    group: GroupOverview, attempts: Attempts, now: int, failures: Run, harmed: Count, messages: int
 ) -> Iterator[Problem]:
-    ref, rule = group.ref, rule_of(thresholds)
+    ref, rule = group.ref, rule_of(attempts.thresholds)
+    ended, past, window = attempts.ended, attempts.past, attempts.window
     since, acked = None if failures.is_first else failures.since, ended.acked
     if past is not None:
         if past.since is None:
@@ -223,7 +213,7 @@ def _failing(
     advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
     if group.paused:
         advice = _("Fix the cause, then resume the group.")
-    others = messages - explained
+    others = messages - attempts.explained
     if not acked:
         text = ngettext(
             "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",

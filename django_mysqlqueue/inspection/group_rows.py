@@ -19,7 +19,7 @@ from django_mysqlqueue.inspection.history import (
     seconds_to_drain,
 )
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.problem import STATES, Problem
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import MINUTE, Bucket
@@ -37,24 +37,6 @@ PASSED = {
     "superseded": gettext_lazy("%(number)s superseded"),
 }
 """By reason (``rollups.PASSED``), the text for messages that were settled without a call."""
-STATES = {
-    "drop_ended_early": gettext_lazy("drop unfinished"),
-    "seek_ended_early": gettext_lazy("seek unfinished"),
-    "no_subscriber": gettext_lazy("no subscribers"),
-    "filter": gettext_lazy("filter cannot be parsed"),
-    "broken": gettext_lazy("subscriber broken"),
-    "failing": gettext_lazy("failing"),
-    "unserved": gettext_lazy("partition without subscriber"),
-    "recent_dead_letters": gettext_lazy("too many dead letters"),
-    "missing_task": gettext_lazy("task missing"),
-    "still": gettext_lazy("stalled"),
-    "retrying": gettext_lazy("some keys fail"),
-    "stuck": gettext_lazy("message stuck"),
-    "paused": gettext_lazy("paused"),
-    "moves": gettext_lazy("moving"),
-    "limited": gettext_lazy("limited"),
-}
-"""By kind of problem, the state of a group that has it, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.humanize import duration, moment
@@ -55,31 +54,13 @@ STATES = {
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[+-]\d\d:\d\d|Z)?")
 
 
-def _dead_letters(number: int) -> str:
-    return ngettext("%(number)s dead letter", "%(number)s dead letters", number) % {"number": f"{number:,}"}
-
-
-def _deliveries(number: int) -> str:
-    return ngettext("%(number)s delivery", "%(number)s deliveries", number) % {"number": f"{number:,}"}
-
-
-def _leases(number: int) -> str:
-    return ngettext("%(number)s lease", "%(number)s leases", number) % {"number": f"{number:,}"}
-
-
-def _messages(number: int) -> str:
-    return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
-
-
-def _jobs(number: int) -> str:
-    return ngettext("%(number)s job", "%(number)s jobs", number) % {"number": f"{number:,}"}
-
-
-def _groups(number: int) -> str:
-    return ngettext("%(number)s group", "%(number)s groups", number) % {"number": f"{number:,}"}
-
-
-UNITS: dict[str, Callable[[int], str]] = {
+_dead_letters = ngettext_lazy("%(number)s dead letter", "%(number)s dead letters", "count")
+_deliveries = ngettext_lazy("%(number)s delivery", "%(number)s deliveries", "count")
+_groups = ngettext_lazy("%(number)s group", "%(number)s groups", "count")
+_jobs = ngettext_lazy("%(number)s job", "%(number)s jobs", "count")
+_leases = ngettext_lazy("%(number)s lease", "%(number)s leases", "count")
+_messages = ngettext_lazy("%(number)s message", "%(number)s messages", "count")
+UNITS = {
     "cancel": _messages,
     "cancel jobs": _jobs,
     "dead_letter": _deliveries,
@@ -111,9 +92,10 @@ def changed_text(entry: OperationEntry) -> str:
     unit = UNITS.get(entry.action)
     if unit is None:
         return ""
-    if entry.total and entry.state != "ended":
-        return _("%(number)s of %(total)s") % {"number": f"{entry.changed:,}", "total": unit(entry.total)}
-    return unit(entry.changed)
+    is_open = entry.total and entry.state != "ended"
+    number = entry.total if is_open else entry.changed
+    text = str(unit % {"count": number, "number": f"{number:,}"})
+    return _("%(number)s of %(total)s") % {"number": f"{entry.changed:,}", "total": text} if is_open else text
 
 
 def detail_text(entry: OperationEntry) -> str:

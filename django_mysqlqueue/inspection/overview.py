@@ -76,18 +76,6 @@ class BacklogReader:
         self.patience = Patience(bounds.seconds, groups)
 
 
-def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
-    """Return the number of messages in flight, and of those that wait for another attempt."""
-    row = session.one(
-        "SELECT COUNT(*), SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END), "
-        "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
-        f"SELECT delivery_token, retry_count {log_queries.claimed(session)} LIMIT %s) w",
-        (*ref, False, most + 1),
-    )
-    all_, in_flight, retrying = (int(value or 0) for value in row)
-    return Count(min(in_flight, most), all_ <= most), Count(min(retrying, most), all_ <= most)
-
-
 class Unsettled(NamedTuple):
     """Messages of a group."""
 
@@ -96,6 +84,8 @@ class Unsettled(NamedTuple):
     """How many of them were counted in each partition."""
     firsts: dict[str, int]
     """The offset of the first one in each partition."""
+    in_flight: Count = Count(0)
+    retrying: Count = Count(0)
 
 
 def by_priority(*parts: Unsettled) -> dict[int, Count]:
@@ -110,13 +100,24 @@ def by_priority(*parts: Unsettled) -> dict[int, Count]:
 
 def read_claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
     """Return the messages that are claimed and not settled."""
-    rows = session.rows(
-        "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
-        f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
+    rows = session.named(
+        "SELECT w.partition_key, MIN(w.message_offset) AS first, COUNT(*) AS number, "
+        "SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END) AS in_flight, "
+        "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) AS retrying "
+        f"FROM (SELECT partition_key, message_offset, delivery_token, retry_count {log_queries.claimed(session)} "
+        "LIMIT %s) w GROUP BY w.partition_key",
         (*ref, False, most + 1),
     )
-    numbers = {key: count for key, _, count in rows}
-    return Unsettled(Count.up_to(most, sum(numbers.values())), numbers, {key: first for key, first, _ in rows})
+    numbers = {row.partition_key: row.number for row in rows}
+    exact = sum(numbers.values()) <= most
+    in_flight, retrying = sum(int(row.in_flight) for row in rows), sum(int(row.retrying) for row in rows)
+    return Unsettled(
+        Count.up_to(most, sum(numbers.values())),
+        numbers,
+        {row.partition_key: row.first for row in rows},
+        Count(min(in_flight, most), exact),
+        Count(min(retrying, most), exact),
+    )
 
 
 def read_unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
@@ -461,7 +462,6 @@ def _group(
     live = {one.name for one in subscribers if one.live}
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
-    in_flight, retrying = held(session, ref, most)
     claimed = read_claimed(session, ref, most)
     unclaimed = read_unclaimed(reader, ref, row.start_offset)
     firsts = unclaimed.firsts | claimed.firsts
@@ -478,8 +478,8 @@ def _group(
         lag=(claimed.all + unclaimed.all).capped(most),
         lag_by_priority=by_priority(claimed, unclaimed),
         waiting=outbox.of(ref),
-        in_flight=in_flight,
-        retrying=retrying,
+        in_flight=claimed.in_flight,
+        retrying=claimed.retrying,
         dead_letters=dead.all,
         recent_dead_letters=dead.recent,
         heads=tuple(heads(session, ref, candidates)),

@@ -91,18 +91,14 @@ def find_problems(
             began=began.get(group.ref, beginnings.NOTHING),
             failed_first=failed_first,
         )
-        ended = lately.get(group.ref, Ended())
-        found += group_problems.failures(
-            group,
-            declared.get(group.ref),
-            ended,
+        attempts = group_problems.Attempts(
+            lately.get(group.ref, Ended()),
             thresholds,
-            stall_times,
-            overview.now,
             overview.window,
-            past=past.get(group.ref),
-            explained=len(by_key[group.ref].offsets) if group.ref in by_key else 0,
+            past.get(group.ref),
+            len(by_key[group.ref].offsets) if group.ref in by_key else 0,
         )
+        found += group_problems.failures(group, declared.get(group.ref), attempts, stall_times, overview.now)
     # If every attempt of a group fails, keys tell nothing.
     failing = {one.ref for one in found if one.kind == "failing" and one.ref and not lately[one.ref].acked}
     found += [

@@ -13,15 +13,11 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import causes
 from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import QueueOverview
-from django_mysqlqueue.inspection.problem import NOTE, Kind, Problem
+from django_mysqlqueue.inspection.problem import NOTE, STOPPING, Problem
 from django_mysqlqueue.service.counts import total
 
 State = Literal["ok", "degraded", "stopped"]
 
-STOPPING: frozenset[Kind] = frozenset(
-    ("no_subscriber", "outbox", "filter", "seek_ended_early", "drop_ended_early", "still")
-)
-"""Kinds of problems for which a group processes nothing, though nobody wants that."""
 NAMES = {
     "ok": gettext_lazy("OK"),
     "degraded": gettext_lazy("Degraded"),

@@ -10,6 +10,7 @@ from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
 from django_mysqlqueue.inspection import beginnings, group_problems
 from django_mysqlqueue.inspection.beginnings import Began, Ended, Failed, Past, Rule, Run
 from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.group_problems import Attempts
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import DueMessages
 from django_mysqlqueue.inspection.overview import GroupOverview
@@ -235,9 +236,8 @@ def ended(*numbers):
 def failing(numbers, *, uptime=3600, thresholds=None, past=None, explained=0, code=None, heads=(), **values):
     thresholds = thresholds or HealthSettings(max_failure_ratio=0.5, min_attempts=4)
     one = group(*heads, subscribers=[live(uptime)], **{"retrying": Count(4), **values})
-    problems = group_problems.failures(
-        one, code, ended(*numbers), thresholds, TIMES, NOW, 600, past=past, explained=explained
-    )
+    attempts = Attempts(ended(*numbers), thresholds, 600, past, explained)
+    problems = group_problems.failures(one, code, attempts, TIMES, NOW)
     return [(p.kind, p.severity, None if p.since is None else (NOW - p.since) / 1000) for p in problems]
 
 
@@ -304,7 +304,7 @@ def test_the_numbers_are_those_since_the_failures_began():
     thresholds = HealthSettings(max_failure_ratio=0.5, min_attempts=4, max_recent_dead_letters=None)
 
     def text(*numbers):
-        (problem,) = group_problems.failures(one, None, ended(*numbers), thresholds, TIMES, NOW, 600)
+        (problem,) = group_problems.failures(one, None, Attempts(ended(*numbers), thresholds, 600), TIMES, NOW)
         return problem.text
 
     assert text((1, 3, 0), (1, 9, 0), (100, 0, 0)) == (
@@ -327,7 +327,8 @@ def test_failures_have_begun_before_the_window_and_are_over_if_nothing_is_left()
         one = group(*heads, subscribers=[live()], retrying=Count(1), **values)
         past = seconds and Past([minute(1, 0, 4)], ago(seconds), None)
         thresholds = HealthSettings(max_recent_dead_letters=None)
-        (found,) = group_problems.failures(one, None, ended((0, 4, 4)), thresholds, TIMES, NOW, 600, past=past or None)
+        attempts = Attempts(ended((0, 4, 4)), thresholds, 600, past or None)
+        (found,) = group_problems.failures(one, None, attempts, TIMES, NOW)
         return found
 
     assert (problem().since, problem(seconds=None).since) == (ago(7200), None)

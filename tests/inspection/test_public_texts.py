@@ -68,7 +68,7 @@ def of_groups():
     many = {"retrying": Count(20), "recent_dead_letters": Count(11), "dead_letters": Count(11)}
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
-    yield from group_problems.failures(one, None, ended((0, 9, 9)), limits, TIMES, NOW, 600)
+    yield from group_problems.failures(one, None, group_problems.Attempts(ended((0, 9, 9)), limits, 600), TIMES, NOW)
     keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, since=ago(90), error=ERROR, exact=True)
     yield group_problems.retrying(G, keys, limits, NOW)
 
