@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         RecordedDelivery,
         get_message,
     )
-    from django_mysqlqueue.inspection.options import list_options
     from django_mysqlqueue.inspection.outbox import (
         DueMessages,
         OutboxOverview,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         get_group,
         get_overview,
         list_groups,
+        list_options,
     )
     from django_mysqlqueue.inspection.partitions import (
         HeadMessage,
@@ -144,7 +144,6 @@ _HOMES = {
     "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
-    "options": ("list_options",),
     "outbox": (
         "DueMessages",
         "OutboxOverview",
@@ -153,7 +152,7 @@ _HOMES = {
         "RelayBacklog",
         "list_quarantined",
     ),
-    "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
+    "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups", "list_options"),
     "partitions": (
         "HeadMessage",
         "Partition",

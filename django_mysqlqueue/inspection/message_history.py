@@ -16,7 +16,7 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
-from django_mysqlqueue.inspection.options import read_filter
+from django_mysqlqueue.inspection.overview import read_filter
 from django_mysqlqueue.limits import REPLACES, public_coalesce_key
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads

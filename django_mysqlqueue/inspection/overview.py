@@ -7,7 +7,8 @@ counts stop and are then not exact. Only one index lookup per partition of a top
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
 from django_mysqlqueue.inspection.limited import Limited, read_limited
-from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
@@ -28,7 +28,7 @@ from django_mysqlqueue.models import (
     ConsumerGroup,
     Sequencer,
 )
-from django_mysqlqueue.service import routing
+from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
@@ -39,41 +39,65 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
-from django_mysqlqueue.subscriptions.options import Override, limits_of, stored
+from django_mysqlqueue.subscriptions.options import Override, filter_of, limits_of, stored
+from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
-class Patience:
-    """A time limit for several groups: time that one does not use is left for the next ones."""
+@checked()
+def list_options(
+    *, group: str | None = None, topic: str | None = None, using: str | None = None
+) -> Mapping[GroupRef, tuple[GroupOption, ...]]:
+    """Return the options of registered consumer groups that operators can override, in order of topic and group.
 
-    def __init__(self, seconds: float, groups: int) -> None:
-        self._left = seconds
-        self._groups = groups
-        self._began = 0.0
-        self._share = 0.0
+    Options come from the code of this process; of a group without a handler here, only overrides are known.
 
-    def begin(self) -> None:
-        """Start the next group's share."""
-        self._share = self._left / max(1, self._groups)
-        self._groups -= 1
-        self._began = time.monotonic()
+    Args:
+        group: only this consumer group, on each of its topics.
+        topic: only the consumer groups on this topic.
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
 
-    def is_over(self) -> bool:
-        """Return True if the group has used up its share."""
-        return time.monotonic() - self._began > self._share
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        SubscriberError: this project declares two handlers for a group.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using, topic=topic))
+    refs = [
+        ref
+        for ref in groups.registered_refs(session.using)
+        if group in (None, ref.group) and topic in (None, ref.topic)
+    ]
+    controls = groups.group_controls(session, refs)
+    known = subscriptions()
+    return {ref: tuple(effective_options(ref, controls[ref].options, known)) for ref in refs if ref in controls}
 
-    def end(self) -> None:
-        """End the group's share."""
-        self._left = max(0.0, self._left - (time.monotonic() - self._began))
+
+def read_filter(columns: OptionColumns) -> FilterPolicy | str | None:
+    """Return the filter that applies to a group: None if it has none; a text, the error, if it cannot be parsed."""
+    try:
+        return filter_of(columns)
+    except ValueError as error:
+        return str(error)
 
 
 class BacklogReader:
-    """State that the counts of several groups share: the ends of their topics, and their time limit."""
+    """What the counts of several groups share: the ends of their topics, and their time limit."""
 
     def __init__(self, session: Session, bounds: Bounds, groups: int) -> None:
         self.session = session
         self.bounds = bounds
         self.ends = Ends(session, bounds.partitions)
-        self.patience = Patience(bounds.seconds, groups)
+        self._left = bounds.seconds
+        self._groups = groups
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[], bool]]:
+        """Yield whether the next group's share of the time is over. What it does not use is left for the others."""
+        began, share = time.monotonic(), self._left / max(1, self._groups)
+        self._groups -= 1
+        yield lambda: time.monotonic() - began > share
+        self._left = max(0.0, self._left - (time.monotonic() - began))
 
 
 class Unsettled(NamedTuple):
@@ -120,39 +144,35 @@ def read_claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
     )
 
 
-def read_unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
+def read_unclaimed(reader: BacklogReader, ref: GroupRef, offset: int) -> Unsettled:
     """Return the messages that the group has not claimed.
 
     Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
     is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
     case, so that no group with a backlog seems to have none.
     """
-    session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
-    most = bounds.count
-    last, whole = ends.of(ref.topic)
-    read = of_partitions.many_positions(session, ref, last, ends.most)
+    session, bounds, most = reader.session, reader.bounds, reader.bounds.count
+    last, whole = reader.ends.of(ref.topic)
+    read = of_partitions.many_positions(session, ref, last, reader.ends.most)
     places = {key: claimed for key, (_, claimed) in read.items()}
-    behind = sorted((places.get(key, start), key) for key, end in last.items() if end > places.get(key, start))
+    behind = sorted((places.get(key, offset), key) for key, end in last.items() if end > places.get(key, offset))
     number = 0
     numbers: dict[str, int] = {}
     firsts: dict[str, int] = {}
-    patience.begin()
-    for place in range(0, len(behind), bounds.piece):
-        if number > most or (place and patience.is_over()):
-            whole = False
-            break
-        piece = behind[place : place + bounds.piece]
-        places = {key: place for place, key in piece}
-        for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
-            firsts[key], numbers[key] = counted.first, counted.number
-            if counted.number == bounds.depth and number <= most:
-                # Count long ones one by one, so that together they cost no more than the limit.
-                alone = of_partitions.count(
-                    session, ref, [(places[key], key)], depth=max(bounds.depth, most + 1 - number)
-                )
-                numbers[key] = alone[key].number if key in alone else 0
-            number += numbers[key]
-    patience.end()
+    with reader.share() as is_over:
+        for start in range(0, len(behind), bounds.piece):
+            if number > most or (start and is_over()):
+                whole = False
+                break
+            piece = behind[start : start + bounds.piece]
+            for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
+                firsts[key], numbers[key] = counted.first, counted.number
+                if counted.number == bounds.depth and number <= most:
+                    # Count long ones one by one, so that together they cost no more than the limit.
+                    depth = max(bounds.depth, most + 1 - number)
+                    alone = of_partitions.count(session, ref, [(places.get(key, offset), key)], depth=depth)
+                    numbers[key] = alone[key].number if key in alone else 0
+                number += numbers[key]
     return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
 
 
@@ -482,7 +502,7 @@ def _group(
         retrying=claimed.retrying,
         dead_letters=dead.all,
         recent_dead_letters=dead.recent,
-        heads=tuple(heads(session, ref, candidates)),
+        heads=tuple(heads(session, ref, [offset for offset, _ in candidates])),
         head_backlogs={
             key: claimed.by_partition.get(key, 0) + unclaimed.by_partition.get(key, 0) for _, key in candidates
         },

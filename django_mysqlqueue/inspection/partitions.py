@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -47,7 +47,7 @@ class HeadMessage:
     """The last traceback, or empty."""
 
 
-def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:
+def heads(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[HeadMessage]:
     """Read the first messages of partitions, oldest first, without those that were settled in the meantime."""
     rows = session.joined(
         "SELECT m.partition_key AS `key`, m.`offset`, m.published_at, COALESCE(s.acked, 0) AS acked, "
@@ -55,7 +55,7 @@ def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> 
         f"COALESCE({HELD_BY}, '') AS delivered_by, COALESCE(s.invisible_until, 0) AS invisible_until, "
         "COALESCE(s.last_error, '') AS last_error",
         "o",
-        [offset for offset, _ in first],
+        offsets,
         f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o {session.dialect.join_to(STATE, 's', left=True)} "
         "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
         "AND s.message_offset = m.`offset`",
@@ -107,39 +107,35 @@ class Partition:
     """When the owner took the lease; None without an owner."""
 
 
-def keys(session: Session, ref: GroupRef, *, after: str | None = None, prefix: str = "", limit: int = 50) -> list[str]:
+def keys(
+    session: Session,
+    ref: GroupRef,
+    *,
+    owner: str | None = None,
+    after: str | None = None,
+    prefix: str = "",
+    limit: int = 50,
+) -> list[str]:
     """Return partitions of a group in order of key: those that it has read, and those with messages in the log.
 
+    ``owner``: instead, those whose lease this subscriber owns; ``""`` for those that have a lease without an owner.
     ``after``: only keys above this one. ``prefix``: only keys with this prefix.
     """
     last = after if after is not None and after.encode() >= prefix.encode() else None
     condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
+    table, index, of_owner = OFFSETS, "PRIMARY", ""
+    parameters: tuple[str, ...] = (*ref, parameter)
+    if owner is not None:
+        table, index, of_owner, parameters = LEASES, "queue_leases_owner", "leased_by = %s AND ", (owner, *parameters)
     rows = session.rows(
-        f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
-        (*ref, parameter, limit),
+        f"SELECT partition_key FROM {table}{session.dialect.force_index(index)} "
+        f"WHERE {of_owner}consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
+        (*parameters, limit),
     )
     found = {key for (key,) in rows}
-    found.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
+    if owner is None:
+        found.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
     return [key for key in sorted(found, key=str.encode)[:limit] if key.startswith(prefix)]
-
-
-def owned(
-    session: Session, ref: GroupRef, owner: str, *, after: str | None = None, prefix: str = "", limit: int = 50
-) -> list[str]:
-    """Return partitions whose lease a subscriber owns, in order of key.
-
-    ``owner``: name of the subscriber; ``""`` for partitions that have a lease without an owner. ``after``: only keys
-    above this one. ``prefix``: only keys with this prefix.
-    """
-    last = after if after is not None and after.encode() >= prefix.encode() else None
-    condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
-    rows = session.rows(
-        f"SELECT partition_key FROM {LEASES}{session.dialect.force_index('queue_leases_owner')} "
-        f"WHERE leased_by = %s AND consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
-        (owner, *ref, parameter, limit),
-    )
-    return [key for (key,) in rows if key.startswith(prefix)]
 
 
 def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
@@ -156,7 +152,7 @@ def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bo
     owners = {key: (owner, since) for key, owner, since in rows}
     last = ends(session, ref.topic, keys)
     counts = unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
-    firsts = [(one.first, key) for key, one in counts.items() if one.first is not None]
+    firsts = [one.first for one in counts.values() if one.first is not None]
     first = {head.key: head for head in heads(session, ref, firsts)}
     found = []
     for key in dict.fromkeys(keys):
@@ -416,10 +412,7 @@ def listing(
             return PartitionListing(tuple(found), (*group.ref, None))
         last = after[2] if after is not None and group.ref == after[:2] else None
         room = limit - len(found)
-        if owner is None:
-            named = keys(session, group.ref, after=last, prefix=prefix, limit=room + 1)
-        else:
-            named = owned(session, group.ref, owner, after=last, prefix=prefix, limit=room + 1)
+        named = keys(session, group.ref, owner=owner, after=last, prefix=prefix, limit=room + 1)
         if named:
             found += at(session, group, named[:room], bounds=bounds)
         if len(named) > room:
@@ -452,7 +445,7 @@ def survey(
     if not whole:
         ends |= {key: end for key, end in newest(session, group.ref.topic).items() if key.startswith(prefix)}
     if owner is not None:
-        leased = owned(session, group.ref, owner, prefix=prefix, limit=most + 1)
+        leased = keys(session, group.ref, owner=owner, prefix=prefix, limit=most + 1)
         ends = {key: ends[key] for key in leased if key in ends}
         whole = whole and len(leased) <= most
     start = (group.start_offset, group.start_offset)

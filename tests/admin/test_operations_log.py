@@ -21,8 +21,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.inspection.operation_texts import ACTIONS, UNITS
-from django_mysqlqueue.inspection.operations_log import OperationFilter
+from django_mysqlqueue.inspection.operations_log import ACTIONS, UNITS, OperationFilter
 from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage
 from django_mysqlqueue.operations import redriving
 from tests.support.dashboard import HOSTILE, ROOT, page, submitted

@@ -7,9 +7,8 @@ import math
 
 import pytest
 
-from django_mysqlqueue.inspection import sampled
 from django_mysqlqueue.inspection.group_rows import read_row
-from django_mysqlqueue.inspection.history import RATE_MINUTES
+from django_mysqlqueue.inspection.history import RATE_MINUTES, with_sample
 from django_mysqlqueue.service.samples import MOST
 from tests.inspection.test_group_problems import G, group, head, live
 from tests.support.internals import Bucket, Count
@@ -67,7 +66,7 @@ class History:
             one for one in buckets if one.backlog is not None and one.at >= now // MINUTE_MS * MINUTE_MS - 120_000
         ]
         if not at.lag.exact:
-            at = sampled._group(at, samples[-1] if samples else None, now)
+            at = with_sample(at, samples[-1] if samples else None, now)
         return read_row(at, [], buckets, now)
 
     def left(self, second):

@@ -30,8 +30,7 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
-from django_mysqlqueue.inspection.history import SPANS, read_history
-from django_mysqlqueue.inspection.sampled import with_samples
+from django_mysqlqueue.inspection.history import SPANS, read_history, with_samples
 from django_mysqlqueue.inspection.status import QueueState, state_of
 from django_mysqlqueue.inspection.subscribers import mean_handler_ms, read_busy
 from django_mysqlqueue.service import rollups

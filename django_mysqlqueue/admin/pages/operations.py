@@ -19,15 +19,17 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_view_operations, operations_to_view
 from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import operations_log
-from django_mysqlqueue.inspection.operation_texts import (
+from django_mysqlqueue.inspection.operations_log import (
     ACTIONS,
     STATES,
+    OperationEntry,
+    OperationFilter,
     changed_text,
     detail_text,
     duration_text,
     label_of,
+    with_dlq,
 )
-from django_mysqlqueue.inspection.operations_log import OperationEntry, OperationFilter, with_dlq
 from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.sql.session import Session
 

@@ -27,7 +27,7 @@ from django_mysqlqueue.inspection import (
     get_overview,
 )
 from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
-from django_mysqlqueue.inspection.sampled import with_samples
+from django_mysqlqueue.inspection.history import with_samples
 from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total

@@ -9,15 +9,17 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import operations_log
-from django_mysqlqueue.inspection.operation_texts import (
+from django_mysqlqueue.inspection.operations_log import (
     ACTIONS,
     STATES,
+    OperationEntry,
+    OperationFilter,
     changed_text,
     detail_text,
     duration_text,
     label_of,
+    with_dlq,
 )
-from django_mysqlqueue.inspection.operations_log import OperationEntry, OperationFilter, with_dlq
 from django_mysqlqueue.management.base import ReadingCommand, add_format
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.sql.session import Session
