@@ -136,51 +136,35 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bounds": ("CHECKS", "EXACT", "PAGES", "SCRAPES", "Bounds", "StallTimes"),
-    "causes": ("Cause", "find_causes"),
-    "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
-    "error_kinds": ("ErrorKind", "ErrorListing", "list_errors"),
-    "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
-    "jobs": ("JobDetails", "JobError", "JobListing", "JobSummary", "count_jobs", "get_job", "list_jobs"),
-    "log_entries": ("LogMessage", "MessageListing", "list_messages"),
-    "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
-    "outbox": (
-        "DueMessages",
-        "OutboxOverview",
-        "QuarantinedRow",
-        "RefusedMessage",
-        "RelayBacklog",
-        "list_quarantined",
-    ),
-    "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups", "list_options"),
-    "partitions": (
-        "HeadMessage",
-        "Partition",
-        "PartitionBacklogs",
-        "PartitionListing",
-        "get_partition_backlogs",
-        "list_partitions",
-    ),
-    "problem": ("Problem",),
-    "problems": ("find_problems",),
-    "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
-    "schedules": ("ScheduleRun", "ScheduleStatus", "list_schedules"),
-    "status": ("QueueStatus", "status_of"),
-    "subscribers": ("SubscriberStatus",),
+    ".bounds": "CHECKS EXACT PAGES SCRAPES Bounds StallTimes",
+    ".causes": "Cause find_causes",
+    ".dead_letters": "DeadLetterListing DeadLetterSummary list_dead_letters",
+    ".error_kinds": "ErrorKind ErrorListing list_errors",
+    ".health": "HealthFinding HealthLimits HealthReport check_health",
+    ".jobs": "JobDetails JobError JobListing JobSummary count_jobs get_job list_jobs",
+    ".log_entries": "LogMessage MessageListing list_messages",
+    ".message_history": "GroupState MessageContent MessageHistory RecordedDelivery get_message",
+    ".outbox": "DueMessages OutboxOverview QuarantinedRow RefusedMessage RelayBacklog list_quarantined",
+    ".overview": "GroupOverview QueueOverview get_group get_overview list_groups list_options",
+    ".partitions": "HeadMessage Partition PartitionBacklogs PartitionListing get_partition_backlogs list_partitions",
+    ".problem": "Problem",
+    ".problems": "find_problems",
+    ".scheduled": "ScheduledListing ScheduledMessage list_scheduled",
+    ".schedules": "ScheduleRun ScheduleStatus list_schedules",
+    ".status": "QueueStatus status_of",
+    ".subscribers": "SubscriberStatus",
+    "..service.counts": "Count",
+    "..service.heartbeats": "RoundTrip",
+    "..subscriptions.effective": "GroupOption",
+    "..subscriptions.options": "Override",
 }
-_MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
-_MODULES |= {
-    "Count": "django_mysqlqueue.service.counts",
-    "GroupOption": "django_mysqlqueue.subscriptions.effective",
-    "Override": "django_mysqlqueue.subscriptions.options",
-    "RoundTrip": "django_mysqlqueue.service.heartbeats",
-}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    value = getattr(import_module(_MODULES[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -215,14 +215,14 @@ def content(session: Session, offset: int, *, most: int) -> MessageContent | Non
 def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[RecordedDelivery], bool]:
     """Read the recorded deliveries of a message, oldest first, and whether there are older ones."""
     most = bounds.recorded
-    rows = session.rows(
-        "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.message_offset, e.attempt, e.outcome, "
-        f"e.delivered_at, e.settled_at, e.handled_ms, e.settled_by, e.error, e.related_id FROM {EVENTS} e"
-        f"{session.dialect.force_index('queue_delivery_events_message')} WHERE e.message_offset = %s "
+    rows = session.named(
+        "SELECT e.id AS event_id, e.consumer_group, e.topic, e.partition_key AS `key`, e.message_offset AS `offset`, "
+        "e.attempt, e.outcome, e.delivered_at, e.settled_at, e.handled_ms, e.settled_by AS `by`, e.error, e.related_id "
+        f"FROM {EVENTS} e{session.dialect.force_index('queue_delivery_events_message')} WHERE e.message_offset = %s "
         "ORDER BY e.id DESC LIMIT %s",
         (offset, most + 1),
     )
-    found = [RecordedDelivery(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:most]]
+    found = [built(RecordedDelivery, row, ref=GroupRef(row.consumer_group, row.topic)) for row in rows[:most]]
     return found[::-1], len(rows) > most
 
 

@@ -15,7 +15,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.sequencing import DUE_ORDER
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 
 OUTBOX = OutboxMessage._meta.db_table
 
@@ -187,12 +187,12 @@ def list_quarantined(
     values: tuple[object, ...] = (after, limit)
     if topic is not None:
         index, condition, values = "queue_quarantine_topic", f"topic = %s AND {condition}", (topic, *values)
-    rows = session.rows(
-        "SELECT quarantine_id, topic, partition_key, id, size, created_at, quarantined_at, reason "
+    rows = session.named(
+        "SELECT quarantine_id, topic, partition_key, id AS message_id, size, created_at, quarantined_at, reason "
         f"FROM {QUARANTINE}{session.force_index(index)} WHERE {condition} ORDER BY quarantine_id LIMIT %s",
         values,
     )
-    return tuple(QuarantinedRow(*row) for row in rows)
+    return tuple(built(QuarantinedRow, row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,8 +239,9 @@ def in_flight(
     ``subscriber``: only messages that this subscriber holds.
     """
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
-    rows = session.rows(
-        "SELECT w.partition_key, w.message_offset, w.retry_count, w.delivered_by, w.delivered_at, w.invisible_until "
+    rows = session.named(
+        "SELECT w.partition_key AS `key`, w.message_offset AS `offset`, w.retry_count + 1 AS attempt, "
+        "w.delivered_by AS subscriber, w.delivered_at AS since, w.invisible_until AS visible_until "
         "FROM (SELECT partition_key, message_offset, retry_count, delivered_by, delivered_at, invisible_until, "
         "delivery_token "
         f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
@@ -248,7 +249,7 @@ def in_flight(
         f"WHERE w.delivery_token <> 0{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
         (*ref, False, bounds.in_flight, *parameters, limit),
     )
-    return [InFlight(ref, key, offset, retries + 1, *rest) for key, offset, retries, *rest in rows]
+    return [built(InFlight, row, ref=ref) for row in rows]
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:
