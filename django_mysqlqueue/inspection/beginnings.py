@@ -14,10 +14,13 @@ from typing import NamedTuple
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.operations_log import pauses_of
 from django_mysqlqueue.inspection.overview import GroupOverview
-from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.delivery_events import EVENTS
+from django_mysqlqueue.service.heartbeats import HEARTBEATS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, MINUTES_KEPT, Bucket
+from django_mysqlqueue.service.unclaimed import OFFSETS
 from django_mysqlqueue.sql.session import Session
 
 MINUTE_MS, HOUR_MS = MINUTE * 1000, HOUR * 1000
@@ -158,9 +161,6 @@ def _dead(buckets: Iterable[Bucket]) -> int:
     return sum(one.dead_lettered for one in buckets)
 
 
-EVENTS = DeliveryEvent._meta.db_table
-HEARTBEATS = SubscriberHeartbeat._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
 FAILING = 20
 """Maximum number of failing groups whose history is read: 360 lookups each, and 168 more if it begins before."""
 HOURS = 168

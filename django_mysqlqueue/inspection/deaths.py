@@ -13,15 +13,12 @@ from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.subscribers import replaced
-from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
 from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS, HEARTBEATS
-from django_mysqlqueue.service.log import PUBLISHED_ID
+from django_mysqlqueue.service.job_rows import RESULTS
+from django_mysqlqueue.service.log import LOG, PUBLISHED_ID
+from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat
-
-STATE = DeliveryState._meta.db_table
-LOG = QueueMessage._meta.db_table
-RESULTS = JobResult._meta.db_table
 
 REPEATED = 2
 """Number of deaths within the window that are a problem."""

@@ -17,18 +17,19 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.dead_letters import LINE, LOG, DeadLetterMatches, dlq_topics, is_cut, look
+from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.delivery_events import EVENTS
 from django_mysqlqueue.service.groups import registered_refs
+from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
-EVENTS = DeliveryEvent._meta.db_table
 HOURS = 24
 """Number of hours up to now for which failed attempts are counted."""
 HOUR_MS = 3_600_000
@@ -352,12 +353,9 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
 def retrying_of_kind(
     session: Session, ref: GroupRef, text: str, *, shown: Shown, bounds: Bounds = PAGES
 ) -> tuple[list[int], bool]:
-    """Return the messages of a group that wait for another attempt and whose masked error is a text, oldest first.
+    """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all.
 
     ``bounds``: only ``bounds.errors`` deliveries are read.
-
-    Returns:
-        Their offsets, and whether there are no others.
     """
     texts = _Texts(shown)
     rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
@@ -459,10 +457,9 @@ R = TypeVar("R")
 def read_shares(
     read: Callable[[Sequence[K], int], dict[K, list[R]]], keys: Sequence[K], most: int
 ) -> tuple[dict[K, list[R]], dict[K, bool]]:
-    """Read about ``most`` rows in all: equal shares, and a second time what some keys leave for the others.
+    """Return about ``most`` rows by key, and of each key whether these are all its rows.
 
-    Returns:
-        The rows by key, and of each key whether these are all its rows.
+    The shares are equal; what some keys leave is read for the others a second time.
     """
     if not keys:
         return {}, {}

@@ -21,10 +21,9 @@ from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
-from django_mysqlqueue.service.job_rows import lines
+from django_mysqlqueue.service.job_rows import RESULTS, lines
 from django_mysqlqueue.sql.session import Session, built
 
-RESULTS = JobResult._meta.db_table
 STATUSES = tuple(JobResult.Status.values)
 ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
 BY_STATUS = ("queue_job_results_status", "status", "finished_at")

@@ -6,11 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits
-from django_mysqlqueue.models import Slots
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import SLOTS
 from django_mysqlqueue.sql.session import Session
 
-SLOTS = Slots._meta.db_table
 LAST = 2**63 - 1
 ROWS = 1000
 """Maximum number of rows that are read for a group."""

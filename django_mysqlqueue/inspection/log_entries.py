@@ -16,13 +16,10 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import log, log_places, messages, partitions, payloads
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.log import first_since
+from django_mysqlqueue.service.log import LOG, first_since
 from django_mysqlqueue.sql.session import Session, built
-
-LOG = QueueMessage._meta.db_table
 
 CLOCK_MS = 2000
 """Milliseconds that a publisher's clock may be ahead of the database's for the time in its id to be useful."""
@@ -209,11 +206,7 @@ def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[
 
 
 def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
-    """Search an id in the first ``left`` partitions of a topic.
-
-    Returns:
-        Offsets, and the number of partitions, at most one more than ``left``.
-    """
+    """Search an id in ``left`` partitions of a topic; return offsets, and how many partitions it has, or one more."""
     if left < 0:
         return set(), 0
     keys, whole = partitions.last_offsets(session, topic, limit=left)

@@ -18,22 +18,20 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
 from django_mysqlqueue.inspection.overview import read_filter
 from django_mysqlqueue.limits import REPLACES, public_coalesce_key
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
+from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, read
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.delivery_events import EVENTS
+from django_mysqlqueue.service.groups import GROUPS, OptionColumns
+from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.losses import HELD_BY
+from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.unclaimed import OFFSETS
 from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.options import limits_of
-
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-GROUPS = ConsumerGroup._meta.db_table
-EVENTS = DeliveryEvent._meta.db_table
 
 WHOLE = 2**31 - 1
 """Number of bytes that no payload exceeds."""

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.service import log_places, relaying
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.sequencing import DUE_ORDER
+from django_mysqlqueue.service.sequencing import DUE_ORDER, OUTBOX
 from django_mysqlqueue.sql.session import Session, built
-
-OUTBOX = OutboxMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,6 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
         Count.up_to(most, later),
         next_at,
     )
-
-
-LOG = QueueMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

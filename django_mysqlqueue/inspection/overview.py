@@ -25,14 +25,13 @@ from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import (
-    ConsumerGroup,
     Sequencer,
 )
 from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.groups import OptionColumns, waiting_since
+from django_mysqlqueue.service.groups import GROUPS, OptionColumns, waiting_since
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.log import Ends, all_topics
 from django_mysqlqueue.service.refs import GroupRef
@@ -177,7 +176,6 @@ def read_unclaimed(reader: BacklogReader, ref: GroupRef, offset: int) -> Unsettl
 
 
 SEQUENCER = Sequencer._meta.db_table
-GROUPS = ConsumerGroup._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

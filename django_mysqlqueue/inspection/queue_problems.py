@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -16,21 +15,20 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
 from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog, list_quarantined
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problem import NOTE, Problem, age, waiting
+from django_mysqlqueue.inspection.problem import NONE, NOTE, Problem, age, waiting
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, read_refusals, replaced
 from django_mysqlqueue.limits import JOB_PREFIX, KEY_LENGTH
-from django_mysqlqueue.models import PartitionLease, QueueMessage
 from django_mysqlqueue.service import groups, job_rows, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.leasing import LEASES
+from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 
-LOG = QueueMessage._meta.db_table
-LEASES = PartitionLease._meta.db_table
 REPEATED = 600.0
 """Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
 QUARANTINED = 100
@@ -244,28 +242,27 @@ def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Prob
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
     """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled."""
-    for one in find_groupless(session, in_log, bounds=bounds):
+    for topic, number in find_groupless(session, in_log, bounds=bounds).items():
+        oldest_at = _oldest(session, topic, bounds)
         text = ngettext(
             "Topic %(topic)s has %(number)s message but no consumer group.",
             "Topic %(topic)s has %(number)s messages but no consumer group.",
-            one.messages.value,
+            number.value,
         )
-        retention = get_settings().retention_of(one.topic, has_groups=False)
+        retention = get_settings().retention_of(topic, has_groups=False)
         if retention is None:
             fate = _("GC never deletes them.")
-        elif one.oldest_at is None:
+        elif oldest_at is None:
             fate = _("GC deletes each message %(retention)s after it entered the log.")
         else:
             fate = _("GC deletes each message %(retention)s after it entered the log, the first in %(left)s.")
         values = {
-            "topic": repr(one.topic),
-            "number": one.messages,
+            "topic": repr(topic),
+            "number": number,
             "retention": duration(retention or 0),
-            "left": duration(max(0.0, (retention or 0) - age(now, one.oldest_at))),
+            "left": duration(max(0.0, (retention or 0) - age(now, oldest_at))),
         }
-        yield Problem(
-            1, "groupless", f"{text} {fate}" % values, topic=one.topic, since=one.oldest_at, messages=one.messages
-        )
+        yield Problem(1, "groupless", f"{text} {fate}" % values, topic=topic, since=oldest_at, messages=number)
 
 
 def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator[Problem]:
@@ -389,31 +386,18 @@ def _failed_run(one: ScheduleStatus) -> Iterator[Problem]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GrouplessTopic:
-    """A topic that has messages but no consumer group, and is not ``GROUPLESS``."""
-
-    topic: str
-    messages: Count
-    """Number of messages in the log and in the outbox."""
-    oldest_at: int | None
-    """When the oldest message entered the log, in epoch milliseconds; None if the log has none, or the topic has too
-    many partitions to search."""
-
-
-def find_groupless(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> list[GrouplessTopic]:
-    """Return the topics that have messages but no group, and are neither ``GROUPLESS`` nor DLQ topics, by name."""
+def find_groupless(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> dict[str, Count]:
+    """Return how many messages topics without groups have, by name, unless they are ``GROUPLESS`` or DLQ topics."""
     waiting = dict(scheduled.topics(session, scheduled_only=False, bounds=bounds))
     settings = get_settings()
     topics = [topic for topic in sorted({*in_log, *waiting}) if not settings.may_lack_groups(topic)]
     # Read groups after topics: a group that was registered before its topic's first message must not be missed.
     read = {ref.topic for ref in groups.registered_refs(session.using)} if topics else set()
-    return [_look(session, topic, waiting.get(topic, Count(0)), bounds) for topic in topics if topic not in read]
-
-
-def _look(session: Session, topic: str, waiting: Count, bounds: Bounds) -> GrouplessTopic:
-    number = count_topic(session, topic, bounds.count)
-    return GrouplessTopic(topic, number + waiting, _oldest(session, topic, bounds))
+    return {
+        topic: count_topic(session, topic, bounds.count) + waiting.get(topic, NONE)
+        for topic in topics
+        if topic not in read
+    }
 
 
 def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:

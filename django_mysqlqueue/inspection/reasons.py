@@ -14,17 +14,17 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.limited import read_reached
 from django_mysqlqueue.inspection.message_history import GroupState, MessageContent
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
-from django_mysqlqueue.models import CoalesceKey, ConsumerGroup, DeliveryState
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import messages, unclaimed
+from django_mysqlqueue.service.coalescing import KEYS
 from django_mysqlqueue.service.leasing import MAX_PENDING
 from django_mysqlqueue.service.losses import HELD_BY, is_lost
+from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.slots import LONGEST_REST_US
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
 
-KEYS = CoalesceKey._meta.db_table
-STATE = DeliveryState._meta.db_table
 LONGEST_REST_MS = LONGEST_REST_US // 1000 + 1
 """Maximum number of milliseconds for which a claim in shared mode puts off a message that may not start yet, because of
 a limit or of another message with its coalesce key. A message that waits for longer is in backoff or snoozed."""

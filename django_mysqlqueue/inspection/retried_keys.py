@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.inspection.dead_letters import LINE
-from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
+from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import messages
+from django_mysqlqueue.service.delivery_events import EVENTS
+from django_mysqlqueue.service.log import LOG
+from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-EVENTS = DeliveryEvent._meta.db_table
 Outcome = DeliveryEvent.Outcome
 FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)

@@ -9,15 +9,12 @@ from typing import Any
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.limits import public_coalesce_key
-from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.sequencing import DUE_ORDER
+from django_mysqlqueue.service.debouncing import DEBOUNCED
+from django_mysqlqueue.service.sequencing import DUE_ORDER, OUTBOX
 from django_mysqlqueue.sql.session import Session, built
-
-OUTBOX = OutboxMessage._meta.db_table
-DEBOUNCED = DebouncedMessage._meta.db_table
 
 START = (0, 0, 0)
 """Before all scheduled messages."""
@@ -145,10 +142,7 @@ def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMess
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
     """Return the topics of the next ``bounds.scheduled`` scheduled messages, by name, with their numbers.
 
-    Args:
-        session: session on the queue's database.
-        scheduled_only: if False, include messages without a delay.
-        bounds: limits of what is read.
+    ``scheduled_only``: if False, include messages without a delay.
     """
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(

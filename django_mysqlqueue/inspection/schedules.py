@@ -17,12 +17,12 @@ from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_rows import RESULTS
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.registry import discover
 
-RESULTS = JobResult._meta.db_table
 MOST = 1000
 """Maximum number of schedules that are read."""
 RUNS = 3

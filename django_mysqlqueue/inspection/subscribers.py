@@ -10,15 +10,13 @@ from typing import Any
 
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.models import DeliveryEvent, SubscriberHeartbeat
 from django_mysqlqueue.service import delivery_events, heartbeats
-from django_mysqlqueue.service.heartbeats import RoundTrip
+from django_mysqlqueue.service.delivery_events import EVENTS
+from django_mysqlqueue.service.heartbeats import HEARTBEATS, RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.unknown_tasks import Unknown, parsed
-
-HEARTBEATS = SubscriberHeartbeat._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,6 @@ def _started(session: Session) -> dict[GroupRef, int]:
     return {GroupRef(group, topic): int(at or 0) for group, topic, at in rows}
 
 
-EVENTS = DeliveryEvent._meta.db_table
 CALLS = 200
 """Number of the newest recorded deliveries of a group whose handler times are averaged."""
 WINDOW_MS = 5 * 60_000

@@ -131,7 +131,7 @@ def test_a_group_that_is_registered_meanwhile_is_seen(monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(scheduled, "topics", topics)
-    assert queue_problems.find_groupless(Session(USING), [TYPO]) == []
+    assert queue_problems.find_groupless(Session(USING), [TYPO]) == {}
 
 
 def health_of(*arguments: str) -> tuple[int, str]:
