@@ -311,10 +311,8 @@ def _advice(problems: Sequence[Problem]) -> str:
 
 def _name(problem: Problem) -> str:
     """Return the name of what has a problem."""
-    for name in (problem.subscriber, problem.ref, problem.database, problem.topic):
-        if name is not None:
-            return str(name)
-    return ""
+    names = (problem.subscriber, problem.ref, problem.database, problem.topic)
+    return next((str(name) for name in names if name is not None), "")
 
 
 def _names(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from django_mysqlqueue.service.job_rows import RESULTS
 from django_mysqlqueue.service.log import LOG, PUBLISHED_ID
 from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 REPEATED = 2
 """Number of deaths within the window that are a problem."""
@@ -71,7 +71,7 @@ def read(session: Session, since: int) -> list[Death]:
             ref = GroupRef(group, topic)
             handled = {(ref, offset) for offset in json.loads(info.get("handled") or "[]")}
             before = found[name].handled if name in found else frozenset[Handled]()
-            found[name] = Death(name, int(at), str(how), str(info.get("host", "")), before | handled)
+            found[name] = Death(name, at, str(how), str(info.get("host", "")), before | handled)
     return sorted(found.values(), key=lambda death: (death.at, death.name))
 
 
@@ -174,19 +174,17 @@ def _of_processes(deaths: list[Death], now: int, began: int) -> Problem:
 
 def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, _Suspect]:
     """Return the task of each message, and whether it is still to be settled."""
-    given = sorted(handled)
-    if not given:
-        return {}
-    rows = session.rows(
-        "SELECT v.g, v.t, v.o, COALESCE(r.task_path, ''), CASE WHEN s.acked = %s THEN 1 ELSE 0 END "
-        f"FROM {session.dialect.rows(('g', 't', 'o'), len(given))} "
+    rows = session.joined(
+        "SELECT v.g, v.t, v.o, COALESCE(r.task_path, ''), CASE WHEN s.acked = %s THEN 1 ELSE 0 END",
+        "gto",
+        [(*ref, offset) for ref, offset in handled],
         f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
         f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = v.g AND s.topic = v.t "
         "AND s.partition_key = m.partition_key AND s.message_offset = v.o "
         f"{session.dialect.join_to(RESULTS, 'r', left=True)} ON r.id = {PUBLISHED_ID}",
-        (False, *flat((*ref, offset) for ref, offset in given)),
+        before=[False],
     )
     return {
-        (GroupRef(group, topic), int(offset)): _Suspect(task, is_unsettled=bool(unsettled))
+        (GroupRef(group, topic), offset): _Suspect(task, is_unsettled=bool(unsettled))
         for group, topic, offset, task, unsettled in rows
     }

@@ -156,17 +156,17 @@ def _others(session: Session, content: MessageContent, state: GroupState, bounds
         "AND s.message_offset = w.o WHERE w.k = %s AND w.o <> %s",
         (*state.ref, False, bounds.in_flight, *state.ref, content.entry.key, content.entry.offset),
     )
-    return sorted(_Other(int(offset), int(due_at), by, is_lost(*row)) for offset, due_at, by, *row in rows)
+    return sorted(_Other(offset, due_at, by, is_lost(*row)) for offset, due_at, by, *row in rows)
 
 
 def _has_more(session: Session, state: GroupState, bounds: Bounds) -> bool:
     """Return whether the group has as many unsettled messages as are read at most."""
-    row = session.row(
+    (number,) = session.one(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) n",
         (*state.ref, False, bounds.in_flight),
     )
-    return row is not None and int(row[0]) == bounds.in_flight
+    return bool(number == bounds.in_flight)
 
 
 def _first(others: Sequence[_Other], before: Sequence[_Other], now: int, *, blocks: bool) -> WaitReason | None:
@@ -243,4 +243,4 @@ def _coalesced(session: Session, content: MessageContent, state: GroupState, now
         "WHERE c.consumer_group = %s AND c.topic = %s AND c.partition_key = %s AND c.coalesce_key = %s",
         (False, now, *state.ref, content.entry.key, content.stored_coalesce_key),
     )
-    return None if row is None else WaitReason("coalesced", offset=int(row[0]), by=row[1])
+    return None if row is None else WaitReason("coalesced", offset=row[0], by=row[1])
