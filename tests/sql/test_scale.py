@@ -40,6 +40,9 @@ from tests.support.queue_life import KEYS, live
 from tests.support.recorded_statements import TABLES, recorded, unneeded
 from tests.support.rooms import sources
 
+SENDING = ("execute", "rows", "row", "one", "named", "each", "joined", "whole")
+"""Methods of ``Session`` that send a statement."""
+
 
 def fill(rows: int) -> None:
     """A log of so many settled messages in ``KEYS`` partitions, and state, outbox, offsets and leases to match.
@@ -137,7 +140,7 @@ def _sends(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     on = ast.unparse(node.func.value)
-    by_session = node.func.attr in ("execute", "rows", "row") and re.match(r"session\b|Session\(", on)
+    by_session = node.func.attr in SENDING and re.match(r"session\b|Session\(", on)
     return bool(by_session) or on.endswith(".objects")
 
 
