@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
@@ -55,8 +54,7 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
     reach = _Reach()
     while readings:
         messages = _look(taking, readings)
-        reach.read(messages)
-        new.judge(messages)
+        new.verdicts = taking.judge(messages)
         further: dict[str, _Reading] = {}
         for key, reading in readings.items():
             candidates = messages.get(key, [])
@@ -68,6 +66,9 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
             elif passed and reading.taken < reading.wanted and not taking.budget.is_spent:
                 reading.cursor = candidates[-1].offset
                 further[key] = reading
+        if not further:
+            break
+        reach.read(messages)
         readings = reach.limit(further)
     _insert_rows(taking, new.taken)
     if new.parked:
@@ -102,7 +103,8 @@ class _New:
 
     def __init__(self, taking: Taking) -> None:
         self._taking = taking
-        self._verdicts: Verdicts = {}
+        self.verdicts: Verdicts = {}
+        """The messages of the last look that are passed."""
         self._may_park: int | None = None if taking.shared else 0
         self.taken: list[Claimed] = []
         self.parked: list[tuple[str, int, int]] = []
@@ -112,10 +114,6 @@ class _New:
         """Messages that were passed because of an outcome."""
         self.positions: dict[str, int] = {}
 
-    def judge(self, messages: Mapping[str, Sequence[Candidate]]) -> None:
-        """Read which messages are passed, and the accounts of the limits of the others."""
-        self._verdicts = self._taking.judge(list(chain.from_iterable(messages.values())))
-
     def take(self, key: str, reading: _Reading, candidates: Sequence[Candidate]) -> bool:
         """Take messages of a partition in the order of the log, until there are enough, or one does not fit.
 
@@ -124,7 +122,8 @@ class _New:
         Returns:
             Whether some were passed.
         """
-        taking, verdicts, mine = self._taking, self._verdicts, ("", self._taking.ref.group)
+        taking, verdicts, coalescing = self._taking, self.verdicts, self._taking.coalescing
+        mine = ("", taking.ref.group)
         before = len(self.taken)
         last, passed = 0, False
         for number, candidate in enumerate(candidates):
@@ -134,7 +133,7 @@ class _New:
             elif candidate.target in mine:
                 if len(self.taken) - before == reading.wanted - reading.taken:
                     break
-                until = taking.waits_until(key, candidate.offset)
+                until = None if coalescing is None else coalescing.waits_until(key, candidate.offset)
                 if until is None:
                     taken = taking.take(candidate)
                     if isinstance(taken, Claimed):
@@ -159,7 +158,7 @@ class _New:
         self._taking.claim.passed[reason] += 1
         if isinstance(reason, Outcome):
             self.ended.append((candidate.key, candidate.offset, reason))
-        if reason == Outcome.SUPERSEDED:
+        if self._taking.coalescing is not None and reason == Outcome.SUPERSEDED:
             self._taking.coalescing.gave_up(candidate.key, candidate.offset)
 
     def _parks(self, candidates: Sequence[Candidate], *, more: bool) -> bool:

@@ -114,19 +114,28 @@ class _Judgement:
         if place in self.undecided:
             self._rest(place, now + RECHECK_MS)
             return
-        if taking.passes_superseded(key, offset):
-            self._pass(place, row)
-            return
-        until = taking.waits_until(key, offset)
-        if until is not None:
-            self._rest(place, until)
-            return
+        if (coalescing := taking.coalescing) is not None:
+            if taking.request.passes and coalescing.is_superseded(key, offset):
+                coalescing.gave_up(key, offset)
+                self._pass(place, row)
+                return
+            if (until := coalescing.waits_until(key, offset)) is not None:
+                self._rest(place, until)
+                return
         if not row.delivered_by:
             self._take(candidate, row)
             return
         # The delivery with which its subscriber was lost.
-        last = taking.claimed(candidate, retries=row.retries - 1, suspect=True)
-        last = last._replace(delivered_at=row.delivered_at, by=row.delivered_by)
+        last = Claimed(
+            taking.ref,
+            *place,
+            taking.request.token,
+            row.retries,
+            suspect=True,
+            size=candidate.size,
+            delivered_at=row.delivered_at,
+            by=row.delivered_by,
+        )
         rules = taking.rules
         if dead_letters.is_final(taking.ref.topic, row.retries, rules.max_attempts):
             text = f"The subscriber {row.delivered_by!r} was lost while it handled attempt {row.retries}."
@@ -146,7 +155,6 @@ class _Judgement:
             lost = Event(self.taking.ref, *place, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by)
             self.lost.append(lost)
         self.passed.append(place)
-        self.taking.coalescing.gave_up(*place)
         claim.settled.add(place)
         claim.passed[Outcome.SUPERSEDED] += 1
         claim.flushed.unfinished.add(place[0])
@@ -333,7 +341,7 @@ def _read_coalesce_keys(taking: Taking, candidates: Collection[Candidate]) -> se
         more = {partition for partition, _ in keys} - mine
         mine |= watermarks.lock(taking.session, taking.ref, more, skip_locked=True).keys()
         undecided = {row for row in keys if row[0] not in mine}
-    taking.coalescing.read({row: key for row, key in keys.items() if row not in undecided}, were_claimed=True)
+    taking.read_coalesce_keys({row: key for row, key in keys.items() if row not in undecided}, were_claimed=True)
     return undecided
 
 

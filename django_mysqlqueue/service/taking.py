@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
@@ -83,7 +84,8 @@ class Taking:
         if request.holding is not None:
             self.slots = Reservation(session, self.ref, request.holding, claimant.clock)
         self._jobs = jobs
-        self._coalescing: Coalescing | None = None
+        self.coalescing: Coalescing | None = None
+        """What is known about coalesce keys; None if no message of the claim has one."""
 
     def wants(self) -> list[Want]:
         """Return the wants of partitions that the claimant still owns."""
@@ -91,15 +93,16 @@ class Taking:
 
     # -- features: a claim of messages without them runs none of their code ----
 
-    @property
-    def coalescing(self) -> Coalescing:
-        """What is known about coalesce keys. Nothing is read before a message has one."""
-        if self._coalescing is None:
+    def read_coalesce_keys(
+        self, keys: Mapping[tuple[str, int], str], *, unmatched: Collection[tuple[str, int]] = (), were_claimed: bool
+    ) -> set[tuple[str, int]]:
+        """See ``Coalescing.read``."""
+        if self.coalescing is None:
             policy, doubtful = self.rules.filter, self.is_doubtful
-            self._coalescing = Coalescing(
+            self.coalescing = Coalescing(
                 self.session, self.ref, policy, shared=self.shared, now=self.now, is_doubtful=doubtful
             )
-        return self._coalescing
+        return self.coalescing.read(keys, unmatched=unmatched, were_claimed=were_claimed)
 
     def columns(self, keys: Collection[str], alias: str = "") -> str:
         """Return the columns that a claim needs of messages in some partitions: ``Candidate`` from ``size`` on."""
@@ -110,12 +113,13 @@ class Taking:
         metadata = f"{alias}metadata" if by_metadata or self.rules.filter is not None else "''"
         return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m"
 
-    def judge(self, messages: Sequence[Candidate]) -> Verdicts:
+    def judge(self, candidates: Mapping[str, Sequence[Candidate]]) -> Verdicts:
         """Return which messages above the positions are passed, and read the accounts of the slots for the others.
 
         A message is filtered unless the group has given up others for it; an expired one supersedes no other.
         """
         verdicts: Verdicts = {}
+        messages = list(chain.from_iterable(candidates.values()))
         if self.rules.filter is not None or any(one.expires_at is not None or one.coalesce_key for one in messages):
             mine = ("", self.ref.group)
             self._pass([message for message in messages if message.target in mine], verdicts)
@@ -138,11 +142,13 @@ class Taking:
                 keys[place] = message.coalesce_key
         if not keys:
             return
-        for place in self.coalescing.read(keys, unmatched=unmatched.keys()):
+        revived = self.read_coalesce_keys(keys, unmatched=unmatched.keys(), were_claimed=False)
+        for place in revived:
             del verdicts[place]
             if self._has_expired(unmatched[place]):
                 verdicts[place] = Outcome.EXPIRED
-        verdicts |= {place: Outcome.SUPERSEDED for place in keys if self.passes_superseded(*place)}
+        if self.request.passes and self.coalescing is not None:
+            verdicts |= {place: Outcome.SUPERSEDED for place in keys if self.coalescing.is_superseded(*place)}
 
     def _matches(self, message: Candidate) -> bool:
         """Return whether the group's filter matches a message. Those that are only for this group were redriven."""
@@ -154,14 +160,6 @@ class Taking:
         at = message.expires_at
         return at is not None and at <= self.now and self.request.passes and self.rules.on_expiry == "skip"
 
-    def passes_superseded(self, key: str, offset: int) -> bool:
-        """Return whether the claim passes a message because a later one has its coalesce key."""
-        return self.request.passes and self._coalescing is not None and self._coalescing.is_superseded(key, offset)
-
-    def waits_until(self, key: str, offset: int) -> int | None:
-        """Return until when a message waits for another one with its coalesce key (shared mode), or None."""
-        return None if self._coalescing is None else self._coalescing.waits_until(key, offset)
-
     def record_passed(self, ended: Sequence[tuple[str, int, Outcome]]) -> None:
         """Record messages that the claim has settled without a call: partition, offset and outcome of each."""
         delivery_events.record_passed(self.session, self.ref, ended, self.request.claimant.subscriber)
@@ -170,50 +168,35 @@ class Taking:
 
     # -- taking ----------------------------------------------------------------
 
-    def take(self, message: Candidate, *, retries: int = 0, suspect: bool = False) -> Claimed | Rest | None:
+    def take(self, candidate: Candidate, *, retries: int = 0, suspect: bool = False) -> Claimed | Rest | None:
         """Return a delivery if this claim takes the message, with its slot if it needs one.
 
         Returns:
             None if it does not fit; why there is no slot for it otherwise.
         """
-        if not self.budget.fits(message.size):
+        key, offset, size = candidate.key, candidate.offset, candidate.size
+        if not self.budget.fits(size):
             return None
         slot: Slot | None = None
-        if self.slots is not None and self.slots.is_needed(message.key, message.offset):
+        if self.slots is not None and self.slots.is_needed(key, offset):
             if self.claim.rest is not None:
                 return None
-            got = self.slots.take_for(message.key, message.offset)
+            got = self.slots.take_for(key, offset)
             if isinstance(got, Rest):
                 if got.key != NO_KEY:
                     return got
                 self.claim.rest = got
                 return None
             slot = got
-        self.budget.spend(message.size)
-        if self._coalescing is not None:
-            self._coalescing.took(message.key, message.offset)
-        return self.claimed(message, retries=retries, suspect=suspect, slot=slot)
-
-    def claimed(
-        self, message: Candidate, *, retries: int = 0, suspect: bool = False, slot: Slot | None = None
-    ) -> Claimed:
-        """Return the delivery of a message."""
-        return Claimed(
-            self.ref,
-            message.key,
-            message.offset,
-            self.request.token,
-            retries + 1,
-            suspect,
-            message.size,
-            self.now,
-            self.request.claimant.subscriber,
-            slot,
-        )
+        self.budget.spend(size)
+        if self.coalescing is not None:
+            self.coalescing.took(key, offset)
+        token, by = self.request.token, self.request.claimant.subscriber
+        return Claimed(self.ref, key, offset, token, retries + 1, suspect, size, self.now, by, slot)
 
     def store(self) -> None:
         """Write what the features have noted: coalesce keys, then slots."""
-        if self._coalescing is not None:
-            self._coalescing.store()
+        if self.coalescing is not None:
+            self.coalescing.store()
         if self.slots is not None:
             self.claim.flushed.held = self.slots.store()
