@@ -310,7 +310,7 @@ def lane_of(name: str) -> Lane:
 
     The outbox accepts only lanes that ``lane`` makes, so ``Dialect.lane_partition`` is the same rule in SQL.
     """
-    found = _LANE.fullmatch(name)
+    found = _LANE.fullmatch(name) if name.startswith(LANE_PREFIXES) else None
     return Lane(int(found[1]), found[2]) if found else Lane(0, name)
 
 

@@ -22,7 +22,7 @@ from django_mysqlqueue.exceptions import ProcessingTimeExceeded, QueueError, Sta
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.runtime import forks, sessions, transactions
 from django_mysqlqueue.runtime.handling import observers, rejections
-from django_mysqlqueue.runtime.handling.lanes import Held
+from django_mysqlqueue.runtime.handling.lanes import NEVER, Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
 from django_mysqlqueue.service import settling, superseding
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
@@ -90,13 +90,16 @@ def handle(
     Returns:
         The settlement of each delivery, in their order.
     """
-    if expired := [held for held in items if held.is_expired()]:
-        return _without({id(held): _expire(held, using) for held in expired}, items, using, errors, rest)
-    try:
-        if any(held.coalesce_key for held in items) and (superseded := _superseded(items, using)):
-            return _without(superseded, items, using, errors, rest)
-    except (Error, QueueError) as error:
-        return _release(items, error, rest)
+    ended: Mapping[int, Settlement] = {}
+    for held in items:
+        if held.expires < NEVER or held.coalesce_key:
+            try:
+                ended = _uncalled(items, using)
+            except (Error, QueueError) as error:
+                return _release(items, error, rest)
+            break
+    if ended:
+        return _without(ended, items, using, errors, rest)
     first = items[0]
     if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
         return [refused]
@@ -120,6 +123,13 @@ def _without(
     others = [held for held in items if id(held) not in ended]
     handled = iter(handle(others, using, errors, rest=rest) if others else ())
     return [ended[id(held)] if id(held) in ended else next(handled) for held in items]
+
+
+def _uncalled(items: Sequence[Held], using: str) -> dict[int, Settlement]:
+    """Return the settlements of the deliveries whose handler need not be called, by the id() of the object."""
+    if expired := [held for held in items if held.is_expired()]:
+        return {id(held): _expire(held, using) for held in expired}
+    return _superseded(items, using) if any(held.coalesce_key for held in items) else {}
 
 
 def _expire(held: Held, using: str) -> Settlement:
@@ -168,9 +178,8 @@ def _attempt(
 ) -> list[Settlement]:
     handler = items[0].handler
     try:
-        _connect(handler)
         _prepare(handler, using, deliveries)
-        before = min(held.starts_before for held in items)
+        before = items[0].starts_before if len(items) == 1 else min(held.starts_before for held in items)
         if handler.is_atomic(deliveries):
             settlements = _run_atomic(handler, deliveries, using, before, errors)
         else:
@@ -259,16 +268,10 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
     return fields
 
 
-def _connect(handler: Handler) -> None:
+def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery]) -> None:
     """Open the connections that the handler is known to use. If that fails, no attempt is counted."""
     try:
         sessions.connect(handler.ref, insist=_not_started.failures < INSISTS)
-    except Error as error:
-        raise _NotStarted from error
-
-
-def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery]) -> None:
-    try:
         handler.prepare(using, deliveries)
     except Error as error:
         raise _NotStarted from error
@@ -276,7 +279,7 @@ def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery]) -> No
 
 def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     _not_started.failures = 0
-    if before <= time.monotonic():
+    if before < NEVER and before <= time.monotonic():
         raise _TooLate
     pid = os.getpid()
     outer = sessions.begin_call()
@@ -293,7 +296,15 @@ def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     if os.getpid() != pid:
         # A child that the handler has forked: the delivery, the thread and the transaction belong to its parent.
         forks.leave()
-    # If the function is wrapped, the decorator cannot detect these. An ack would lose a message that was not handled.
+    if result is not None:
+        _require_result(handler, result)
+
+
+def _require_result(handler: Handler, result: object) -> None:
+    """Refuse the results of functions that have not run.
+
+    If the function is wrapped, the decorator cannot detect these. An ack would lose a message that was not handled.
+    """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

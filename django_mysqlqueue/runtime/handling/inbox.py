@@ -329,11 +329,12 @@ class Inbox(InboxGroups):
             watched = self.watch.is_wanted()
             for held, settlement in zip(batch.items, settlements, strict=True):
                 group.running -= 1
-                group.end_slot(held.claimed)
+                if held.claimed.slot is not None:
+                    group.end_slot(held.claimed)
                 del self._running[id(held)]
-                if settlement.action is Action.ACK:
+                if is_acked := settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
-                if settlement.action is not Action.ACK or group.records_acks:
+                if not is_acked or group.records_acks:
                     # Only for deliveries that may be recorded: for each message, the cost would be noticeable.
                     called = settlement.action not in UNCALLED and settlement.is_started
                     handled_ms = round((time.monotonic() - held.started_at) * 1000) if called else 0
@@ -341,14 +342,14 @@ class Inbox(InboxGroups):
                     if not called:
                         group.return_slot(held.claimed)
                     settlement = held.within_expiry(settlement)
-                if settlement.action in UNCALLED:
-                    group.passed[OUTCOMES[settlement.action]] += 1
+                    if settlement.action in UNCALLED:
+                        group.passed[OUTCOMES[settlement.action]] += 1
                 if watched:
                     if held.messages:
                         held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
                     settlement = settlement._replace(held=held)
                 self._settle(group, settlement)
-                if not held.handler.shared and holds_back(held.handler, settlement.action):
+                if not is_acked and not held.handler.shared and holds_back(held.handler, settlement.action):
                     group.lanes[held.claimed.key].blocked = True
                     for behind in self._empty(group, held.claimed.key):
                         self._release(group, behind.claimed)
@@ -376,7 +377,8 @@ class Inbox(InboxGroups):
         for _ in range(len(ready)):
             lane = ready.popleft()
             lane.queued = False
-            self._return_late(self._groups[lane.ref], lane)
+            if lane.waiting and lane.waiting[0].claimed.slot is not None:
+                self._return_late(self._groups[lane.ref], lane)
             if not lane.waiting or (lane.exclusive and lane.busy):
                 continue  # It was emptied meanwhile.
             if self._may_start(lane):
@@ -395,7 +397,10 @@ class Inbox(InboxGroups):
 
     def _may_start(self, lane: Lane) -> bool:
         place = self._first(lane)
-        if self.starts.are_used_up() or place is None or not self._has_slot(lane.waiting[place]):
+        if place is None or (self.starts.most is not None and self.starts.are_used_up()):
+            return False
+        held = lane.waiting[place]
+        if (held.claimed.slot is not None or self._kept.wanted is not None) and not self._has_slot(held):
             return False
         if lane.exclusive:
             return self._leases_good()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
+NEVER = float("inf")
+
+
 @dataclass(slots=True, eq=False)
 class Held:
     """A delivery that this process has claimed."""
@@ -28,7 +31,7 @@ class Held:
     claimed: Claimed
     body: Body
     handler: Handler
-    expires: float = float("inf")
+    expires: float = NEVER
     """When its message expires, by the monotonic clock."""
     coalesce_key: str = ""
     """The coalesce key of its message; empty if it has none."""
@@ -69,7 +72,7 @@ class Held:
 
     def within_expiry(self, settlement: Settlement) -> Settlement:
         """Return a settlement after which the message does not wait for longer than until it expires."""
-        if self.expires == float("inf") or not settlement.delay_ms:
+        if self.expires == NEVER or not settlement.delay_ms:
             return settlement
         left = max(1, round((self.expires - time.monotonic()) * 1000))
         return settlement._replace(delay_ms=min(settlement.delay_ms, left))
@@ -231,19 +234,23 @@ class GroupLanes:
                 before = self.returned.get(key, Returned(0, claimed.delivered_at))
                 self.returned[key] = Returned(before.number + 1, min(before.since, claimed.delivered_at))
 
-    def ready(self) -> Iterator[deque[Lane]]:
-        """Yield the queues of lanes that no thread works on, in the order in which they have their turn."""
-        for priority in self.turns.order(self._priorities(), self.priority_share):
-            yield self.levels[priority].ready
+    def ready(self) -> list[deque[Lane]]:
+        """Return the queues of lanes that no thread works on, in the order in which they have their turn."""
+        if len(self.levels) == 1:
+            return [level.ready for level in self.levels.values() if level.ready]
+        return [self.levels[priority].ready for priority in self.turns.order(self._priorities(), self.priority_share)]
 
     def is_turn_of(self, lane: Lane) -> bool:
         """Return whether a lane that a thread works on has a priority whose turn it is."""
+        if len(self.levels) == 1:
+            return True
         priorities = {lane.priority, *self._priorities()}
         return self.turns.order(priorities, self.priority_share)[0] == lane.priority
 
     def took(self, lane: Lane) -> None:
         """Note that a delivery of a lane starts."""
-        self.turns.took(lane.priority, {lane.priority, *self._priorities()})
+        if len(self.levels) > 1:
+            self.turns.took(lane.priority, {lane.priority, *self._priorities()})
 
     def _priorities(self) -> list[int]:
         return [priority for priority, level in self.levels.items() if level.ready]
