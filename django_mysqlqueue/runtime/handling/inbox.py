@@ -393,7 +393,8 @@ class Inbox(InboxGroups):
         """Return whether a thread may start the next delivery of the lane that it has worked on."""
         if time.monotonic() >= lane.slice_until or not self._may_start(lane):
             return False
-        return self._groups[lane.ref].is_turn_of(lane)
+        group = self._groups[lane.ref]
+        return len(group.levels) == 1 or group.is_turn_of(lane)
 
     def _may_start(self, lane: Lane) -> bool:
         place = self._first(lane)
@@ -439,7 +440,8 @@ class Inbox(InboxGroups):
     def _gather(self, lane: Lane) -> Batch:
         """Start the deliveries for one call, beginning with the lane's first."""
         group = self._groups[lane.ref]
-        group.took(lane)
+        if len(group.levels) > 1:
+            group.took(lane)
         first = self._start(lane)
         batch = Batch([lane], [first])
         if first.handler.batch_size == 1 or first.alone:
@@ -479,7 +481,8 @@ class Inbox(InboxGroups):
         if place is None:
             place = self._first(lane)
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
-        self.starts.add()
+        if self.starts.most is not None:
+            self.starts.add()
         group = self._groups[lane.ref]
         held = group.start(lane, place)
         if held.claimed.slot is not None and self._kept.wanted is not None:

@@ -242,15 +242,12 @@ class GroupLanes:
 
     def is_turn_of(self, lane: Lane) -> bool:
         """Return whether a lane that a thread works on has a priority whose turn it is."""
-        if len(self.levels) == 1:
-            return True
         priorities = {lane.priority, *self._priorities()}
         return self.turns.order(priorities, self.priority_share)[0] == lane.priority
 
     def took(self, lane: Lane) -> None:
         """Note that a delivery of a lane starts."""
-        if len(self.levels) > 1:
-            self.turns.took(lane.priority, {lane.priority, *self._priorities()})
+        self.turns.took(lane.priority, {lane.priority, *self._priorities()})
 
     def _priorities(self) -> list[int]:
         return [priority for priority, level in self.levels.items() if level.ready]

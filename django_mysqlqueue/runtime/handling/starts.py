@@ -12,7 +12,7 @@ KEPT = 0.1
 
 
 class Starts:
-    """The number of deliveries that a process has started, of all its inboxes, and the most that it may start.
+    """The most deliveries that a process may start, and with a limit, how many all its inboxes have started.
 
     Args:
         most: the maximum; None: no limit.
@@ -28,7 +28,7 @@ class Starts:
         return threading.Lock() if self.most is None else self._shared
 
     def add(self) -> None:
-        """Count one more. The caller holds the lock of its inbox."""
+        """Count one more, if there is a limit. The caller holds the lock of its inbox."""
         self._count += 1
 
     def are_used_up(self) -> bool:
