@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
 
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories of characters that are invisible or change the appearance of others: control characters, which a
@@ -45,7 +46,13 @@ def _base(one: str) -> str:
         return one
 
 
-def _kept() -> Iterable[str]:
+@cache
+def _kept() -> re.Pattern[str]:
+    """Return the pattern of the sequences in which invisible characters stay. Few processes need it."""
+    return re.compile(f"({'|'.join(_sequences())})")
+
+
+def _sequences() -> Iterable[str]:
     """Yield patterns of the sequences in which invisible characters stay."""
     # Emoji: UTS #51, ED-8a to ED-16.
     yield f"\U0001f3f4(?:{FLAGS})\U000e007f"
@@ -65,7 +72,6 @@ def _kept() -> Iterable[str]:
     yield "\u09b0\u200d\u09cd(?=\u09af)"
 
 
-KEPT = re.compile(f"({'|'.join(_kept())})")
 INVISIBLE = re.compile(f"[{IGNORABLE}]")
 
 
@@ -82,7 +88,7 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    parts = KEPT.split(text)
+    parts = _kept().split(text)
     parts[::2] = map(_escaped, parts[::2])
     return "".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -36,3 +37,38 @@ def test_importing_the_package_needs_no_settings():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+UNUSED = (
+    "django_mysqlqueue.admin.operations",
+    "django_mysqlqueue.admin.pages",
+    "django_mysqlqueue.health",
+    "django_mysqlqueue.inspection.overview",
+    "django_mysqlqueue.inspection.problem",
+    "django_mysqlqueue.metrics",
+    "django_mysqlqueue.operations",
+    "django_mysqlqueue.otel",
+    "django_mysqlqueue.pipeline",
+    "django_mysqlqueue.runtime.process.supervisor",
+    "django_mysqlqueue.testing",
+    "tqdm",
+)
+"""What a subscriber of a project with the dashboard, jobs and tails does not use."""
+
+
+@pytest.mark.any_engine
+def test_a_subscriber_imports_only_what_it_uses(tmp_path):
+    code = (
+        "import sys; from django.core.management import execute_from_command_line as run; "
+        "run(['manage.py', 'migrate', '--verbosity', '0']); run(['manage.py', 'runsubscriber', '--drain']); "
+        "assert 'django_mysqlqueue.admin.dashboard' in sys.modules; "
+        f"sys.exit(', '.join(name for name in {UNUSED!r} if name in sys.modules) or 0)"
+    )
+    settings = {
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'queue.sqlite3'}",
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr

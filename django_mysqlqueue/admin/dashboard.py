@@ -10,18 +10,36 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
 
-from django_mysqlqueue.admin import operations
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import databases_to_view, demand
 
 if TYPE_CHECKING:
+    from django_mysqlqueue.admin.pages.base import Page
+
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
     _ModelAdmin = admin.ModelAdmin
 
 OVERVIEW = "changelist"
+PAGE_NAMES = (
+    OVERVIEW,
+    "group",
+    "offsets",
+    "inflight",
+    "errors",
+    "deadletters",
+    "deadletter",
+    "scheduled",
+    "jobs",
+    "job",
+    "quarantine",
+    "recurring",
+    "subscribers",
+    "messages",
+    "message",
+    "operations",
+)
+"""Names of the pages. Every process of a project with the admin loads its URLs: only a request loads the pages."""
 
 
 class ReadOnlyAdmin(_ModelAdmin):
@@ -54,15 +72,16 @@ class DashboardAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         prefix = "django_mysqlqueue_dashboard"
         found = [
-            path("" if page.name == OVERVIEW else f"{page.name}/", self._page(page), name=f"{prefix}_{page.name}")
-            for page in PAGES
+            path("" if name == OVERVIEW else f"{name}/", self._page(name), name=f"{prefix}_{name}")
+            for name in PAGE_NAMES
         ]
         operate = self.admin_site.admin_view(self.operate)
         return [*found, path("do/<slug:name>/", operate, name=f"{prefix}_do")]
 
-    def _page(self, page: type[Page]) -> Callable[..., HttpResponseBase]:
+    def _page(self, name: str) -> Callable[..., HttpResponseBase]:
         @require_GET
         def view(request: HttpRequest) -> HttpResponseBase:
+            page = _pages()[name]
             demand(self.has_view_permission(request) and page.may_open(request))
             return page(self._context(request), request).respond()
 
@@ -70,6 +89,8 @@ class DashboardAdmin(ReadOnlyAdmin):
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
         """Ask for confirmation of an operation, and run it on a confirmed POST."""
+        from django_mysqlqueue.admin import operations
+
         demand(self.has_view_permission(request))
         return operations.respond(self._context(request), request, name)
 
@@ -78,6 +99,13 @@ class DashboardAdmin(ReadOnlyAdmin):
         return DashboardContext(
             self.admin_site,
             self.opts,
-            [page for page in PAGES if page.is_in_menu() and page.may_open(request)],
+            [page for page in _pages().values() if page.is_in_menu() and page.may_open(request)],
             databases if len(databases) > 1 else (),
         )
+
+
+def _pages() -> dict[str, type[Page]]:
+    """Return the pages by name, in the order of the navigation."""
+    from django_mysqlqueue.admin.pages import PAGES
+
+    return {page.name: page for page in PAGES}

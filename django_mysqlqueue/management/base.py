@@ -7,13 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
-from tqdm import tqdm
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
@@ -22,6 +21,9 @@ from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_settings
 from django_mysqlqueue.sql.several import start_each
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 APP = ConsumerGroup._meta.app_label
 INTERRUPTED = 130
@@ -65,6 +67,8 @@ def progress_bar(title: str, total: int | None, options: Mapping[str, Any]) -> t
 
     ``total``: the number at which it is full; None to show only a count.
     """
+    from tqdm import tqdm
+
     hidden = options["format"] == "json" or options["verbosity"] == 0 or not sys.stderr.isatty()
     return tqdm(desc=title, total=total, unit=" ", disable=hidden, leave=False)
 

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.admin.dashboard import PAGE_NAMES
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
@@ -25,6 +26,10 @@ def test_every_page_opens_on_an_empty_queue(client, name):
     if name == "group":
         ConsumerGroup.objects.create(consumer_group="g", topic="t", mode="ordered")
     page(client, "" if name == "changelist" else name, **query_of(name))
+
+
+def test_each_page_has_a_url():
+    assert tuple(PLACES) == PAGE_NAMES
 
 
 def test_the_admin_index_leads_there(client):

@@ -34,7 +34,6 @@ from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
 from django_mysqlqueue.runtime.process.subscriber import Schedules, Subscriber, register_all, require_handlers
-from django_mysqlqueue.runtime.process.supervisor import Supervisor
 from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
@@ -280,6 +279,8 @@ class Command(LimitedCommand):
 
     def _supervise(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any], *, reloads: bool) -> None:
         """Run a supervisor. What would make every child fail is checked here first, once."""
+        from django_mysqlqueue.runtime.process.supervisor import Supervisor
+
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
