@@ -25,7 +25,6 @@ _ENDED = (
     "{} ended the transaction of the atomic handler. What it has committed stays; what the handler wrote after it is "
     "rolled back. A handler that commits, rolls back or executes DDL must not use atomic=True."
 )
-_thread = threading.local()
 
 
 class AfterCommit(Exception):
@@ -72,9 +71,16 @@ class HandlerTransaction:
         self._unproven = None
 
 
+class _PerThread(threading.local):
+    running: HandlerTransaction | None = None
+
+
+_thread = _PerThread()
+
+
 def running() -> HandlerTransaction | None:
     """Return the transaction of the atomic handler that is running in this thread, or None."""
-    return getattr(_thread, "running", None)
+    return _thread.running
 
 
 @contextlib.contextmanager

@@ -71,7 +71,9 @@ class Inbox(InboxGroups):
         with self._lock:
             for held in items:
                 group = self._groups[held.claimed.ref]
-                lane = group.lane(held.claimed, shared=held.handler.shared)
+                lane = group.lanes.get(held.claimed.key)
+                if lane is None:
+                    lane = group.lane(held.claimed, shared=held.handler.shared)
                 if lane.blocked or self._closed:
                     self._release(group, held.claimed)
                     continue
@@ -479,7 +481,7 @@ class Inbox(InboxGroups):
 
     def _start(self, lane: Lane, place: int | None = None) -> Held:
         if place is None:
-            place = self._first(lane)
+            place = 0 if self._suspect is None else self._first(lane)
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
         if self.starts.most is not None:
             self.starts.add()

@@ -237,7 +237,8 @@ class GroupLanes:
     def ready(self) -> list[deque[Lane]]:
         """Return the queues of lanes that no thread works on, in the order in which they have their turn."""
         if len(self.levels) == 1:
-            return [level.ready for level in self.levels.values() if level.ready]
+            (level,) = self.levels.values()
+            return [level.ready] if level.ready else []
         return [self.levels[priority].ready for priority in self.turns.order(self._priorities(), self.priority_share)]
 
     def is_turn_of(self, lane: Lane) -> bool:
