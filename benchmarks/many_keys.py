@@ -90,7 +90,8 @@ def main() -> None:
     assert handled == options.keys, handled
     gc.collect()
     after = resident_mb()
-    held = sum(len(work.partitions) + len(work.todo) + len(work.waiting) for work in process.workers[0].poller.ordered)
+    ordered = process.workers[0].poller.ordered
+    held = sum(len(work.mode.partitions) + len(work.memory.todo) + len(work.mode.waiting) for work in ordered)
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         timed("collect", lambda: [*retention.steps("default"), *retention.steps("default")])
     left = {

@@ -144,14 +144,14 @@ class InlineSubscriber:
         changed = self._poller.group_of_other_mode()
         if changed is not None:
             cause = self._errors[0] if self._errors else None
-            raise SubscriberError(mode_text(changed.handler, changed.other_mode)) from cause
+            raise SubscriberError(mode_text(changed.handler, changed.configuration.other_mode)) from cause
         for group in self._poller.groups:
-            if group.error is not None:
-                raise group.error
-            if group.refused:
-                raise SubscriberError(f"Nothing is delivered to the group {group.ref}: {group.refused}")
+            if group.health.error is not None:
+                raise group.health.error
+            if refused := group.configuration.refused:
+                raise SubscriberError(f"Nothing is delivered to the group {group.ref}: {refused}")
         for group in self._poller.ordered:
-            if left := group.held_elsewhere():
+            if left := group.mode.held_elsewhere():
                 ref = group.ref
                 event(logging.WARNING, "partitions.skipped", group=ref.group, topic=ref.topic, partitions=left)
         return self._delivered, self._errors
@@ -214,7 +214,7 @@ class InlineSubscriber:
 
     def _flush(self) -> None:
         for group in self._poller.groups:
-            group.polled()
+            group.writer.polled()
         self._poller.flush_groups()
 
     def _leave(self) -> None:

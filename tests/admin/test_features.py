@@ -48,7 +48,7 @@ def test_the_page_of_a_group_counts_what_is_settled_without_a_call(client):
     sub.settle()
     assert "without a call" not in page(client, "group", **GROUP)
     (group,) = sub.poller.groups
-    rollups.add(USING, {group.ref: group.counted()})
+    rollups.add(USING, {group.ref: group.counts.read()})
     text = page(client, "group", **GROUP)
     assert "settled without a call in the last 30 minutes: 3 expired, 2 superseded" in text
 

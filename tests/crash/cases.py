@@ -872,7 +872,7 @@ def resume(world: World) -> None:
     assert world.sub is not None
     world.sub.poller.reset()
     for work in world.sub.poller.groups:
-        work.rests_until = 0.0  # after a turn that failed
+        work.health.rests_until = 0.0  # after a turn that failed
     world.sub.heart.beat()
     world.sub.settle()
 

@@ -746,7 +746,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             if process.frozen or not process.heart.good():
                 continue
             for work in process.poller.ordered:
-                for key in work.owned():
+                for key in work.mode.owned():
                     owner = now.leases.get((work.ref, key))
                     assert owner == process.name or work.ref in process.outdated, (
                         f"4: {process.name} believes that it holds {work.ref} {key}, which is {owner!r}'s"

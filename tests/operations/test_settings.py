@@ -243,7 +243,7 @@ def test_the_size_of_claims_and_the_number_that_may_wait(db):
     assert sub.inbox.waiting(group.ref)[0] == sub.inbox.waiting(other.ref)[0] == 10
     override(prefetch=3, claim_size=2)
     sub.step()
-    assert (group.claim_size, group.room()) == (2, 0)
+    assert (group.configuration.claim_size, group.planner.room()) == (2, 0)
     while sub.inbox.waiting(group.ref)[0]:
         sub.work(1)
     sub.flush()
@@ -252,7 +252,7 @@ def test_the_size_of_claims_and_the_number_that_may_wait(db):
     assert sub.inbox.waiting(other.ref)[0] == 20, "the other group has all of PREFETCH"
     override(unset=["prefetch", "claim_size"])
     sub.step(times=4)
-    assert group.claim_size == 10
+    assert group.configuration.claim_size == 10
     assert sub.inbox.waiting(group.ref)[0] == 10
 
 

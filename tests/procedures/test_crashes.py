@@ -216,7 +216,7 @@ def drain_with_subscribers(mode: str) -> list[int]:
         sub.beat()
         before = len(found)
         for group in sub.poller.groups:
-            group.rests_until = 0.0  # It may have seen rows above the position. It continues behind them.
+            group.health.rests_until = 0.0  # It may have seen rows above the position. It continues behind them.
         sub.settle()
         quiet = 0 if len(found) > before else quiet + 1
     sub.leave()

@@ -171,7 +171,7 @@ def test_a_connection_cut_inside_a_groups_turn_starts_everything_anew(db):
     work.turn = cut_inside_a_transaction
     with pytest.raises(OperationalError):
         sub.poller._turn(work)
-    assert work.failures.count == 0
+    assert work.health.failures.count == 0
     assert connection.is_usable()
 
 

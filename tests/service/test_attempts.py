@@ -114,10 +114,10 @@ def test_a_suspect_that_turns_out_to_be_anothers_is_forgotten(db, clock, on_fail
     frozen.heart.beat()
     frozen.run(held)
     frozen.settle()
-    assert not any(partition.in_flight for partition in frozen.poller.ordered[0].partitions.values())
+    assert not any(partition.in_flight for partition in frozen.poller.ordered[0].mode.partitions.values())
     got = Recorder(lambda delivery: delivery.nack(delay=0) if delivery.attempt == 1 else None)
     work = frozen.poller.ordered[0]
-    work.handler = dataclasses.replace(work.handler, function=got)
+    work.configuration.handler = dataclasses.replace(work.handler, function=got)
     publish_many("t", [Message(2, key="k"), Message(3, key="k")])
     frozen.settle()
     assert set(got.payloads) == {2, 3}

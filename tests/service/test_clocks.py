@@ -137,8 +137,8 @@ def test_what_a_live_subscriber_holds_is_not_taken_when_the_clock_steps(db, cloc
         other.poller._poll()
     other.poller._next_poll = float("inf")
     if mode == "shared":
-        other.poller.groups[0].found_due(1)
-        other.poller.groups[0].expect_clock_step()
+        other.poller.groups[0].mode.found_due(1)
+        other.poller.groups[0].mode.expect_clock_step()
     other.poller._tick()
     other.poller._turn(other.poller.groups[0])
     assert other.take() is None
@@ -181,7 +181,7 @@ def test_after_a_step_of_the_clock_a_lost_subscriber_is_relieved_later(db, clock
     clock.advance(41)
     other.beat()
     for group in other.poller.shared:
-        group.expect_clock_step()  # As the maintenance does.
+        group.mode.expect_clock_step()  # As the maintenance does.
     other.step(times=2)
     assert other.work() == 1
     assert got.payloads == [1]

@@ -162,7 +162,7 @@ def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
     (work,) = sub.step().poller.groups
-    assert work.other_mode == OTHER_MODE[mode]
+    assert work.configuration.other_mode == OTHER_MODE[mode]
 
 
 @pytest.mark.parametrize("mode", OTHER_MODE)
@@ -178,9 +178,9 @@ def test_a_frozen_subscriber_of_another_mode_claims_nothing(db, mode, tick):
     publish("t", 9, key="new")
     sub.step(tick=tick)
     (work,) = sub.poller.groups
-    assert (work.stopped, work.other_mode) == (True, OTHER_MODE[mode])
+    assert (work.configuration.stopped, work.configuration.other_mode) == (True, OTHER_MODE[mode])
     assert sub.step().work() == 0
-    assert work.stopped
+    assert work.configuration.stopped
     assert not PartitionLease.objects.exists()
     sub.leave()
     got = []

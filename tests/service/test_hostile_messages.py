@@ -329,11 +329,11 @@ def test_thousands_of_keys_leave_nothing_behind(db, settings, mode):
     sub.step(times=2)
     assert got == set(range(count))
     for one in sub.poller.ordered:
-        assert not one.partitions
-        assert not one.waiting
+        assert not one.mode.partitions
+        assert not one.mode.waiting
     for one in sub.poller.groups:
-        assert not one.todo
-        assert not one.unfinished
+        assert not one.memory.todo
+        assert not one.memory.unfinished
     assert all(not [key for key in group.lanes if isinstance(key, str)] for group in sub.inbox._groups.values())
     garbage.collect(USING)
     garbage.collect(USING)

@@ -117,7 +117,7 @@ def test_half_a_claim_is_for_messages_that_need_no_slots(db, mode):
     publish_many("t", [Message(n, key=f"k{n}") for n in range(100)])
     sub.step(times=2)
     (group,) = sub.poller.groups
-    first, *others = group._wants(0, 10)
+    first, *others = group.planner.wants(0, 10)
     assert (first.key, first.look_at) == ("a", 5)
     assert len(others) >= 5
 
@@ -130,21 +130,21 @@ def test_no_thread_is_kept_if_none_is_needed_or_nothing_could_start(db):
     (group,) = sub.poller.groups
 
     def keeps():
-        group.limited.keep_thread(group.todo, group._is_free)
+        group.limited.keep_thread(group.memory.todo, group.mode.is_free)
         kept = not sub.inbox.keep_thread(REF)
         sub.inbox.free_thread(REF)
         return kept
 
-    group.todo["a"] = None
+    group.memory.todo["a"] = None
     assert not keeps(), "a thread is idle"
     running = sub.take()
     group.limited._rest = Rest(sub.context.clock.now() + 60_000, "", in_flight=False)
     assert not keeps(), "the group has no slot"
     group.limited._rest = None
-    del group.todo["a"]
-    group.todo["k9"] = None
+    del group.memory.todo["a"]
+    group.memory.todo["k9"] = None
     assert not keeps(), "nothing that needs slots is known of"
-    group.todo["a"] = None
+    group.memory.todo["a"] = None
     assert keeps()
     sub.run(running)
     assert sub.take() is not None
@@ -161,13 +161,13 @@ def test_no_thread_is_kept_for_a_lower_priority_than_that_of_what_waits(db):
     publish_many("t", [Message(n, key=f"k{n}", priority=priority) for n, priority in enumerate((0, 0, 1, 1))])
     sub.step(times=2)
     running = sub.take()
-    group.todo["a"] = None
-    group.limited.keep_thread(group.todo, group._is_free)
+    group.memory.todo["a"] = None
+    group.limited.keep_thread(group.memory.todo, group.mode.is_free)
     assert sub.inbox.keep_thread(REF), "none was kept: a message with a higher priority waits"
     sub.inbox.free_thread(REF)
     sub.run(running)
     assert sub.take() is not None
-    group.limited.keep_thread(group.todo, group._is_free)
+    group.limited.keep_thread(group.memory.todo, group.mode.is_free)
     assert not sub.inbox.keep_thread(REF), "one was kept: what waits has the same priority"
 
 
@@ -255,10 +255,10 @@ def test_a_stopped_group_claims_no_redeliveries_and_keeps_no_thread(db, stop):
     group.limited.has_due = True
     if stop == "refused":
         # The row of a group that a later release has given a filter that this one cannot parse.
-        group.override(group._columns._replace(filter='{"later": 1}'))
-        assert group.refused
+        group.override(group.configuration.columns._replace(filter='{"later": 1}'))
+        assert group.configuration.refused
     else:
-        group.stopped = True
+        group.configuration.stopped = True
     assert group.limited.room(1) == 1, "a thread is idle"
     for _ in range(3):
         group.notify("a")
@@ -291,7 +291,7 @@ def test_only_the_group_for_which_a_thread_is_kept_frees_it(db):
     assert not sub.inbox.keep_thread(REF), "claims of others, and of messages without slots, have not freed it"
     for group in sub.poller.groups:
         if group.ref == REF:
-            group.todo["a"] = None  # A hint that is out of date: it has no message.
+            group.memory.todo["a"] = None  # A hint that is out of date: it has no message.
             group.turn()
     assert sub.inbox.keep_thread(REF), "a claim has found nothing that needs slots"
 

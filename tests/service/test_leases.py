@@ -11,7 +11,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
-from tests.support.internals import TAKE_OVER, GroupRef, OrderedGroup, heartbeats, leasing
+from tests.support.internals import TAKE_OVER, GroupRef, OrderedMode, heartbeats, leasing
 from tests.support.scenarios import busy_partitions, rebalance
 
 pytestmark = pytest.mark.promise("One owner")
@@ -133,7 +133,7 @@ def test_orphans_are_taken_whatever_the_share(db, clock):
     sub.settle()
     assert len(got.deliveries) == 1
     for work in sub.poller.ordered:
-        work.waiting.update({key: since - 31 for key, since in work.waiting.items()})
+        work.mode.waiting.update({key: since - 31 for key, since in work.mode.waiting.items()})
     sub.settle()
     assert len(got.deliveries) == 3
 
@@ -155,9 +155,9 @@ def test_a_million_keys_leave_no_memory_behind(db):
     sub.settle()
     sub.step(times=2)
     work = sub.poller.ordered[0]
-    assert not work.partitions
-    assert not work.waiting
-    assert not work.todo
+    assert not work.mode.partitions
+    assert not work.mode.waiting
+    assert not work.memory.todo
     assert all(not group.lanes for group in sub.inbox._groups.values())
     assert not PartitionLease.objects.exists()
 
@@ -189,8 +189,8 @@ def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
     for _ in range(20):
         sub.settle(rounds=5)
     work = sub.poller.groups[0]
-    assert isinstance(work, OrderedGroup)
-    assert leasing.MAX_PENDING <= len(work.partitions["k"].pending) < leasing.MAX_PENDING + 100
+    assert isinstance(work.mode, OrderedMode)
+    assert leasing.MAX_PENDING <= len(work.mode.partitions["k"].pending) < leasing.MAX_PENDING + 100
 
 
 def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
@@ -204,7 +204,7 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
     for _ in range(400):
         sub.step()
         most = max(most, PartitionLease.objects.count())
-        assert len(sub.poller.ordered[0].todo) < 30 + 10
+        assert len(sub.poller.ordered[0].memory.todo) < 30 + 10
         done += sub.work()
         sub.flush()
     assert done == 200
@@ -223,7 +223,7 @@ def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
     sub.step(times=3)
     assert sub.owned() == {"a", "b"}
     (work,) = sub.poller.ordered
-    work.waiting["c"] -= sub.settings.lease_duration + 1
+    work.mode.waiting["c"] -= sub.settings.lease_duration + 1
     sub.step()
     assert sub.owned() == {"a", "b", "c"}
     assert lag() > 35

@@ -509,7 +509,7 @@ def test_slots_are_written_again_after_a_commit_with_an_unknown_outcome(db, mode
     assert sum(Slots.objects.values_list("held", flat=True)) == 3
     monkeypatch.setattr(claiming, "claim", real)
     group = sub.poller.groups[0]
-    group.stopped = True  # It claims nothing, which would write the same rows.
+    group.configuration.stopped = True  # It claims nothing, which would write the same rows.
     group.turn()
     assert sum(Slots.objects.values_list("held", flat=True)) == 0
     later(0, other)

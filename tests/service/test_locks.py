@@ -52,7 +52,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
     sub = Sub(handler(mode="shared"), claim_size=100, threads=4)
     sub.settle(rounds=2)
     locked, done = threading.Event(), threading.Event()
-    keys = list(sub.poller.groups[0].todo)[:8]
+    keys = list(sub.poller.groups[0].memory.todo)[:8]
 
     def frozen():
         with transaction.atomic():
@@ -71,7 +71,8 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
             handled = 0
             for _ in range(3):  # those in a row that ask for locked ones only
                 time.sleep(0.02)
-                sub.poller.groups[0].depths.common = 100  # as it is learned with quick handlers: much of few partitions
+                # As it is learned with quick handlers: much of few partitions.
+                sub.poller.groups[0].memory.depths.common = 100
                 sub.step()
                 handled += sub.work()
                 sub.flush()
@@ -96,7 +97,7 @@ def test_a_shared_group_that_finds_everything_locked_rests_a_moment(db):
         def ask():
             work = first.poller.groups[0]
             first.step()
-            claims.append(work.rests_until > time.monotonic() - 1)
+            claims.append(work.health.rests_until > time.monotonic() - 1)
             return first.work()
 
         assert in_thread(ask) == 0

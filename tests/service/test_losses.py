@@ -268,7 +268,7 @@ def test_a_claim_takes_nothing_behind_it(three, clock):
     clock.advance(85)
     rows = list(DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True))
     want = Want("k", due=tuple(rows), look_at=9)
-    request = claiming.ClaimRequest(finder.poller.groups[0].claimant, [want], claiming.new_token())
+    request = claiming.ClaimRequest(finder.poller.groups[0].configuration.claimant, [want], claiming.new_token())
     claim = claiming.claim(USING, request)
     assert [one.offset for one in claim.deliveries] == rows[:1]
     assert claim.lost_later == {("k", rows[1])}
@@ -483,7 +483,7 @@ def test_its_finder_knows_when_it_is_due(resting, mode):
     finder = resting(mode)
     (group,) = finder.poller.groups
     assert not group.wants_turn()
-    assert group.next_at() == row().invisible_until
+    assert group.mode.next_at() == row().invisible_until
 
 
 def test_a_shared_group_that_has_noticed_a_loss_polls_soon(db, clock):
@@ -508,7 +508,7 @@ def test_a_new_owner_reads_when_it_is_due(resting):
 
 def test_a_claim_that_asks_for_it_too_early_is_told_when_it_is_due(resting):
     finder = resting("ordered")
-    claimant = finder.poller.groups[0].claimant
+    claimant = finder.poller.groups[0].configuration.claimant
     wants = [Want("k", due=(row().message_offset,))]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert claim.deliveries == []

@@ -36,13 +36,13 @@ def test_a_limit_of_the_server_on_selects_loses_nothing(db, mode, limit):
             cursor.execute(f"SET SESSION sql_select_limit = {limit}")
         sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt)), mode=mode))
         for _ in range(20):
-            sub.poller.groups[0].rests_until = 0.0
+            sub.poller.groups[0].health.rests_until = 0.0
             sub.poller.guarded(sub.step)
             sub.work()
         cut = set(got)
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION sql_select_limit = DEFAULT")
-        sub.poller.groups[0].rests_until = 0.0
+        sub.poller.groups[0].health.rests_until = 0.0
         sub.poller.reset()  # partitions that a cut answer has hidden are found by the next scan
         sub.settle(rounds=500)
         sub.leave()
@@ -76,8 +76,8 @@ def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkey
     with caplog.at_level(logging.WARNING):
         sub.settle()
         (work,) = sub.poller.groups
-        assert work.rests_until > time.monotonic() - 60
-        work.rests_until = 0.0
+        assert work.health.rests_until > time.monotonic() - 60
+        work.health.rests_until = 0.0
         sub.settle()
     assert len(cut) == 3
     assert sorted(got) == [(number, 1) for number in range(10)]
@@ -171,7 +171,7 @@ def test_missing_payloads_are_asked_for_more_and_more_slowly(db, monkeypatch, ca
             sub.step()
             sub.flush()
     (work,) = sub.poller.groups
-    assert work.rests_until > time.monotonic()
+    assert work.health.rests_until > time.monotonic()
     assert 1 <= sum("payloads.not_returned" in record.message for record in caplog.records) <= 8
 
 
@@ -182,6 +182,6 @@ def test_an_empty_payload_does_not_overtake(db):
     first.leave()
     got = Recorder()
     second = Sub(handler(function=got))
-    second.poller.ordered[0].max_bytes = 100
+    second.poller.ordered[0].configuration.max_bytes = 100
     second.settle()
     assert [len(delivery.body) for delivery in got.deliveries] == [50, 80, 0]

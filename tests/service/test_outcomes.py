@@ -23,7 +23,7 @@ def test_shared_delivery_stays_invisible_while_its_holder_extends_it(db, clock):
     assert held is not None
     for _ in range(5):
         clock.advance(8)
-        holder.poller.shared[0]._extend()
+        holder.poller.shared[0].mode.extend()
         other.step()
         assert other.work() == 0
     clock.advance(11)

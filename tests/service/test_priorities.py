@@ -311,7 +311,7 @@ def test_redeliveries_of_a_low_priority_do_not_fill_the_memory(db, clock):
     (group,) = sub.poller.groups
     assert sub.inbox.waiting(group.ref)[0] == 10
     assert not group.wants_turn()
-    assert not group.has_room_for_due()
+    assert not group.planner.has_room_for_due()
     sub.settle(rounds=100)
     assert got.count((-10, 2)) == 60
 
@@ -327,7 +327,7 @@ def test_rows_left_in_the_future_are_looked_for_behind_higher_priorities(db):
     assert DeliveryState.objects.update(invisible_until=4 * 10**12, delivered_at=4 * 10**12) == 1
     publish_many("t", [Message("new", key="a", priority=10) for _ in range(4)])
     other.step()
-    other.poller.shared[0].expect_clock_step()
+    other.poller.shared[0].mode.expect_clock_step()
     for _ in range(10):  # Without maintenance, which would ask for it again.
         other.poller.poll_soon()
         other.poller.step()
@@ -371,12 +371,12 @@ def test_partitions_of_a_higher_priority_are_acquired_however_many_have_work(db,
     publish_many("t", [Message(n, key=f"k{n:02}") for n in range(40)])
     sub.step(times=3)
     (group,) = sub.poller.ordered
-    assert group.waiting
-    held = len(group.owned())
+    assert group.mode.waiting
+    held = len(group.mode.owned())
     publish("t", "high", key="k00", priority=1)
     sub.step(times=2)
-    assert lane("k00", 1) in group.owned()
-    assert len(group.owned()) == held + 1, "no more of the others"
+    assert lane("k00", 1) in group.mode.owned()
+    assert len(group.mode.owned()) == held + 1, "no more of the others"
     sub.work(limit=1)
     assert got == ["high"]
     sub.settle(rounds=500)

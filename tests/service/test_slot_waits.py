@@ -64,7 +64,7 @@ def seldom_asked(sub):
     group = sub.poller.groups[0]
     group.limited._fruitless = 10
     if group.handler.shared:
-        group._without_slots.count = 10
+        group.mode._without_slots.count = 10
 
 
 @pytest.mark.parametrize(

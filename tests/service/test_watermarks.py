@@ -170,7 +170,7 @@ def test_a_group_continues_behind_rows_above_its_position(db):
             invisible_until=2**62,
         )
     for _ in range(3):
-        sub.poller.groups[0].rests_until = 0.0
+        sub.poller.groups[0].health.rests_until = 0.0
         sub.settle()
     assert got.payloads == [2, 3, 4]
     assert ConsumerOffset.objects.get().offset_claimed == QueueMessage.objects.latest("offset").offset

@@ -23,7 +23,7 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
     while quiet < 2:
         before = len(done), healthy.inbox.passed_counts("expired")
         for work in healthy.poller.groups:
-            work.rests_until = 0.0
+            work.health.rests_until = 0.0
         healthy.step()
         healthy.work()
         healthy.flush()

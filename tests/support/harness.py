@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import itertools
 import threading
@@ -160,11 +159,7 @@ class Sub:
     def use(self, alias: str) -> None:
         """Goes on on another alias of the same database."""
         self.using = alias
-        # Not replace(): the copy shares what the groups have joined (``prefetch``).
-        self.context = self.poller.context = copy.copy(self.context)
         object.__setattr__(self.context, "using", alias)
-        for group in self.poller.groups:
-            group.context, group.using = self.context, alias
 
     def step(self, *, tick: bool = True, times: int = 1) -> Sub:
         for _ in range(times):
@@ -224,16 +219,16 @@ class Sub:
         return total
 
     def owned(self) -> set[str]:
-        return {key for work in self.poller.ordered for key in work.owned()}
+        return {key for work in self.poller.ordered for key in work.mode.owned()}
 
     def leave(self) -> None:
         """Leaves as on SIGTERM."""
         self.inbox.close()
         self.flush()
         for work in self.poller.ordered:
-            keys = [key for key, one in work.partitions.items() if one.owned and not one.in_flight]
+            keys = [key for key, one in work.mode.partitions.items() if one.owned and not one.in_flight]
             if keys:
-                work.release(keys)
+                work.mode.release(keys)
         heartbeats.deregister(self.using, self.name, list(self.handlers))
 
     def cut_off(self) -> None:

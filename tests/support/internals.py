@@ -66,22 +66,23 @@ from django_mysqlqueue.runtime.inline import InlineSubscriber, deliver_eagerly
 from django_mysqlqueue.runtime.polling import (
     blocked,
     context,
-    group,
+    health,
     limited,
     maintenance,
     ordered,
     poller,
     relays,
     ticking,
+    writing,
 )
 from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
 from django_mysqlqueue.runtime.polling.entered import Entered
-from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
-from django_mysqlqueue.runtime.polling.ordered import TAKE_OVER, OrderedGroup
+from django_mysqlqueue.runtime.polling.ordered import TAKE_OVER, OrderedMode
 from django_mysqlqueue.runtime.polling.poller import Poller
 from django_mysqlqueue.runtime.polling.relays import PassSize, Relay, Relays
-from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.runtime.polling.shared import SharedMode
 from django_mysqlqueue.runtime.polling.ticking import Ticker
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.runtime.process import lifeline, memory, subscriber, worker

@@ -827,7 +827,7 @@ def _look_at_operations(session: Session, ref: GroupRef) -> None:
 def _life(*subs: Sub) -> None:
     for sub in subs:
         sub.settle(rounds=ROUNDS)
-        assert not any(work.failures.count for work in sub.poller.groups)
+        assert not any(work.health.failures.count for work in sub.poller.groups)
     # What comes round: ticks, extensions, the scan for work, the sweep, GC.
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
     for sub in subs:

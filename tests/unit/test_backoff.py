@@ -4,7 +4,7 @@ import pytest
 
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.pipeline.reading import RECONNECT
-from tests.support.internals import RESTARTS, call, group, poller, session
+from tests.support.internals import RESTARTS, call, health, poller, session
 
 
 def delays(backoff: Backoff, number: int, rng: float = 0.5) -> list[float]:
@@ -23,7 +23,7 @@ def test_failures_in_a_row_wait_longer_until_one_succeeds():
 @pytest.mark.parametrize(
     ("backoff", "first", "last"),
     [
-        pytest.param(group.REST, [0.1, 0.2, 0.4], 5.0, id="group"),
+        pytest.param(health.REST, [0.1, 0.2, 0.4], 5.0, id="group"),
         pytest.param(call.REST, [0.1, 0.2, 0.4], 1.0, id="handler thread"),
         pytest.param(RESTARTS, [1.0, 2.0, 4.0], 30.0, id="supervisor"),
         pytest.param(RECONNECT, [0.5, 1.0, 2.0], 3600.0, id="pipeline"),

@@ -141,9 +141,9 @@ class Prefetch:
         counts[ref] = waiting
         share = free = least
         if ref in self._has_work:
-            active = sum(one == ref or counts[one] > 0 or busy() for one, busy in self._has_work.items())
+            active = sum(group == ref or counts[group] > 0 or busy() for group, busy in self._has_work.items())
             share = max(least, self._most // active)
-            free = self._most - sum(counts[one] for one in self._has_work)
+            free = self._most - sum(counts[group] for group in self._has_work)
         most = min(claim_size, share)
         room = min(most, max(min(share - waiting, free), least - waiting))
         worthwhile = waiting == 0 or room >= (most + 1) // 2

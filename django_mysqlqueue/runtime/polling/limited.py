@@ -7,18 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from django.db import Error
+
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.limits import lane_of
 from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.depths import LOOKED_AT
+from django_mysqlqueue.runtime.polling.memory import LOOKED_AT
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service.claims import Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Holding
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import LONGEST_REST_US, Reservation, Rest
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Retry, Session
 
 AHEAD = AHEAD_US / 1_000_000
 LONGEST_REST_MS = LONGEST_REST_US // 1000 + 5000
@@ -35,15 +38,7 @@ def _is_over(until: int, now: int) -> bool:
 
 
 class Limited:
-    """The slots of a process for one group, and the partitions that wait for one.
-
-    Args:
-        inbox: the inbox.
-        ref: the group.
-        subscriber: the full name of the subscriber.
-        threads: number of handler threads.
-        lease_ms: LEASE_DURATION in milliseconds.
-    """
+    """The slots of a process for one group, and the partitions that wait for one."""
 
     def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, *, threads: int, lease_ms: int) -> None:
         self._inbox = inbox
@@ -73,7 +68,7 @@ class Limited:
         self._recent = 0
         """Number of deliveries that were started in ``AHEAD`` seconds."""
         self.has_due = False
-        """Whether redeliveries are due for which no thread was free (``ClaimRequest.max_slots``)."""
+        """Whether redeliveries are due for which no thread was free (``Due.with_slots``)."""
         self._kept_at = 0.0
         self._others = -1
         """Number of deliveries without slots that had been started when a thread was kept."""
@@ -87,7 +82,7 @@ class Limited:
         if limits != self._limits:
             self._inbox.return_waiting(self._ref)
             returned = self._inbox.take_returned(self._ref)
-            kept = {key: one for key, one in returned.items() if limits.has_interval_of(self._limits, key)}
+            kept = {key: slots for key, slots in returned.items() if limits.has_interval_of(self._limits, key)}
             self._inbox.put_back_returned(self._ref, kept)
         self._limits = limits
         self.is_partial = limits.limits_some_keys and limits.limit_by is None
@@ -175,8 +170,11 @@ class Limited:
 
     def news(self) -> Holding | None:
         """Return what this process holds, as ``holding``, if the rows say something else."""
-        found = self.holding()
-        return found if found.returned or found.doubtful or found.held != found.stored else None
+        if not (self._limits or self._stored or self._doubtful):
+            returned = self._inbox.take_returned(self._ref)
+            return replace(self.held(), returned=returned) if returned else None
+        holding = self.holding()
+        return holding if holding.returned or holding.doubtful or holding.held != holding.stored else None
 
     def written(self, held: dict[str, int] | None) -> None:
         """Note what the rows of this subscriber say since a COMMIT."""
@@ -184,18 +182,20 @@ class Limited:
             self._stored = held
             self._doubtful.clear()
 
-    def found(self, keys: Collection[str]) -> None:
+    def note_stored(self, keys: Collection[str]) -> None:
         """Note of which keys the rows say that this subscriber holds slots. They are written again."""
         self.is_unsure = False
         self._doubtful |= {*keys, *self._stored}
 
-    def failed(self, holding: Holding) -> None:
-        """Keep the slots to be released, because the transaction was rolled back."""
-        self._inbox.put_back_returned(self._ref, holding.returned)
+    def not_written(self, holding: Holding, error: Exception) -> None:
+        """Keep the account right after a transaction that should have written it has failed.
 
-    def doubt(self, holding: Holding) -> None:
-        """Note that the outcome of a COMMIT is unknown. Slots are not released: that could happen twice."""
-        self._doubtful |= {*holding.held, *holding.stored, *holding.written}
+        If the outcome of the COMMIT is unknown, slots are not released: that could happen twice.
+        """
+        if isinstance(error, CommitOutcomeUnknown):
+            self._doubtful |= {*holding.held, *holding.stored, *holding.written}
+        elif isinstance(error, Error | Retry):
+            self._inbox.put_back_returned(self._ref, holding.returned)
 
     # -- what waits for a slot ------------------------------------------------
 
@@ -205,7 +205,7 @@ class Limited:
         could = could or not all(self.spares(want.key) for want in request.wants)
         if request.due is not None:
             self.has_due = claim.has_due
-        if could and not any(one.slot for one in claim.deliveries):
+        if could and not any(delivery.slot for delivery in claim.deliveries):
             self._inbox.free_thread(self._ref)
 
     def claimed(self, claim: Claim, now: int) -> None:
@@ -266,17 +266,17 @@ class Limited:
     def _ask(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
         """Ask for all partitions of which it is not certain when they have a slot; return those that have one."""
         asked = [(key, rest.key) for key, rest in self._resting.items() if not rest.is_certain]
-        found = dict(zip((key for key, _ in asked), ask([one for _, one in asked]), strict=True))
-        self._fruitless += all(found.values())
-        for key, rest in found.items():
+        rests = dict(zip((key for key, _ in asked), ask([limited for _, limited in asked]), strict=True))
+        self._fruitless += all(rests.values())
+        for key, rest in rests.items():
             if rest is not None:
                 self._wait(key, rest, now)
-        return [key for key, rest in found.items() if rest is None]
+        return [key for key, rest in rests.items() if rest is None]
 
     def next_at(self) -> int | None:
         """Return when the first wait is over, in epoch milliseconds, or None if nothing waits for a time."""
         times = (self._until.first(), None if self._rest is None else self._rest.until)
-        return min((one for one in times if one is not None), default=None)
+        return min((time for time in times if time is not None), default=None)
 
     def forget(self, key: str) -> None:
         """Forget a partition."""

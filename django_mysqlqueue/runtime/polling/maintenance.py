@@ -6,10 +6,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from django_mysqlqueue.runtime.log import orphans_deleted
-from django_mysqlqueue.runtime.polling.group import PolledGroup
-from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.runtime.polling.group import Group
+from django_mysqlqueue.runtime.polling.shared import SharedMode
 from django_mysqlqueue.service import leasing, pruning, samples, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.samples import Sample
@@ -42,13 +43,13 @@ class Maintenance:
     def __init__(
         self,
         using: str,
-        groups: Sequence[PolledGroup],
-        shared: Sequence[SharedGroup],
+        groups: Sequence[Group[Any]],
+        shared: Sequence[Group[SharedMode]],
         *,
         check_tail: Callable[[Session], None],
         clock: Callable[[], int],
         entered: Callable[[], Mapping[int, Mapping[tuple[str, str], int]]],
-        apart: Callable[[PolledGroup], AbstractContextManager[None]],
+        apart: Callable[[Group[Any]], AbstractContextManager[None]],
         only_scans: bool = False,
     ) -> None:
         self._using = using
@@ -121,7 +122,7 @@ class Maintenance:
             with self._apart(group):
                 yield from self._find_work_of(group, (claimed or {}).get(group.ref))
 
-    def _find_work_of(self, group: PolledGroup, minute: int | None) -> Iterator[None]:
+    def _find_work_of(self, group: Group[Any], minute: int | None) -> Iterator[None]:
         sample = None if minute is None else Sample(self._using, group.ref, minute)
         if sample is not None:
             sample.begin()
@@ -150,8 +151,8 @@ class Maintenance:
             with self._apart(group):
                 yield from self._sweep_watermarks_of(group)
 
-    def _sweep_watermarks_of(self, group: SharedGroup) -> Iterator[None]:
-        group.expect_clock_step()
+    def _sweep_watermarks_of(self, group: Group[SharedMode]) -> Iterator[None]:
+        group.mode.expect_clock_step()
         after: str | None = None
         while True:
             keys, after = watermarks.behind(Session(self._using), group.ref, after=after, limit=SLICE)

@@ -10,16 +10,19 @@ from itertools import islice
 
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.health import Health
+from django_mysqlqueue.runtime.polling.limited import Limited
+from django_mysqlqueue.runtime.polling.memory import Memory
+from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claims import Claim, Want
-from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import MAX_PENDING, Lease, Unsettled
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.handler import Handler
 
 TAKE_OVER = 1000
 """Maximum number of partitions that one transaction acquires: 50,000 at once took 5 s, and blocked everything else."""
@@ -56,11 +59,13 @@ class OwnedPartition:
     """When there was work last, by the monotonic clock."""
 
 
-class OrderedGroup(PolledGroup):
-    """A group whose partitions are leased: one subscriber at a time handles each, in the order of the log."""
+class OrderedMode(Mode):
+    """Leased partitions: one subscriber at a time handles each, in the order of the log."""
 
-    def __init__(self, context: Context, handler: Handler) -> None:
-        super().__init__(context, handler)
+    def __init__(
+        self, context: Context, configuration: Configuration, memory: Memory, limited: Limited, health: Health
+    ) -> None:
+        super().__init__(context, configuration, memory, limited, health)
         self.partitions: dict[str, OwnedPartition] = {}
         self.waiting = ByPriority[float]()
         """Partitions with work that this process does not own → since when it knows of them (monotonic)."""
@@ -82,9 +87,50 @@ class OrderedGroup(PolledGroup):
         self._reload: set[str] = set()
         """Partitions whose unsettled rows must be read again."""
 
+    # -- a turn ---------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        """Load and acquire partitions, and look at those whose messages need not wait any longer."""
+        if self._reload:
+            self._verify_and_load()
+        if self._wants_partitions():
+            self._try_now, self._left_out = False, set()
+            self._acquire(steal=self._context.stealing.is_allowed())
+        self.resume()
+        self._wake_due()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Release the partitions to be released of which nothing is in flight any more."""
+        if kind is None and self._leaving:
+            released = [key for key in self._leaving if not self.partitions[key].in_flight]
+            if released:
+                self.release(released)
+
+    def wants_turn(self) -> bool:
+        """Return whether there are partitions to acquire, or to look at again."""
+        return self._wants_partitions() or self._may_resume()
+
+    def _wake_due(self) -> None:
+        """Put partitions with messages whose backoff is over into ``todo``."""
+        now = self._context.clock.now()
+        for key, _ in self._due.pop(lambda due: due <= now):
+            self._look_at(self.partitions[key])
+
+    def resume(self) -> None:
+        """Look again at a partition that waited for the end of a suspected poison message."""
+        if self._may_resume():
+            # One: a claim of many would lock them all, and take one.
+            key = next(iter(self._held_up))
+            del self._held_up[key]
+            self._look_at(self.partitions[key])
+
+    def _may_resume(self) -> bool:
+        return bool(self._held_up) and not self._inbox.has_suspect()
+
     # -- news -----------------------------------------------------------------
 
-    def _notify(self, key: str) -> None:
+    def notify(self, key: str) -> None:
+        """Note that a partition of the subset has, or may have, unclaimed messages."""
         partition = self.partitions.get(key)
         if partition is not None and partition.owned:
             partition.fresh = True
@@ -102,19 +148,22 @@ class OrderedGroup(PolledGroup):
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
         if not (partition.leaving or self._waits(partition.key)):
-            self.todo.setdefault(partition.key)
+            self._memory.todo.setdefault(partition.key)
 
     def _waits(self, key: str) -> bool:
         """Return whether a partition waits for a slot, or for the end of a suspected poison message."""
-        return key in self._held_up or self.limited.rests(key)
+        return key in self._held_up or self._limited.rests(key)
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""
         return self._due.first()
 
+    def is_idle(self) -> bool:
+        """Return whether no partition waits for an owner, and no message is in backoff."""
+        return not self.waiting and not any(partition.pending for partition in self.partitions.values())
+
     def reset(self) -> None:
         """Forget every hint, and load all owned partitions again."""
-        super().reset()
         self.waiting.clear()
         self._held_up.clear()
         self._due.clear()
@@ -124,64 +173,14 @@ class OrderedGroup(PolledGroup):
         """Load all owned partitions again with the next turn: after a step of the clock, their times are others."""
         self._reload = set(self.owned())
 
-    def start_over(self, error: Exception) -> int:
-        """Begin with an empty memory. The leases stay, to be verified, and what is in flight is what the inbox has."""
-        owned = self.owned()
-        count = super().start_over(error)
-        for delivery in self.inbox.held(self.ref, unwritten=True):
+    def restore(self, owned: Collection[str], held: Sequence[Claimed]) -> None:
+        """Begin anew: the leases stay, to be verified, and what is in flight is what the inbox has."""
+        for delivery in held:
             partition = self.partitions.setdefault(delivery.key, OwnedPartition(delivery.key, owned=False))
             partition.in_flight[delivery.offset] = delivery.token
         for key in owned:
             self.partitions.setdefault(key, OwnedPartition(key)).owned = True
         self._reload = set(owned)
-        return count
-
-    def release_all(self) -> None:
-        """Write what has ended, and release the partitions of which nothing is in flight."""
-        self.release_free()  # First: writing may be what breaks.
-        super().release_all()
-        self.release_free()
-
-    def is_idle(self) -> bool:
-        """Return whether no work is known for this group, and no message is in backoff."""
-        return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
-
-    def wants_turn(self) -> bool:
-        """Return whether another turn would find work, or partitions to acquire, at once."""
-        return self._wants_partitions() or self._may_resume() or super().wants_turn()
-
-    def turn(self) -> bool:
-        """Load and acquire partitions, write and claim, and release partitions.
-
-        Returns:
-            Whether to poll soon.
-        """
-        if self._reload:
-            self._verify_and_load()
-        if self._wants_partitions():
-            self._try_now, self._left_out = False, set()
-            self._acquire(steal=self.context.stealing.is_allowed())
-        self._resume()
-        self._wake_due()
-        poll_soon = super().turn()
-        self._leave()
-        return poll_soon
-
-    def _wake_due(self) -> None:
-        """Put partitions with messages whose backoff is over into ``todo``."""
-        now = self.context.clock.now()
-        for key, _ in self._due.pop(lambda due: due <= now):
-            self._look_at(self.partitions[key])
-
-    def _may_resume(self) -> bool:
-        return bool(self._held_up) and not self.inbox.has_suspect()
-
-    def _resume(self) -> None:
-        if self._may_resume():
-            # One: a claim of many would lock them all, and take one.
-            key = next(iter(self._held_up))
-            del self._held_up[key]
-            self._look_at(self.partitions[key])
 
     # -- leases ---------------------------------------------------------------
 
@@ -191,8 +190,8 @@ class OrderedGroup(PolledGroup):
 
     def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
         """Compare memory with the lease rows, then release partitions above the fair share or acquire up to it."""
-        me = self.context.subscriber
-        leases = [lease for lease in leases if lease.key in self.context.subset]
+        me = self._context.subscriber
+        leases = [lease for lease in leases if lease.key in self._context.subset]
         self._live = live
         self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
         equals = set(live)
@@ -204,14 +203,13 @@ class OrderedGroup(PolledGroup):
                 self._lose(key, "no longer the owner")
         now = time.monotonic()
         for lease in leases:
-            known = self.partitions.get(lease.key)
-            if lease.key not in self._theirs and not (known is not None and known.owned):
+            if lease.key not in self._theirs and not self._owns(lease.key):
                 self.waiting.setdefault(lease.key, now)
         # A live owner is responsible for its partitions until it has drained or released them.
         for key in self._theirs & self.waiting.keys():
             del self.waiting[key]
         self._drop_drained()
-        if self.refused:
+        if self._configuration.refused:
             self.release_free()  # Subscribers of the release that has registered the filter may take them over.
         elif steal:
             self._release_excess()
@@ -219,10 +217,10 @@ class OrderedGroup(PolledGroup):
 
     def _cap(self) -> int | None:
         """Return this subscriber's fair share, or None, meaning no limit, if it cannot be computed."""
-        if self.context.takes_all:
+        if self._context.takes_all:
             return None
         total = self._shared_out + len(self.owned()) + len(self.waiting) - len(self._theirs & self.waiting.keys())
-        return leasing.fair_shares(total, self._live, self.ref).get(self.context.subscriber)
+        return leasing.fair_shares(total, self._live, self.ref).get(self._context.subscriber)
 
     def _release_excess(self) -> None:
         cap = self._cap()
@@ -233,22 +231,22 @@ class OrderedGroup(PolledGroup):
             partition = self.partitions[key]
             partition.leaving = True
             self._leaving.add(key)
-            self.todo.pop(key, None)
-            self.inbox.release(self.ref, key)
+            self._memory.todo.pop(key, None)
+            self._inbox.release(self.ref, key)
 
     def _acquire(self, *, steal: bool) -> None:
         """Acquire partitions that have work and no owner: up to the fair share, and overdue ones beyond it."""
-        if not self.waiting or self.stopped or self.is_down or not self.heart_good():
+        if not self.waiting or self._configuration.stopped or self._health.is_down or not self.heart_good():
             return
         ahead = [priority for priority in self.waiting.priorities() if self._is_ahead(priority)]
         self._left_out = set(ahead)
-        waiting = self._first_waiting([one for one in self.waiting.priorities() if one not in ahead])
+        waiting = self._first_waiting([priority for priority in self.waiting.priorities() if priority not in ahead])
         cap = self._cap()
-        overdue = time.monotonic() - self.context.settings.lease_duration
+        overdue = time.monotonic() - self._context.settings.lease_duration
         wanted = waiting
         if cap is not None and len(self._live) > 1:
             # Each subscriber starts at another place, so that not all try to acquire the same partitions.
-            start = self._live.index(self.context.subscriber) * len(waiting) // len(self._live)
+            start = self._live.index(self._context.subscriber) * len(waiting) // len(self._live)
             rotated = sorted(waiting[start:] + waiting[:start], key=priority_of, reverse=True)
             below_share = rotated[: max(0, cap - len(self.owned()))]
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
@@ -258,20 +256,20 @@ class OrderedGroup(PolledGroup):
             return
         more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
         taken = leasing.acquire(
-            self.using,
+            self._context.using,
             self.ref,
-            self.context.subscriber,
+            self._context.subscriber,
             wanted,
-            lease_ms=self.context.lease_ms,
+            lease_ms=self._context.lease_ms,
             steal=steal,
-            clock=self.context.clock,
+            clock=self._context.clock,
         )
         if taken.other_mode:
-            self.check_mode(taken.other_mode)
+            self._configuration.check_mode(taken.other_mode)
             return
         if taken.paused or taken.dropped:
             # Otherwise the group would never be idle, and a drain would never end. Nothing is claimed from it either.
-            self._stop(dropped=taken.dropped)
+            self._configuration.stop(dropped=taken.dropped)
             return
         # Short transactions, with turns of other groups in between. Locked partitions wait for the next tick.
         self._try_now = more and bool(taken.held or taken.elsewhere)
@@ -279,7 +277,7 @@ class OrderedGroup(PolledGroup):
             self._theirs.add(key)
             del self.waiting[key]
         if taken.held:
-            watermarks.create_missing(self.using, self.ref, taken.held)
+            watermarks.create_missing(self._context.using, self.ref, taken.held)
             self._take_over(taken.held)
 
     def _wants_partitions(self) -> bool:
@@ -287,12 +285,12 @@ class OrderedGroup(PolledGroup):
 
     def _is_ahead(self, priority: int) -> bool:
         """Return whether ``todo`` has enough partitions of a priority, so that no more of them are acquired."""
-        return len(self.todo.of(priority)) + len(self.limited) >= AHEAD
+        return len(self._memory.todo.of(priority)) + len(self._limited) >= AHEAD
 
     def _first_waiting(self, priorities: Sequence[int]) -> list[str]:
         """Return the partitions of some priorities that have waited longest for an owner, sorted within a priority."""
         # Only the first ones in the order in which they became known: do not sort a million keys for a thousand.
-        keys = (key for one in priorities for key in self.waiting.of(one) if key not in self._theirs)
+        keys = (key for priority in priorities for key in self.waiting.of(priority) if key not in self._theirs)
         return sorted(sorted(islice(keys, CHOICE)), key=priority_of, reverse=True)
 
     def held_elsewhere(self) -> int:
@@ -301,7 +299,7 @@ class OrderedGroup(PolledGroup):
 
     def heart_good(self) -> bool:
         """Return whether this process certainly still owns its leases."""
-        return self.context.heartbeat.good()
+        return self._context.heartbeat.good()
 
     def _take_over(self, keys: Collection[str]) -> None:
         for key in keys:
@@ -314,21 +312,21 @@ class OrderedGroup(PolledGroup):
 
     def _verify_and_load(self) -> None:
         self.verify()
-        keys = [key for key in self._reload if key in self.partitions and self.partitions[key].owned]
+        keys = [key for key in self._reload if self._owns(key)]
         for start in range(0, len(keys), TAKE_OVER):
             self._load(keys[start : start + TAKE_OVER])
-            self.context.progress.made()
+            self._context.progress.made()
 
     def verify(self) -> None:
         """Read the leases again under lock. Drop partitions that were lost, with their waiting deliveries."""
         owned = self.owned()
         for start in range(0, len(owned), TAKE_OVER):
             chunk = owned[start : start + TAKE_OVER]
-            held = leasing.verify_owned(self.using, self.ref, self.context.subscriber, chunk)
+            held = leasing.verify_owned(self._context.using, self.ref, self._context.subscriber, chunk)
             for key in chunk:
                 if key not in held:
                     self._lose(key, "lost while in doubt")
-            self.context.progress.made()
+            self._context.progress.made()
 
     def _load(self, keys: Collection[str]) -> None:
         """Read the unsettled rows of partitions into memory, without those that this process holds.
@@ -337,12 +335,12 @@ class OrderedGroup(PolledGroup):
         """
         pending: dict[str, list[Unsettled]] = {key: [] for key in keys}
         gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_flight.items()}
-        for row in leasing.load(Session(self.using), self.ref, keys):
+        for row in leasing.load(Session(self._context.using), self.ref, keys):
             if self.partitions[row.key].in_flight.get(row.offset) != row.token:
                 pending[row.key].append(row)
             else:
                 gone.discard((row.key, row.offset, row.token))
-        for delivery in self.inbox.drop_stale(self.ref, gone):
+        for delivery in self._inbox.drop_stale(self.ref, gone):
             self.partitions[delivery.key].in_flight.pop(delivery.offset, None)
         for key, rows in pending.items():
             partition = self.partitions[key]
@@ -353,7 +351,7 @@ class OrderedGroup(PolledGroup):
                 self._wait_for(partition, row.offset, row.due, is_lost=row.is_lost)
             self._look_at(partition)
             self._reload.discard(key)
-        self.unfinished |= set(keys)
+        self._memory.unfinished |= set(keys)
 
     def _wait_for(self, partition: OwnedPartition, offset: int, due: int, *, is_lost: bool = False) -> None:
         if not partition.owned:
@@ -374,7 +372,7 @@ class OrderedGroup(PolledGroup):
     def _lose(self, key: str, reason: str) -> None:
         partition = self.partitions[key]
         event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, partition=key, reason=reason)
-        for delivery in self.inbox.drop(self.ref, key):
+        for delivery in self._inbox.drop(self.ref, key):
             partition.in_flight.pop(delivery.offset, None)
         self._disown(partition)
 
@@ -383,24 +381,17 @@ class OrderedGroup(PolledGroup):
         key = partition.key
         partition.owned = partition.leaving = False
         self._wait_for_none(partition)
-        self.todo.pop(key, None)
         self._held_up.pop(key, None)
-        self.limited.forget(key)
-        self.depths.forget(key)
-        for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
-            keys.discard(key)
+        self._limited.forget(key)
+        self._memory.forget(key)
+        self._reload.discard(key)
+        self._leaving.discard(key)
         self._forget_if_done(partition)
 
     def _forget_if_done(self, partition: OwnedPartition) -> None:
         if not partition.owned and not partition.in_flight:
             del self.partitions[partition.key]
-            self.inbox.forget_lane(self.ref, partition.key)
-
-    def _leave(self) -> None:
-        """Release the partitions to be released of which nothing is in flight any more."""
-        done = [key for key in self._leaving if not self.partitions[key].in_flight]
-        if done:
-            self.release(done)
+            self._inbox.forget_lane(self.ref, partition.key)
 
     def release_free(self) -> None:
         """Release all partitions of which nothing is in flight."""
@@ -410,50 +401,52 @@ class OrderedGroup(PolledGroup):
 
     def release(self, keys: Collection[str]) -> None:
         """Release partitions. The leases of drained ones are deleted, the others have no owner afterwards."""
-        drained = leasing.drop_drained(self.using, self.ref, self.context.subscriber, keys)
-        leasing.release(self.using, self.ref, self.context.subscriber, set(keys) - drained)
+        drained = leasing.drop_drained(self._context.using, self.ref, self._context.subscriber, keys)
+        leasing.release(self._context.using, self.ref, self._context.subscriber, set(keys) - drained)
         for key in keys:
             self._disown(self.partitions[key])
 
     def _drop_drained(self) -> None:
         """Delete the leases of partitions that have had no work for a renewal interval."""
-        idle_since = time.monotonic() - self.context.settings.lease_renewal_interval
+        idle_since = time.monotonic() - self._context.settings.lease_renewal_interval
         idle = [
             partition.key
             for partition in self.partitions.values()
             if partition.owned
             and not (partition.pending or partition.in_flight or partition.leaving)
-            and partition.key not in self.todo
-            and partition.key not in self.unfinished
+            and partition.key not in self._memory.todo
+            and partition.key not in self._memory.unfinished
             and not self._waits(partition.key)
             and partition.busy_at <= idle_since
         ]
         for start in range(0, len(idle), 1000):
             chunk = idle[start : start + 1000]
-            for key in leasing.drop_drained(self.using, self.ref, self.context.subscriber, chunk):
+            for key in leasing.drop_drained(self._context.using, self.ref, self._context.subscriber, chunk):
                 self._disown(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
-            self.context.progress.made()
+            self._context.progress.made()
 
-    # -- claiming -------------------------------------------------------------
+    # -- what to claim --------------------------------------------------------
 
-    def _is_free(self, key: str) -> bool:
+    def is_free(self, key: str) -> bool:
+        """Return whether nothing of a partition is in flight here."""
         return not self.partitions[key].in_flight
 
-    def _want(self, key: str, limit: int) -> Want | None:
+    def want(self, key: str, limit: int) -> Want | None:
+        """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""
         partition = self.partitions[key]
-        if self.inbox.is_blocked(self.ref, key):
+        if self._inbox.is_blocked(self.ref, key):
             if partition.in_flight:
-                del self.todo[key]  # Until the outcomes of its deliveries are written.
+                del self._memory.todo[key]  # Until the outcomes of its deliveries are written.
                 return None
-            self.inbox.unblock(self.ref, key)
-        now = self.context.clock.now()
+            self._inbox.unblock(self.ref, key)
+        now = self._context.clock.now()
         if now < partition.rests_until and partition.pending:
-            del self.todo[key]  # Until ``_wake_due`` puts it back.
+            del self._memory.todo[key]  # Until ``_wake_due`` puts it back.
             return None
-        strict = self.handler.on_failure == "block" and bool(partition.pending)
+        strict = self._configuration.handler.on_failure == "block" and bool(partition.pending)
         if strict and partition.in_flight:
-            del self.todo[key]
+            del self._memory.todo[key]
             return None
         due, closed = [], strict
         for offset in sorted(partition.pending):
@@ -466,10 +459,13 @@ class OrderedGroup(PolledGroup):
             return Want(key, due=tuple(due[:limit]))
         if partition.fresh and not closed and len(partition.pending) < MAX_PENDING:
             return Want(key, look_at=limit)
-        del self.todo[key]
+        del self._memory.todo[key]
         return None
 
-    def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+    # -- what has come of it --------------------------------------------------
+
+    def settled(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+        """Remember what a flush has written."""
         for settlement in settlements:
             delivery = settlement.delivery
             partition = self.partitions.get(delivery.key)
@@ -486,27 +482,30 @@ class OrderedGroup(PolledGroup):
                 self._look_at(partition)
             self._forget_if_done(partition)
         for settlement in flushed.stale:
-            known = self.partitions.get(settlement.delivery.key)
-            if known is not None and known.owned:
+            if self._owns(settlement.delivery.key):
                 self._reload.add(settlement.delivery.key)
         # Not those of partitions that were lost meanwhile: their new owner advances their watermarks.
-        owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
-        self.unfinished = owned
+        self._memory.unfinished = set(filter(self._owns, self._memory.unfinished))
 
-    def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
+    def _owns(self, key: str) -> bool:
+        partition = self.partitions.get(key)
+        return partition is not None and partition.owned
+
+    def claimed(self, claim: Claim, max_due: int) -> bool:
+        """Remember what a claim found."""
         for key in claim.lost:
-            if key in self.partitions and self.partitions[key].owned:
+            if self._owns(key):
                 self._lose(key, "no longer the owner")
         for key, offset in claim.settled | {(delivery.key, delivery.offset) for delivery, _ in claim.dead}:
             self._no_longer_waits(self.partitions[key], offset)
         for (key, offset), due in claim.later.items():
             self._wait_for(self.partitions[key], offset, due, is_lost=(key, offset) in claim.lost_later)
-        now = self.context.clock.now()
+        now = self._context.clock.now()
         for key in claim.locked - claim.lost:
             # An atomic handler of a lost owner may keep its row locked for a while: try again a little later.
             partition = self.partitions[key]
-            self.todo.pop(key, None)
-            partition.rests_until = now + self.context.limits.locked_pause_ms
+            self._memory.todo.pop(key, None)
+            partition.rests_until = now + self._context.limits.locked_pause_ms
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
                 self._wait_for(partition, offset, partition.rests_until)
         for delivery in claim.deliveries:
@@ -517,6 +516,6 @@ class OrderedGroup(PolledGroup):
         for key in claim.drained:
             self.partitions[key].fresh = False
         for key in sorted(claim.held_up):
-            self.todo.pop(key, None)
+            self._memory.todo.pop(key, None)
             self._held_up[key] = None
         return False

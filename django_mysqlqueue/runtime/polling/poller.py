@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from django.db import Error, connections
 
@@ -25,10 +26,10 @@ from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.blocked import BlockedSequencer
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.entered import Entered
-from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.maintenance import Maintenance
-from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
-from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.runtime.polling.ordered import OrderedMode
+from django_mysqlqueue.runtime.polling.shared import SharedMode
 from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
@@ -55,13 +56,16 @@ LOOK_PAUSE = 10
 """The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
 
 
+AnyGroup: TypeAlias = Group[OrderedMode] | Group[SharedMode]
+
+
 def longest_silence(handlers: Iterable[Handler], settings: Settings) -> float:
     """Return the seconds after which the poller sends a statement even if nothing is due.
 
     An override of ``max_poll_interval`` does not change it: the session's idle timeout is set when the process starts.
     """
-    found = [option_value(one, "max_poll_interval", settings) for one in handlers]
-    return max(found, default=settings.max_poll_interval)
+    intervals = (option_value(handler, "max_poll_interval", settings) for handler in handlers)
+    return max(intervals, default=settings.max_poll_interval)
 
 
 class Poller:
@@ -69,14 +73,14 @@ class Poller:
 
     def __init__(self, context: Context, handlers: Mapping[GroupRef, Handler], *, only_scans: bool = False) -> None:
         self.context = context
-        self.groups: list[PolledGroup] = [
-            (SharedGroup if handler.shared else OrderedGroup)(context, handler) for handler in handlers.values()
-        ]
-        self.by_topic: dict[str, list[PolledGroup]] = {}
+        self.ordered = [Group(context, handler, OrderedMode) for handler in handlers.values() if not handler.shared]
+        self.shared = [Group(context, handler, SharedMode) for handler in handlers.values() if handler.shared]
+        in_any_mode: list[AnyGroup] = [*self.ordered, *self.shared]
+        refs = list(handlers)
+        self.groups = sorted(in_any_mode, key=lambda group: refs.index(group.ref))
+        self.by_topic: dict[str, list[AnyGroup]] = {}
         for group in self.groups:
             self.by_topic.setdefault(group.ref.topic, []).append(group)
-        self.ordered = [group for group in self.groups if isinstance(group, OrderedGroup)]
-        self.shared = [group for group in self.groups if isinstance(group, SharedGroup)]
         self.entered = Entered()
         self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
@@ -120,7 +124,7 @@ class Poller:
         settings = self.context.settings
         handlers = [group.handler for group in self.groups]
         often, seldom = (
-            min((option_value(one, name, settings) for one in handlers), default=getattr(settings, name))
+            min((option_value(handler, name, settings) for handler in handlers), default=getattr(settings, name))
             for name in ("poll_interval", "max_poll_interval")
         )
         # Jitter keeps the processes of a fleet from polling at the same time.
@@ -193,7 +197,7 @@ class Poller:
             self._poll()
         self.groups[:] = [*self.groups[1:], *self.groups[:1]]
         for group in self.groups:
-            if time.monotonic() >= group.rests_until:
+            if time.monotonic() >= group.health.rests_until:
                 with self._apart(group):
                     self._turn(group)
         if now >= self._next_rollup:
@@ -206,14 +210,14 @@ class Poller:
         tallies: dict[GroupRef, rollups.Tally] = {}
         for group in self.groups:
             with self._apart(group):
-                tallies[group.ref] = group.counted()
+                tallies[group.ref] = group.counts.read()
         rollups.add(self.context.using, tallies)
         for group in self.groups:
             if group.ref in tallies:
-                group.start_tally()
+                group.counts.start()
 
     @contextlib.contextmanager
-    def _apart(self, group: PolledGroup) -> Iterator[None]:
+    def _apart(self, group: AnyGroup) -> Iterator[None]:
         """Do work for one group. An error that is not the database's is a bug: it stops this group, not the others."""
         try:
             yield
@@ -234,7 +238,7 @@ class Poller:
             self._unscanned.add(group.ref)
             self._next_tick = 0.0  # It reports the error, and releases what the group holds.
 
-    def _turn(self, group: PolledGroup) -> None:
+    def _turn(self, group: AnyGroup) -> None:
         """Run a group's turn. An error does not stop the other groups, unless the connection is lost or read-only."""
         if group.ref in self._unscanned:
             self._unscanned.discard(group.ref)
@@ -256,7 +260,7 @@ class Poller:
             )
             self.maintenance.scan_all()  # The group has forgotten its work: find it again.
         else:
-            group.succeeded()
+            group.health.succeeded()
             if poll_soon:
                 self.poll_soon()
 
@@ -267,12 +271,12 @@ class Poller:
         idle = 0
         for group in self.groups:
             with self._apart(group):
-                idle += self.context.inbox.is_idle(group.ref) and (group.stopped or group.is_idle())
+                idle += self.context.inbox.is_idle(group.ref) and (group.configuration.stopped or group.is_idle())
         return idle == len(self.groups)
 
-    def group_of_other_mode(self) -> PolledGroup | None:
+    def group_of_other_mode(self) -> AnyGroup | None:
         """Return a group whose mode is no longer its handler's, or None."""
-        return next((group for group in self.groups if group.other_mode), None)
+        return next((group for group in self.groups if group.configuration.other_mode), None)
 
     def flush_groups(self) -> None:
         """Write all outcomes."""
@@ -284,7 +288,7 @@ class Poller:
         """Release all partitions with nothing in flight. A partition whose handler still runs keeps its lease."""
         for group in self.ordered:
             with self._apart(group):
-                group.release_free()
+                group.mode.release_free()
 
     def cut_off(self, seconds: float) -> None:
         """Write the outcomes that are left, and release what still runs, because the process exits.
@@ -293,9 +297,9 @@ class Poller:
         """
         until = time.monotonic() + seconds
         failures: list[Exception] = []
-        exceeded: list[tuple[PolledGroup, list[Held]]] = []
+        exceeded: list[tuple[AnyGroup, list[Held]]] = []
 
-        def write(group: PolledGroup, settlements: list[Settlement]) -> None:
+        def write(group: AnyGroup, settlements: list[Settlement]) -> None:
             while settlements and time.monotonic() < until:
                 part, settlements = settlements[:CUT_OFF_ROWS], settlements[CUT_OFF_ROWS:]
                 releasing.release_unfinished(
@@ -330,13 +334,13 @@ class Poller:
         if self.context.inbox.wait(max(0.0, until - now)):
             self.poll_soon()
 
-    def _turn_at(self, group: PolledGroup, now: float) -> float:
+    def _turn_at(self, group: AnyGroup, now: float) -> float:
         """Return when a group needs a turn, by the monotonic clock."""
-        if group.rests_until > now:
-            return group.rests_until
+        if group.health.rests_until > now:
+            return group.health.rests_until
         if group.wants_turn():
             return now
-        due = group.next_at() if group.has_room_for_due() else None
+        due = group.mode.next_at() if group.planner.has_room_for_due() else None
         return min(group.wake_at(), self._reached(due, now))
 
     def _reached(self, moment: int | None, now: float) -> float:
@@ -367,9 +371,9 @@ class Poller:
         if step := self.context.clock.set(look.now, took):
             event(logging.WARNING, "clock.stepped", seconds=round(step, 3))
             for shared in self.shared:
-                shared.extend_now()
+                shared.mode.extend_now()
             for ordered in self.ordered:
-                ordered.reload()
+                ordered.mode.reload()
         self.next_deliver_at = look.next_deliver_at
         self.outbox_idle = not look.due
         self._notice_free_leases(free=look.free_leases)
@@ -386,7 +390,7 @@ class Poller:
             due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
             for shared in self.shared:
                 with self._apart(shared):
-                    shared.found_due(due.get(shared.ref))
+                    shared.mode.found_due(due.get(shared.ref))
             took += time.monotonic() - began
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
@@ -394,7 +398,7 @@ class Poller:
         self._next_poll = self._spoke_at + pause
         for group in self.groups:
             with self._apart(group):
-                group.polled()
+                group.writer.polled()
 
     def _notice_free_leases(self, *, free: bool) -> None:
         """Tick now if leases are free, instead of at the next regular tick; less and less often if they stay free."""
@@ -473,30 +477,34 @@ class Poller:
                 equals = {name for name, subset in live[ordered.ref].items() if subset == self.context.subset}
                 equals.add(self.context.subscriber)
                 with self._apart(ordered):
-                    ordered.rebalance(leases[ordered.ref], sorted(equals), steal=self.context.stealing.is_allowed())
+                    ordered.mode.rebalance(
+                        leases[ordered.ref], sorted(equals), steal=self.context.stealing.is_allowed()
+                    )
 
-    def _control(self, group: PolledGroup, found: groups.GroupControls | None) -> None:
+    def _control(self, group: AnyGroup, controls: groups.GroupControls | None) -> None:
         """Apply the group's row, and release what the group holds while it is down."""
-        group.recheck_paused()
-        group.recover()
+        configuration = group.configuration
+        configuration.recheck_paused()
+        group.health.recover()
         self._report(group)
-        if group.is_down:
+        if group.health.is_down:
             group.release_all()
-        if found is None:
+        if controls is None:
             return
-        group.check_mode(found.mode)
-        group.override(found.options)
-        if group.has_new_revision(found.revision):
+        configuration.check_mode(controls.mode)
+        group.override(controls.options)
+        if configuration.has_new_revision(controls.revision):
             group.reset()
             self.maintenance.scan_all()
 
-    def _report(self, group: PolledGroup) -> None:
+    def _report(self, group: AnyGroup) -> None:
         """Show in the group's heartbeat what this process cannot do for it, for people and other subscribers."""
         using, subscriber = self.context.using, self.context.subscriber
-        if group.error is not self._reported.get(group.ref):
-            text = "" if group.error is None else error_line(group.error)
+        error = group.health.error
+        if error is not self._reported.get(group.ref):
+            text = "" if error is None else error_line(error)
             heartbeats.report(using, subscriber, group.ref, text)
-            self._reported[group.ref] = group.error
+            self._reported[group.ref] = error
         tasks = NO_TASKS if group.handler.unknown is None else group.handler.unknown.tasks
         if tasks is not self._unknown.get(group.ref, NO_TASKS):
             heartbeats.report(using, subscriber, group.ref, unknown_tasks.as_text(tasks), name="unknown")
@@ -505,5 +513,5 @@ class Poller:
     def _verify_leases(self) -> None:
         for group in self.ordered:
             with self._apart(group):
-                group.verify()
+                group.mode.verify()
         self.context.heartbeat.verified()

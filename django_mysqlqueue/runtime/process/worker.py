@@ -367,7 +367,7 @@ class Worker:
                 "group.mode_changed",
                 group=group.ref.group,
                 topic=group.ref.topic,
-                error=mode_text(group.handler, group.other_mode),
+                error=mode_text(group.handler, group.configuration.other_mode),
             )
             stop.ask("a group's mode was changed", exit_code=EXIT_UNCLEAN)
         elif self.plan.drain and not stop.event.is_set() and self._checks_drain():
@@ -443,7 +443,7 @@ class Worker:
             # Else ``leave`` does it at the very end: others would steal the leases of handlers that still run.
             self._insist(lambda: heartbeats.deregister(self.using, self.plan.name, list(self.handlers)))
         self.teller.close(TELL_TIMEOUT)
-        broken = [group.ref for group in self.poller.groups if group.error is not None]
+        broken = [group.ref for group in self.poller.groups if group.health.error is not None]
         if any(self.inbox.held(ref, unwritten=True) for ref in broken):
             self.plan.stop.ask("outcomes of a broken group are not written", exit_code=EXIT_UNCLEAN)
         if running:

@@ -20,10 +20,11 @@ from tests.support.internals import (
     claiming,
     get_settings,
     groups,
+    health,
     payloads,
     settling,
+    writing,
 )
-from tests.support.internals import group as group_module
 from tests.support.internals import limited as limited_module
 
 pytestmark = pytest.mark.promise("Independent groups")
@@ -46,7 +47,7 @@ def group_of(sub, ref=REF):
 
 def end_pauses(sub):
     for group in sub.poller.groups:
-        group.rests_until = 0.0
+        group.health.rests_until = 0.0
 
 
 def one_round(sub):
@@ -73,21 +74,35 @@ def check(got):
 
 
 OF_BOTH = [
-    *("turn", "polled", "_notify", "counted", "flush_now", "next_at", "wake_at", "wants_turn", "has_room_for_due"),
-    *("recover", "recheck_paused", "check_mode", "override", "has_new_revision"),
+    *("turn", "wake_at", "wants_turn", "flush_now", "override", "mode.notify", "mode.next_at"),
+    *("planner.has_room_for_due", "writer.polled", "counts.read", "health.recover"),
+    *("configuration.recheck_paused", "configuration.check_mode", "configuration.has_new_revision"),
 ]
 CALLED = [
-    *(("ordered", name) for name in (*OF_BOTH, "rebalance", "release_free")),
-    *(("shared", name) for name in (*OF_BOTH, "found_due", "expect_clock_step")),
+    *(("ordered", name) for name in (*OF_BOTH, "mode.rebalance", "mode.release_free")),
+    *(("shared", name) for name in (*OF_BOTH, "mode.found_due", "mode.expect_clock_step")),
 ]
+
+
+def breaks(monkeypatch, broken, path):
+    """Lets a method of a group, or of one of its parts, always fail, even when the parts have been made again."""
+    *part, name = path.split(".")
+
+    def build():
+        type(broken)._build(broken)
+        monkeypatch.setattr(getattr(broken, part[0]), name, fails)
+
+    if part:
+        monkeypatch.setattr(broken, "_build", build)
+    monkeypatch.setattr(getattr(broken, part[0]) if part else broken, name, fails)
 
 
 @pytest.mark.parametrize(("mode", "name"), CALLED)
-def test_whatever_the_poller_does_for_a_group_stops_only_that_group(db, caplog, mode, name):
+def test_whatever_the_poller_does_for_a_group_stops_only_that_group(db, monkeypatch, caplog, mode, name):
     mine, got = Recorder(), Recorder()
     sub = Sub(handler(mode=mode, function=mine), handler("u", "other", function=got), claim_size=4)
     broken = group_of(sub)
-    setattr(broken, name, fails)
+    breaks(monkeypatch, broken, name)
     publish_many("t", messages())
     publish_many("u", messages())
     sub.poller.maintenance._steps = sub.poller.maintenance._sweep_watermarks()
@@ -97,14 +112,14 @@ def test_whatever_the_poller_does_for_a_group_stops_only_that_group(db, caplog, 
         sub.poller.maintenance.next_at = 0.0
         one_round(sub)
     sub.poller.flush_groups()
-    if name == "release_free":  # it is called at the end only, or while the group is down
+    if name == "mode.release_free":  # it is called at the end only, or while the group is down
         sub.poller.release_leases()
     check(got)
     events = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "group.broken"]
     assert events
     assert {one.mysqlqueue["group"] for one in events} == {"g"}
     assert all(one.levelno == logging.ERROR and one.exc_info for one in events)
-    delattr(broken, name)
+    monkeypatch.undo()
     end_pauses(sub)
     sub.settle()
     check(mine)
@@ -119,8 +134,8 @@ def test_an_outcome_whose_row_was_locked_is_written_after_a_breakdown(db, mode):
     sub.step()
     sub.work()
     group = group_of(sub)
-    group._locked = list(sub.inbox.take_settlements(REF))
-    assert group._locked
+    group.memory.locked = list(sub.inbox.take_settlements(REF))
+    assert group.memory.locked
     group.start_over(Bug("no"))
     end_pauses(sub)
     sub.settle()
@@ -134,7 +149,7 @@ DEEP = [
     ("payloads cannot be read", payloads, "read"),
     ("slots are not understood", limited_module.Limited, "claimed"),
     ("outcomes cannot be written", settling, "flush"),
-    ("counts are wrong", group_module.PolledGroup, "_count_failures"),
+    ("counts are wrong", writing.Counts, "settled"),
 ]
 
 
@@ -182,7 +197,7 @@ def test_what_runs_meanwhile_ends_and_is_not_started_twice(db, mode):
     broken = group_of(sub)
     broken.turn = fails
     sub.step()
-    assert broken.error
+    assert broken.health.error
     del broken.turn
     end_pauses(sub)
     sub.step(times=3)
@@ -234,10 +249,10 @@ def test_a_breakdown_is_a_problem_until_the_group_has_worked_for_a_while(db):
     end_pauses(sub)
     sub.settle()
     assert [one.severity for one in problems_found() if one.kind == "broken"] == [1], "nothing waits any more"
-    group_of(sub).broke_at -= group_module.RECOVERED + 1
+    group_of(sub).health.broke_at -= health.RECOVERED + 1
     sub.step()
     assert not [one for one in problems_found() if one.kind == "broken"]
-    assert not group_of(sub).breakdowns.count
+    assert not group_of(sub).health.breakdowns.count
 
 
 def test_other_subscribers_that_work_make_it_less_severe(db):
@@ -256,9 +271,9 @@ def test_the_pause_grows_and_the_log_does_not_fill(db, caplog):
     broken.turn = fails
     pauses = []
     for _ in range(9):
-        broken.rests_until = 0.0
+        broken.health.rests_until = 0.0
         sub.poller.step()
-        pauses.append(round(broken.rests_until - broken.broke_at, 3))
+        pauses.append(round(broken.health.rests_until - broken.health.broke_at, 3))
     assert pauses[:2] == [0.1, 0.2]
     assert pauses[-1] == 5.0
     assert caplog.text.count("group.broken") == 4  # 1, 2, 4, 8
@@ -268,11 +283,15 @@ def test_a_test_sees_the_bug(db, monkeypatch):
     """Not only a log line: ``deliver_all`` raises it."""
     publish("t", 1)
     subscriber = InlineSubscriber(USING, {REF: handler()}, get_settings())
-    monkeypatch.setattr(subscriber._poller.groups[0], "_claimed", fails)
+    monkeypatch.setattr(subscriber._poller.groups[0].mode, "claimed", fails)
     with pytest.raises(Bug):
         subscriber.run(ignore_backoff=True, stop_at_error=False)
     assert not SubscriberHeartbeat.objects.exists()
     assert not DeliveryState.objects.exclude(delivery_token=0).exists()
+
+
+BEGINNING = {"start_over", "broke_down", "owned", "restore", "_build", "_apply", "use", "configured"}
+"""What a group does when it starts over."""
 
 
 @MODES
@@ -295,14 +314,17 @@ def test_bugs_anywhere_at_any_time(db, monkeypatch, mode, seed):
 
         return call
 
-    names = {name for name in dir(type(broken)) if callable(getattr(type(broken), name)) and not name.startswith("__")}
-    for name in sorted(names - {"start_over", "configure", "owned"}):
-        monkeypatch.setattr(broken, name, flawed(getattr(broken, name)))
+    parts = [broken, broken.mode, broken.configuration, broken.memory, broken.planner, broken.writer, broken.hand_out]
+    for kind in map(type, [*parts, broken.counts, broken.health]):
+        for name in sorted(vars(kind).keys() - BEGINNING):
+            method = vars(kind)[name]
+            if callable(method) and (name in ("__enter__", "__exit__") or not name.startswith("__")):
+                monkeypatch.setattr(kind, name, flawed(method))
     for module, name in ((claiming, "claim"), (claiming, "undo"), (settling, "flush"), (payloads, "read")):
         monkeypatch.setattr(module, name, flawed(getattr(module, name)))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for _ in range(60):
-        broken.rests_until = 0.0
+        broken.health.rests_until = 0.0
         sub.poller.poll_soon()
         if rng.random() < 0.3:
             sub.poller._next_tick = 0.0
@@ -336,7 +358,9 @@ def test_a_process_whose_outcomes_cannot_be_written_stops_uncleanly(db, monkeypa
         return fails() if ref == REF else real(using, ref, *args, **options)
 
     monkeypatch.setattr(settling, "flush", flush)
-    monkeypatch.setattr(broken, "_claim", lambda *args: fails() if args[1] else type(broken)._claim(broken, *args))
+    monkeypatch.setattr(
+        broken, "_claim", lambda plan: fails() if plan.settlements else type(broken)._claim(broken, plan)
+    )
     assert in_thread(process.run) == 1
     assert lag("other", "u") == 0
     assert lag() == 1

@@ -11,11 +11,11 @@ from tests.support.internals import (
     Action,
     Claimed,
     Context,
+    Group,
     Inbox,
-    OrderedGroup,
-    PolledGroup,
+    OrderedMode,
     Settlement,
-    SharedGroup,
+    SharedMode,
     get_settings,
     groups,
     heartbeats,
@@ -34,29 +34,29 @@ class Beating:
         pass
 
 
-def group_of(mode: str, **options) -> PolledGroup:
+def group_of(mode: str, **options) -> Group:
     """A registered group whose subscriber is the only one."""
     one = handler(mode=mode)
     groups.register(USING, one.ref, mode=mode, start="earliest")
     heartbeats.beat(USING, "alone", [one.ref], {})
     inbox = Inbox({one.ref: one}, leases_good=lambda: True)
     context = Context(USING, "alone", get_settings(), inbox, Beating(), groups=1, claim_size=10, **options)
-    return (OrderedGroup if mode == "ordered" else SharedGroup)(context, one)
+    return Group(context, one, OrderedMode if mode == "ordered" else SharedMode)
 
 
-def claim_all(group: PolledGroup) -> list[Claimed]:
+def claim_all(group: Group) -> list[Claimed]:
     """Lets the group have its turns; acks what has come into its inbox, and returns it."""
     for key in "ab":
         group.notify(key)
-    if isinstance(group, OrderedGroup):
-        group.rebalance([], ["alone"], steal=False)
+    if isinstance(group.mode, OrderedMode):
+        group.mode.rebalance([], ["alone"], steal=False)
     while group.wants_turn():
         group.turn()
     found = []
     batch = None
-    while (batch := group.inbox.take(batch, wait=False)) is not None:
+    while (batch := group.context.inbox.take(batch, wait=False)) is not None:
         found += [held.claimed for held in batch.items]
-        group.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
+        group.context.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
     return found
 
 
@@ -83,7 +83,7 @@ def test_it_claims_nothing_while_it_is_stopped(db, mode):
     publish_many("t", [Message(1, key="a")])
     sequence()
     group = group_of(mode)
-    group.stopped = True
+    group.configuration.stopped = True
     assert claim_all(group) == []
-    group.stopped = False
+    group.configuration.stopped = False
     assert len(claim_all(group)) == 1

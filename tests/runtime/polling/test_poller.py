@@ -51,7 +51,7 @@ def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypat
     monkeypatch.setattr(payloads, "read", fail_once)
     sub.step()
     assert payloads.read is real  # it has failed
-    sub.poller.ordered[0].rests_until = 0.0
+    sub.poller.ordered[0].health.rests_until = 0.0
     sub.settle()
     assert got == [(number, 1) for number in range(10)]
 
@@ -192,11 +192,11 @@ def test_a_group_whose_turn_fails_does_not_keep_the_others_from_theirs(db, monke
         publish("u", number)
         sub.poller.poll_soon()
         assert sub.poller.guarded(sub.poller.step)
-        failing.rests_until = 0.0
+        failing.health.rests_until = 0.0
         sub.work()
         sub.flush()
     assert len(got.deliveries) == 7
-    assert failing.failures.count >= 6
+    assert failing.health.failures.count >= 6
 
 
 def test_an_error_after_a_claim_loses_no_delivery(db, monkeypatch):
@@ -219,7 +219,7 @@ def test_an_error_after_a_claim_loses_no_delivery(db, monkeypatch):
     sub.poller.poll_soon()
     sub.poller.guarded(sub.poller.step)
     assert watermarks.create_missing is real  # it has failed
-    sub.poller.ordered[0].rests_until = 0.0
+    sub.poller.ordered[0].health.rests_until = 0.0
     sub.settle()
     assert sorted(got.payloads) == [1, 1, 2, 2]
     assert lag() == 0
@@ -289,7 +289,7 @@ def test_a_group_whose_turn_failed_finds_its_work_again(db, monkeypatch):
     monkeypatch.setattr(claiming, "claim", fail_once)
     sub.step()
     assert claiming.claim is real
-    sub.poller.shared[0].rests_until = 0.0
+    sub.poller.shared[0].health.rests_until = 0.0
     sub.settle()
     assert sorted(got.payloads) == list(range(5))
 

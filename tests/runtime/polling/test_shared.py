@@ -22,7 +22,7 @@ def test_waiting_shared_deliveries_that_are_anothers_by_now_are_dropped(db, cloc
     other = Sub(handler(mode="shared", function=theirs))
     other.settle()
     assert len(theirs.deliveries) == 10
-    frozen.poller.shared[0]._extend_at = 0.0  # its own clock has gone on as well
+    frozen.poller.shared[0].mode._extend_at = 0.0  # its own clock has gone on as well
     frozen.step()
     frozen.work()
     assert mine.deliveries == []
@@ -35,7 +35,7 @@ def test_no_shared_delivery_starts_while_it_may_be_anothers(db):
     sub.step()
     sub.inbox.keep(REF, time.monotonic() - 1)  # not extended for longer than the time-out
     assert sub.take() is None
-    sub.poller.shared[0]._extend()
+    sub.poller.shared[0].mode.extend()
     assert sub.take() is not None
 
 
@@ -49,7 +49,7 @@ def test_a_living_process_does_not_claim_what_it_is_running(db, clock):
     sub.step()
     assert sub.take() is None
     other = Sub(handler(mode="shared"))
-    sub.poller.shared[0]._extend_at = 0.0
+    sub.poller.shared[0].mode._extend_at = 0.0
     sub.step()
     other.step()
     assert other.take() is None

@@ -62,7 +62,7 @@ def test_a_failed_extension_is_tried_again_at_once(db, monkeypatch):
     sub = Sub(handler(mode="shared"))
     sub.step()
     work = sub.poller.shared[0]
-    work._extend_at = 0.0
+    work.mode._extend_at = 0.0
 
     def fail(*args, **options):
         raise OperationalError(2006, "gone")
@@ -70,4 +70,4 @@ def test_a_failed_extension_is_tried_again_at_once(db, monkeypatch):
     monkeypatch.setattr(settling, "extend_all", fail)
     with pytest.raises(OperationalError):
         work.turn()
-    assert work._extend_at == 0.0
+    assert work.mode._extend_at == 0.0

@@ -1,10 +1,13 @@
-"""How many messages a claim looks for in each partition. It is learned from the claims before."""
+"""What a process remembers of the partitions of a group. All of it is a hint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
+from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service.claims import Claim, Want
+from django_mysqlqueue.service.deliveries import Settlement
 
 MOST = 10_000
 """Maximum number of partitions whose depth is remembered."""
@@ -15,13 +18,10 @@ LOOKED_AT = 1000
 
 
 class Depths:
-    """The number of messages to look for in the partitions of a group.
+    """The number of messages to look for in the partitions of a group, learned from the claims before.
 
     A partition costs a claim as much as ten messages do. So if partitions hold many messages, a claim takes from few of
     them, but from enough to keep the threads busy.
-
-    Args:
-        threads: number of handler threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -81,3 +81,47 @@ class Depths:
             self.common = min(2 * self.common, most)
         else:
             self.common = max(1, len(claim.deliveries) // len(claim.looked_at))
+
+
+class Memory:
+    """The partitions to look at, how far to look, and what the next flushes have to do besides new outcomes."""
+
+    def __init__(self, threads: int) -> None:
+        self.todo = ByPriority[None]()
+        """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
+        self.depths = Depths(threads)
+        self.unfinished: set[str] = set()
+        """Partitions whose watermark can advance further."""
+        self.skipped: set[str] = set()
+        """Partitions whose offsets row another process had locked: retried with the next poll."""
+        self.locked: list[Settlement] = []
+        """Outcomes whose row another transaction had locked: written after the next poll."""
+        self.taken: list[Settlement] = []
+        """Outcomes that were taken out of the inbox for a transaction that has not ended."""
+
+    def has_work(self) -> bool:
+        """Return whether there are partitions to look at."""
+        return bool(self.todo)
+
+    def is_idle(self) -> bool:
+        """Return whether there is nothing to claim or to write."""
+        return not (self.todo or self.unfinished or self.skipped or self.locked)
+
+    def take_unfinished(self, most: int) -> set[str]:
+        """Take the partitions whose watermarks the next flush advances."""
+        taken = set(islice(self.unfinished, most))
+        self.unfinished -= taken
+        return taken
+
+    def forget(self, key: str) -> None:
+        """Forget a partition."""
+        self.todo.pop(key, None)
+        self.depths.forget(key)
+        self.unfinished.discard(key)
+        self.skipped.discard(key)
+
+    def reset(self) -> None:
+        """Forget every hint, but no outcome."""
+        self.todo.clear()
+        self.unfinished.clear()
+        self.skipped.clear()

@@ -1,0 +1,91 @@
+"""Claimed deliveries on their way into the inbox: their payloads are read after the claim has committed."""
+
+from __future__ import annotations
+
+import logging
+
+from django_mysqlqueue.backoff import Failures
+from django_mysqlqueue.runtime.handling.lanes import Held
+from django_mysqlqueue.runtime.handling.observers import dead_ends
+from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
+from django_mysqlqueue.runtime.polling.configured import Configuration
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.health import REST, Health
+from django_mysqlqueue.service import payloads
+from django_mysqlqueue.service.claims import Claim
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+
+INFINITE = float("inf")
+
+
+class HandOut:
+    """Puts what a group has claimed into the inbox, or releases it."""
+
+    def __init__(self, context: Context, configuration: Configuration, health: Health) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._configuration = configuration
+        self._health = health
+        self._unanswered = Failures(REST)
+        """Claims in a row for which the database did not return all payloads."""
+
+    def deliver(self, claim: Claim) -> None:
+        """Put the deliveries of a claim into the inbox, and tell the listeners of those that were dead-lettered."""
+        if claim.deliveries:
+            self._deliver(claim)
+        if claim.dead and self._context.watch.is_wanted():
+            bodies = payloads.read(self._context.using, [delivery.offset for delivery, _ in claim.dead])
+            handler, context = self._configuration.handler, self._context
+            context.watch.tell(dead_ends(handler, claim.dead, bodies, context.using, context.clock.now()))
+
+    def _deliver(self, claim: Claim) -> None:
+        deliveries, using = claim.deliveries, self._context.using
+        handler = self._configuration.handler
+        try:
+            bodies = payloads.read(using, [delivery.offset for delivery in deliveries])
+            missing = [delivery.offset for delivery in deliveries if delivery.offset not in bodies]
+            deleted = payloads.deleted(using, missing) if missing else set()
+            readable = {delivery: bodies[delivery.offset] for delivery in deliveries if delivery.offset in bodies}
+            states = handler.claimed(using, readable)
+            items: dict[int, Held] = {}
+            for delivery, body in readable.items():
+                at = body.expires_at
+                starts_until = claim.began + (INFINITE if at is None else (at - delivery.delivered_at) / 1000)
+                key = body.coalesce_key or ""
+                items[delivery.offset] = Held(delivery, body, handler, starts_until, key, states.get(delivery))
+        except Exception:
+            for delivery in deliveries:
+                self._settle(delivery, Action.RELEASE)
+            raise
+        if not missing:
+            self._unanswered.clear()
+            self._inbox.put(items.values())
+            return
+        # One by one: in a partition, messages before a missing one are handled, and messages after it wait.
+        for delivery in deliveries:
+            if delivery.offset in items:
+                self._inbox.put([items[delivery.offset]])
+            elif delivery.offset in deleted:
+                event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
+                self._settle(delivery, Action.DELETED)
+            else:
+                self._settle(delivery, Action.RELEASE)
+        if len(deleted) < len(missing):
+            self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))
+
+    def _settle(self, delivery: Claimed, action: Action) -> None:
+        self._inbox.settle(Settlement(delivery, action), ordered=not self._configuration.handler.shared)
+
+    def _rest_without_payloads(self, missing: int, claimed: int) -> None:
+        """Pause the group: if it claimed the messages again at once, they would probably be missing again."""
+        self._health.rest(self._unanswered.add())
+        if is_worth_a_line(self._unanswered.count):
+            event(
+                logging.ERROR,
+                "payloads.not_returned",
+                group=self._configuration.ref.group,
+                topic=self._configuration.ref.topic,
+                messages=missing,
+                claimed=claimed,
+                failures=self._unanswered.count,
+            )

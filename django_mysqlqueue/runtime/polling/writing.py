@@ -1,0 +1,149 @@
+"""Outcomes on their way into the database, alone or with a claim, and what a process counts of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from django_mysqlqueue.runtime.handling.observers import flushed_ends
+from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
+from django_mysqlqueue.runtime.polling.configured import Configuration
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.limited import Limited
+from django_mysqlqueue.runtime.polling.memory import Memory
+from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.service import rollups, settling
+from django_mysqlqueue.service.claims import Claim
+from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
+from django_mysqlqueue.service.refs import GroupRef
+
+FAILED = (Action.NACK, Action.REJECT)
+
+
+class Counts:
+    """What a process has counted of a group since it last wrote the rollups."""
+
+    def __init__(self, context: Context, ref: GroupRef) -> None:
+        self._context = context
+        self._ref = ref
+        self._tally = rollups.Tally()
+
+    def settled(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+        """Count the outcomes of a flush. Acks are counted when the rollups are written."""
+        tally = self._tally
+        stale = {id(settlement) for settlement in flushed.stale}
+        for settlement in settlements:
+            if settlement.action is not Action.ACK and id(settlement) not in stale:
+                tally.failed += settlement.action in FAILED and settlement.is_started
+                tally.dead_lettered += settlement.is_written
+                if settlement.action in UNCALLED:
+                    tally.passed[OUTCOMES[settlement.action]] += 1
+        tally.dead_lettered += len(flushed.dead)
+
+    def claimed(self, claim: Claim) -> None:
+        """Count the messages that a claim has passed."""
+        if claim.passed:
+            self._tally.passed.update(claim.passed)
+            self._context.inbox.count_passed(self._ref, claim.passed)
+
+    def read(self) -> rollups.Tally:
+        """Return the counts since ``start``."""
+        for published_before in self._context.inbox.take_acked(self._ref):
+            self._tally.acked(round(self._context.clock.offset_ms - published_before))
+        return self._tally
+
+    def start(self) -> None:
+        """Start counting from 0, because the counts have been stored."""
+        self._tally = rollups.Tally()
+
+
+class Writer:
+    """Writes the outcomes of a group, and knows what follows from their being written."""
+
+    def __init__(
+        self,
+        context: Context,
+        configuration: Configuration,
+        memory: Memory,
+        limited: Limited,
+        mode: Mode,
+        *,
+        counts: Counts,
+    ) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._ref = configuration.ref
+        self._configuration = configuration
+        self._memory = memory
+        self._limited = limited
+        self._mode = mode
+        self._counts = counts
+
+    def flush(self, settlements: Sequence[Settlement], also: Collection[str], holding: Holding | None) -> Flushed:
+        """Write outcomes, advance watermarks, and store what this process holds, in a transaction of their own."""
+        handler = self._configuration.handler
+        flushed = settling.flush(
+            self._context.using,
+            self._ref,
+            settlements,
+            max_attempts=handler.max_attempts,
+            shared=handler.shared,
+            also=also,
+            holding=holding,
+        )
+        self._limited.written(flushed.held)
+        return flushed
+
+    def not_written(
+        self, settlements: list[Settlement], also: Collection[str], holding: Holding | None, error: Exception
+    ) -> None:
+        """Keep what a transaction should have written, because it has failed, for the next one.
+
+        Tokens fence what has been written all the same.
+        """
+        if holding is not None:
+            self._limited.not_written(holding, error)
+        self._inbox.put_back_settlements(self._ref, settlements)
+        self._memory.taken = []
+        self._memory.unfinished |= set(also)
+
+    def written(self, settlements: Sequence[Settlement], flushed: Flushed, claim: Claim | None = None) -> None:
+        """Remember, log and count what a transaction has written: outcomes, and what a claim did not take."""
+        memory, limited = self._memory, self._limited
+        memory.taken = []
+        ended = {settlement.delivery.slot.key for settlement in settlements if settlement.delivery.slot is not None}
+        if flushed.locked:
+            memory.locked += flushed.locked
+            settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
+        self._inbox.written(settlements)
+        if limited and ended:
+            for key in limited.finished(ended):
+                self._mode.notify(key)
+        self._mode.resume()
+        memory.unfinished |= flushed.unfinished
+        memory.skipped |= flushed.skipped
+        for settlement in flushed.stale:
+            delivery = settlement.delivery
+            event(logging.WARNING, "delivery.lost", **delivery_fields(delivery), outcome=OUTCOMES[settlement.action])
+        dead_lettered(flushed.dead)
+        self._counts.settled(settlements, flushed)
+        if self._context.watch.is_wanted():
+            self._context.watch.tell(flushed_ends(settlements, flushed, self._context.clock.now()))
+        self._mode.settled(settlements, flushed)
+        if claim is not None:
+            dead_lettered(claim.dead)
+            memory.unfinished |= {delivery.key for delivery, _ in claim.dead}
+            self._counts.claimed(claim)
+
+    def polled(self) -> None:
+        """Retry, after each poll, rows that another transaction had locked."""
+        memory = self._memory
+        memory.unfinished |= memory.skipped
+        memory.skipped.clear()
+        self.retry_locked()
+
+    def retry_locked(self) -> None:
+        """Write outcomes whose rows were locked with the next flush."""
+        if self._memory.locked:
+            self._inbox.put_back_settlements(self._ref, self._memory.locked)
+            self._memory.locked = []
