@@ -93,6 +93,8 @@ class Source:
         package = loader.load(PACKAGE, try_relative_path=False)
         loader.resolve_aliases()
         assert isinstance(package, griffe.Module)
+        if "operations" in package.members:
+            _spell_out_how(package["operations"])
         return cls(package, root)
 
     def find(self, path: str) -> griffe.Object | None:
@@ -104,6 +106,41 @@ class Source:
             return found.final_target if isinstance(found, griffe.Alias) else found
         except (KeyError, griffe.AliasResolutionError):
             return None
+
+
+def _spell_out_how(operations: griffe.Module) -> None:
+    """Give operations that take ``**how: Unpack[How]`` its arguments one by one, as their decorator does.
+
+    Their texts are those of ``How``, unless the docstring of the operation has its own.
+    """
+    defaults = operations["declaring.DEFAULTS"].value
+    default_of = {str(name).strip("'\""): value for name, value in zip(defaults.keys, defaults.values, strict=True)}
+    shared = operations["declaring.How"].members.values()
+    for module in operations.modules.values():
+        for function in module.functions.values():
+            if "how" not in function.parameters or str(function.parameters["how"].annotation) != "Unpack[How]":
+                continue
+            del function.parameters["how"]
+            for one in shared:
+                kind = one.annotation.slice if str(one.annotation).startswith("Required[") else one.annotation
+                function.parameters.add(
+                    griffe.Parameter(
+                        one.name,
+                        annotation=kind,
+                        kind=griffe.ParameterKind.keyword_only,
+                        default=default_of.get(one.name),
+                    )
+                )
+            places = [parameter.name for parameter in function.parameters]
+            for section in _parsed(function):
+                if section.kind is griffe.DocstringSectionKind.parameters:
+                    written = {one.name for one in section.value}
+                    section.value += [
+                        griffe.DocstringParameter(one.name, description=one.docstring.value)
+                        for one in shared
+                        if one.name not in written
+                    ]
+                    section.value.sort(key=lambda one: places.index(one.name) if one.name in places else -1)
 
 
 @dataclass(frozen=True)

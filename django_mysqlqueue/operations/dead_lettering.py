@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -19,7 +19,8 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.error_texts import BY_OPERATOR
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.operations.arguments import alias_for, offsets_of, texts
+from django_mysqlqueue.operations.arguments import offsets_of, texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, ends_keys, result_of
 from django_mysqlqueue.service import audit, coalescing, groups, heartbeats, settling, watermarks
@@ -55,6 +56,7 @@ class RetriedMessage:
     last_error: str
 
 
+@operates
 def dead_letter(
     group: str,
     topic: str,
@@ -62,10 +64,7 @@ def dead_letter(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     missing_ok: bool = False,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
+    **how: Unpack[How],
 ) -> Result:
     """Move messages of a consumer group to the DLQ instead of retrying them.
 
@@ -80,9 +79,6 @@ def dead_letter(
         offsets: offsets of the messages in the log; together with ``ids``, at most 500.
         missing_ok: ignore messages at ``offsets`` that do not qualify, instead of refusing the operation. It is refused
             if none qualifies.
-        actor: who runs the operation, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
         reason: why, for the audit log and the dead letters' ``last_error``.
 
     Raises:
@@ -91,7 +87,7 @@ def dead_letter(
         CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that were dead-lettered are
             then refused as settled.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         ref = group_of(alias, group, topic).ref
         if ids is None and offsets is None:
             raise OperationRefused("ids or offsets: pass at least one message")
@@ -102,7 +98,7 @@ def dead_letter(
         wanted += [] if offsets is None else offsets_of(offsets)
         dlq = naming.dlq_topic(topic)
         if not dry_run:
-            changed = dead_letter_now(alias, ref, wanted, actor=actor, reason=reason, missing_ok=missing_ok)
+            changed = dead_letter_now(alias, ref, wanted, **by, missing_ok=missing_ok)
             said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
                 "topic": dlq,
                 "number": f"{changed:,}",

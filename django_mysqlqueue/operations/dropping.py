@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
@@ -27,7 +28,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import redriving, seeking, steps
-from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, result_of
@@ -39,16 +40,10 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.effective import known_handlers
 
 
+@operates
 @checked(OperationRefused, only=("progress",))
 def drop_group(
-    group: str,
-    topic: str,
-    *,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-    progress: Callable[[int], object] = lambda rows: None,
+    group: str, topic: str, *, progress: Callable[[int], object] = lambda rows: None, **how: Unpack[How]
 ) -> DropResult:
     """Delete a consumer group with all its state. GC no longer keeps messages for it.
 
@@ -58,20 +53,16 @@ def drop_group(
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
         progress: called after each transaction with the number of partitions and deliveries that it deleted.
 
     Raises:
         OperationRefused: there is no such group; another drop of it has started in the meantime; or other transactions
             keep its deliveries locked.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
-            changed = int(drop(alias, ref, actor=actor, reason=reason, progress=progress))
+            changed = int(drop(alias, ref, **by, progress=progress))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")
             return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)

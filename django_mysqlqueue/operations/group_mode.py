@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
@@ -19,32 +19,20 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def set_group_mode(
-    group: str,
-    topic: str,
-    mode: Literal["ordered", "shared"],
-    *,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> Result:
+@operates
+def set_group_mode(group: str, topic: str, mode: Literal["ordered", "shared"], **how: Unpack[How]) -> Result:
     """Change the delivery mode of a consumer group. Its subscribers must be stopped.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         mode: the mode that the group's handler will declare.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group or mode; the group has live subscribers; or a seek or drop of it has
             not finished.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         if mode not in ConsumerGroup.Mode.values:
             raise OperationRefused(f"mode {mode!r}: must be one of {', '.join(map(repr, ConsumerGroup.Mode.values))}")
         found = group_of(alias, group, topic)
@@ -53,7 +41,7 @@ def set_group_mode(
         if number and dry_run:
             _refuse_live(Session(alias), found.ref, lease_ms)
         elif number:
-            number = int(set_mode(alias, found.ref, mode, actor=actor, reason=reason, lease_ms=lease_ms))
+            number = int(set_mode(alias, found.ref, mode, **by, lease_ms=lease_ms))
         text = sentence(
             number,
             dry_run=dry_run,

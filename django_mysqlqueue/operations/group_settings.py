@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
@@ -12,7 +12,8 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.operations import overriding
-from django_mysqlqueue.operations.arguments import alias_for, texts
+from django_mysqlqueue.operations.arguments import texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
@@ -32,16 +33,9 @@ from django_mysqlqueue.subscriptions.options import (
 from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
+@operates
 def settings(
-    group: str,
-    topic: str,
-    values: Mapping[str, Any] | None = None,
-    *,
-    unset: Sequence[str] = (),
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
+    group: str, topic: str, values: Mapping[str, Any] | None = None, *, unset: Sequence[str] = (), **how: Unpack[How]
 ) -> Result:
     """Override options of a consumer group, until they are unset. Every subscriber process uses them within a tick.
 
@@ -54,16 +48,12 @@ def settings(
         values: the new values by option, of those that can change while subscribers run. They have the types of the
             arguments of ``@subscriber``.
         unset: names of options whose overrides to remove.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group; a seek or drop of it has not finished; or an option or its value is
             not possible for the group's handler. The error names the rule.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
         columns = overriding.read(Session(alias), ref)
@@ -74,7 +64,7 @@ def settings(
             found = overriding.difference(overriding.by_name(columns), parsed, names)
             check(found)
         else:
-            found = overriding.override(alias, ref, parsed, names, check=check, actor=actor, reason=reason)
+            found = overriding.override(alias, ref, parsed, names, check=check, **by)
         sentences = _sentences(ref, found, columns, dry_run=dry_run) if found else _nothing(ref, parsed, names)
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import JOB_PREFIX
-from django_mysqlqueue.operations.arguments import alias_for, texts
+from django_mysqlqueue.operations.arguments import texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
@@ -45,15 +47,8 @@ class Cancelled:
     asked: int = 0
 
 
-def cancel_jobs(
-    ids: Sequence[str],
-    *,
-    topic: str = "",
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> ScheduledResult:
+@operates
+def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> ScheduledResult:
     """Cancel jobs that wait, and ask those that run to stop.
 
     ``topic``: the topic of their queue. Other jobs are not changed, and it is an error if there is none to change.
@@ -63,17 +58,14 @@ def cancel_jobs(
         OperationRefused: an argument is invalid; or with ``topic``, none of the jobs is waiting or running.
     """
     names = {"topic": topic} if topic else {}
-    with alias_for(using, actor, reason, **names) as alias:
+    with operating(how, **names) as (alias, by, dry_run):
         wanted = texts("ids", ids)
         found = find(alias, wanted, topic)
         there = {*found.waiting, *found.running, *found.asked}
         missing = [one for one in wanted if one not in there] if topic else []
         if topic and not there:
             raise OperationRefused(f"Nothing was changed. {not_cancelled_text(topic, missing)}")
-        if dry_run:
-            done = Cancelled(len(found.waiting), len(found.running))
-        else:
-            done = cancel(alias, wanted, topic, actor=actor, reason=reason)
+        done = Cancelled(len(found.waiting), len(found.running)) if dry_run else cancel(alias, wanted, topic, **by)
         number = done.ended + done.asked
         summary = _summary(done, max(0, len(wanted) - len(missing) - number), dry_run=dry_run)
         warnings = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import audit, groups
@@ -14,9 +16,8 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def pause(
-    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def pause(group: str, topic: str, **how: Unpack[How]) -> Result:
     """Pause a consumer group: its subscribers finish the messages that they have claimed and claim no more.
 
     They keep their leases. Until you resume the group, messages stay in the log, and GC keeps them for it.
@@ -24,19 +25,15 @@ def pause(
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         found = group_of(alias, group, topic)
         number = int(not found.paused)
         if not dry_run:
-            number = int(set_paused(alias, found.ref, paused=True, actor=actor, reason=reason))
+            number = int(set_paused(alias, found.ref, paused=True, **by))
         text = sentence(
             number,
             dry_run=dry_run,
@@ -50,27 +47,22 @@ def pause(
         return result_of(Result, "pause", number, text % {"ref": found.ref}, dry_run=dry_run)
 
 
-def resume(
-    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def resume(group: str, topic: str, **how: Unpack[How]) -> Result:
     """Resume a paused consumer group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         found = group_of(alias, group, topic)
         number = int(found.paused)
         if not dry_run:
-            number = int(set_paused(alias, found.ref, paused=False, actor=actor, reason=reason))
+            number = int(set_paused(alias, found.ref, paused=False, **by))
         text = sentence(
             number,
             dry_run=dry_run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
@@ -14,7 +14,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.results import PublishResult, result_of
 from django_mysqlqueue.service import audit, groups, heartbeats, log, messages, publishing
 from django_mysqlqueue.service.groups import OptionColumns
@@ -32,6 +32,7 @@ MOST_GROUPS = 50
 """Maximum number of groups that a preview names."""
 
 
+@operates
 def publish(
     topic: str,
     payload: Any,
@@ -44,10 +45,7 @@ def publish(
     priority: int = 0,
     expires_at: datetime.datetime | None = None,
     expires_in: float | datetime.timedelta | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
+    **how: Unpack[How],
 ) -> PublishResult:
     """Publish a message as an operator, for example to test a handler.
 
@@ -69,8 +67,6 @@ def publish(
         priority: likewise.
         expires_at: likewise.
         expires_in: likewise.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: as in ``django_mysqlqueue.publish``.
         dry_run: change nothing; return who will receive the message.
 
@@ -81,8 +77,9 @@ def publish(
         InvalidMessage: a value breaks a rule of ``django_mysqlqueue.publish``. The error names the value and the rule.
         OperationRefused: an argument is invalid, or the topic is a queue of jobs.
     """
+    using = how.get("using")
     message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in)
-    with alias_for(using, actor, reason, topic=topic) as home:
+    with operating(how, topic=topic) as (home, by, dry_run):
         if job_queues.is_queue(topic):
             raise OperationRefused(
                 f"The topic {topic!r} is a queue of jobs. A message there could run any task with any arguments: "
@@ -97,7 +94,7 @@ def publish(
                 said = _already(row, offset, dry_run=dry_run)
                 return result_of(PublishResult, "publish", 0, said, dry_run=dry_run, **found)
             if not dry_run:
-                run(stored, lambda session: _publish(session, topic, message, using, actor, reason))
+                run(stored, lambda session: _publish(session, topic, message, using, by))
                 said = _("The message %(id)s is published to the topic %(topic)s.")
                 return result_of(
                     PublishResult, "publish", 1, said % {"id": row.message_id, "topic": topic}, dry_run=False, **found
@@ -116,10 +113,10 @@ def publish(
         )
 
 
-def _publish(session: Session, topic: str, message: Message, using: str | None, actor: str, reason: str) -> None:
+def _publish(session: Session, topic: str, message: Message, using: str | None, by: By) -> None:
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     publishing.publish(topic, using=using, **fields)
-    audit.once(session, "publish", 1, actor=actor, reason=reason, topic=topic, detail=f"id {message.id}")
+    audit.once(session, "publish", 1, **by, topic=topic, detail=f"id {message.id}")
 
 
 def _find(home: str, stored: str, row: OutboxRow) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Unpack
 
 from django.db import Error
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage, QueueMessage
-from django_mysqlqueue.operations.arguments import alias_for, offsets_of
+from django_mysqlqueue.operations.arguments import offsets_of
+from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result, number_said, result_of
@@ -22,15 +24,8 @@ OUTBOX = OutboxMessage._meta.db_table
 QUARANTINE = QuarantinedMessage._meta.db_table
 
 
-def requeue_quarantined(
-    rows: Sequence[int] | None = None,
-    *,
-    topic: str | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> Result:
+@operates
+def requeue_quarantined(rows: Sequence[int] | None = None, *, topic: str | None = None, **how: Unpack[How]) -> Result:
     """Move messages that the log has refused back into the outbox, after you have fixed the cause.
 
     They enter the log after the messages that did so in the meantime, and have no coalesce key. The summary counts
@@ -42,8 +37,6 @@ def requeue_quarantined(
         rows: their primary keys in ``queue_quarantine``. All of them are moved, or none.
         topic: instead of the rows: all messages of this topic that are in the quarantine now. They are moved in several
             transactions, each with an entry in the audit log.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: that of the topic, else ``MYSQLQUEUE["DATABASE"]``, else the
             router's choice).
         dry_run: change nothing; return what would be changed. For a topic, up to 10,000 are counted.
@@ -53,28 +46,19 @@ def requeue_quarantined(
             of the messages. Those of a topic that were moved before that stay in the outbox.
     """
     said = _("Messages that will be moved back into the outbox: %(number)s.")
-    if not dry_run:
+    if not how.get("dry_run"):
         said = _("Messages moved back into the outbox: %(number)s.")
-    return _change("requeue", quarantine.requeue, said, rows, topic, actor, reason, using, dry_run=dry_run)
+    return _change("requeue", quarantine.requeue, said, rows, topic, how)
 
 
-def delete_quarantined(
-    rows: Sequence[int] | None = None,
-    *,
-    topic: str | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> Result:
+@operates
+def delete_quarantined(rows: Sequence[int] | None = None, *, topic: str | None = None, **how: Unpack[How]) -> Result:
     """Delete messages that the log has refused. No consumer group receives them.
 
     Args:
         rows: their primary keys in ``queue_quarantine``.
         topic: instead of the rows: all messages of this topic that are in the quarantine now. They are deleted in
             several transactions, each with an entry in the audit log.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: that of the topic, else ``MYSQLQUEUE["DATABASE"]``, else the
             router's choice).
         dry_run: change nothing; return what would be changed. For a topic, up to 10,000 are counted.
@@ -83,9 +67,9 @@ def delete_quarantined(
         OperationRefused: none of the messages is in the quarantine, or there is no such topic.
     """
     said = _("Messages that will be deleted from the quarantine: %(number)s. No group receives them.")
-    if not dry_run:
+    if not how.get("dry_run"):
         said = _("Messages deleted from the quarantine: %(number)s.")
-    return _change("delete quarantined", quarantine.delete, said, rows, topic, actor, reason, using, dry_run=dry_run)
+    return _change("delete quarantined", quarantine.delete, said, rows, topic, how)
 
 
 def _change(
@@ -94,16 +78,12 @@ def _change(
     said: str,
     rows: Sequence[int] | None,
     topic: str | None,
-    actor: str,
-    reason: str,
-    using: str | None,
-    *,
-    dry_run: bool,
+    how: How,
 ) -> Result:
     if (rows is None) == (topic is None):
         raise OperationRefused("rows or topic: pass exactly one of them")
     names = {} if topic is None else {"topic": topic}
-    with alias_for(using, actor, reason, **names) as alias:
+    with operating(how, **names) as (alias, by, dry_run):
         session = Session(alias)
         if topic is None:
             planned = offsets_of(rows, "rows")
@@ -121,7 +101,7 @@ def _change(
         if not dry_run:
             number = 0
             for page in pages:
-                number += run(alias, partial(_recorded, operation, change, page, topic or "", actor, reason))
+                number += run(alias, partial(_recorded, operation, change, page, topic or "", by))
         if not number:
             raise OperationRefused("None of these messages is in the quarantine.")
         said %= {"number": number_said(number, dry_run=dry_run)}
@@ -133,8 +113,7 @@ def _recorded(
     change: Callable[[Session, Sequence[int]], int],
     rows: Sequence[int],
     topic: str,
-    actor: str,
-    reason: str,
+    by: By,
     session: Session,
 ) -> int:
     try:
@@ -144,7 +123,7 @@ def _recorded(
             raise
         raise OperationRefused(f"The outbox refuses one of these messages: {error}") from error
     if number:
-        audit.once(session, operation, number, actor=actor, reason=reason, topic=topic)
+        audit.once(session, operation, number, **by, topic=topic)
     return number
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.limits import KEY_LENGTH
-from django_mysqlqueue.operations.arguments import alias_for, text
+from django_mysqlqueue.operations.arguments import text
+from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.schedules import registry
@@ -24,17 +26,13 @@ MOST_NAMES = 1000
 """Maximum number of schedules whose names an error is chosen from."""
 
 
-def run_recurring(
-    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def run_recurring(name: str, **how: Unpack[How]) -> Result:
     """Publish the message or the job of a recurring schedule now. Its next tick stays as it is.
 
     Args:
         name: the name of the schedule.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: the one that has the schedule).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such schedule, or this release does not know its definition.
@@ -46,9 +44,9 @@ def run_recurring(
         ids.append(schedules.publish_by_hand(session, row.name, _definition(row)))
         return True
 
-    with _found(using, name, actor, reason) as (alias, row):
+    with _found(name, how) as (alias, row, by, dry_run):
         definition = _definition(row)
-        number = _do("run recurring", alias, row, definition, change, actor=actor, reason=reason, dry_run=dry_run)
+        number = _do("run recurring", alias, row, definition, change, **by, dry_run=dry_run)
         if dry_run:
             said = _("A job will be enqueued now.") if definition.task else _("A message will be published now.")
         elif not number:
@@ -59,17 +57,13 @@ def run_recurring(
         return result_of(Result, "run recurring", number, said, dry_run=dry_run, warnings=_unseen(row))
 
 
-def pause_recurring(
-    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def pause_recurring(name: str, **how: Unpack[How]) -> Result:
     """Pause a recurring schedule: its ticks are dropped until it is resumed.
 
     Args:
         name: the name of the schedule.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: the one that has the schedule).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such schedule.
@@ -80,8 +74,8 @@ def pause_recurring(
             session.execute(f"UPDATE {SCHEDULES} SET paused_at = %s WHERE name = %s", (row.now, name))
         return not row.paused_at
 
-    with _found(using, name, actor, reason) as (alias, row):
-        number = _do("pause recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+    with _found(name, how) as (alias, row, by, dry_run):
+        number = _do("pause recurring", alias, row, None, change, **by, dry_run=dry_run)
         if not number:
             said = _("The schedule %(name)s is already paused.")
         elif dry_run:
@@ -91,17 +85,13 @@ def pause_recurring(
         return result_of(Result, "pause recurring", number, said % {"name": name}, dry_run=dry_run)
 
 
-def resume_recurring(
-    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def resume_recurring(name: str, **how: Unpack[How]) -> Result:
     """Resume a recurring schedule. It begins with its next tick: those of the pause do not run.
 
     Args:
         name: the name of the schedule.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: the one that has the schedule).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such schedule, or this release does not know its definition.
@@ -114,12 +104,12 @@ def resume_recurring(
             )
         return bool(row.paused_at)
 
-    with _found(using, name, actor, reason) as (alias, row):
+    with _found(name, how) as (alias, row, by, dry_run):
         try:
             next_tick = _definition(row).timetable.following(_passed(row))
         except ValueError as error:
             raise OperationRefused(f"Schedule {name!r}: {error}") from None
-        number = _do("resume recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+        number = _do("resume recurring", alias, row, None, change, **by, dry_run=dry_run)
         if not number:
             said = _("The schedule %(name)s is not paused.")
         elif dry_run:
@@ -130,17 +120,13 @@ def resume_recurring(
         return result_of(Result, "resume recurring", number, said % values, dry_run=dry_run)
 
 
-def delete_recurring(
-    name: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def delete_recurring(name: str, **how: Unpack[How]) -> Result:
     """Delete a recurring schedule that no running process declares. Jobs and messages that it has published stay.
 
     Args:
         name: the name of the schedule.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the queue's database (default: the one that has the schedule).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such schedule, or a running process declares it.
@@ -151,9 +137,9 @@ def delete_recurring(
         session.execute(f"DELETE FROM {SCHEDULES} WHERE name = %s", (name,))
         return True
 
-    with _found(using, name, actor, reason) as (alias, row):
+    with _found(name, how) as (alias, row, by, dry_run):
         _refuse_declared(row)
-        number = _do("delete recurring", alias, row, None, change, actor=actor, reason=reason, dry_run=dry_run)
+        number = _do("delete recurring", alias, row, None, change, **by, dry_run=dry_run)
         if dry_run:
             said = _("The schedule %(name)s will be deleted.")
         elif number:
@@ -177,21 +163,22 @@ def _topic_of(row: Row) -> str:
 
 
 @contextmanager
-def _found(using: str | None, name: str, actor: str, reason: str) -> Iterator[tuple[str, Row]]:
-    """Yield the alias of the database that has a schedule, and its row.
+def _found(name: str, how: How) -> Iterator[tuple[str, Row, By, bool]]:
+    """Yield the alias of the database that has a schedule, its row, and the rest as ``operating`` does.
 
     Raises:
         OperationRefused: an argument is invalid, or there is no such schedule.
     """
     text("name", name, most=KEY_LENGTH)
+    using = how.get("using")
     aliases = queue_aliases() if using is None else [using]
     known: dict[str, str | None] = {}
     for alias in aliases:
-        with alias_for(alias, actor, reason) as there:
+        with operating({**how, "using": alias}) as (there, by, dry_run):
             session = Session(there)
             row = schedules.read(session, [name]).get(name)
             if row is not None:
-                yield there, row
+                yield there, row, by, dry_run
                 return
             known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
     if using is None and name in registry.find().definitions:

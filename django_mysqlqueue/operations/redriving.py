@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 
@@ -21,7 +21,6 @@ from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.arguments import (
     REASON_LENGTH,
-    alias_for,
     check_limit,
     check_rate,
     milliseconds,
@@ -29,6 +28,7 @@ from django_mysqlqueue.operations.arguments import (
     text,
     texts,
 )
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
@@ -52,6 +52,7 @@ class _DeadLetter(NamedTuple):
     attempts: int
 
 
+@operates
 @checked(OperationRefused, only=("progress",))
 def redrive(
     topic: str,
@@ -65,11 +66,8 @@ def redrive(
     missing_ok: bool = False,
     rate: float | None = None,
     limit: int | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
+    **how: Unpack[How],
 ) -> Result:
     """Publish dead letters again, each only for the consumer group that dead-lettered it.
 
@@ -88,17 +86,13 @@ def redrive(
         missing_ok: ignore ids and offsets without a dead letter, instead of refusing the operation.
         rate: maximum number of messages per second; None: no limit.
         limit: maximum number of dead letters.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
         progress: called after each transaction with the number of dead letters that it redrove.
 
     Raises:
         OperationRefused: there is no such topic, group or dead letter; ``rate`` or ``limit`` is out of range; or the
             group of a dead letter is no longer registered. What was redriven before that stays redriven.
     """
-    with alias_for(using, actor, reason, topic=topic) as alias:
+    with operating(how, topic=topic) as (alias, by, dry_run):
         check_rate(rate)
         check_limit(limit)
         wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
@@ -106,7 +100,7 @@ def redrive(
             number = _count(alias, wanted, limit)
             check_groups(alias, wanted, number)
         else:
-            number = redrive_all(alias, wanted, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress)
+            number = redrive_all(alias, wanted, **by, rate=rate, limit=limit, progress=progress)
         said = sentence(
             number,
             dry_run=dry_run,
@@ -159,7 +153,8 @@ def discard(
         OperationRefused: there is no such topic, group or dead letter; ``limit`` is out of range; or no reason was
             given.
     """
-    with alias_for(using, actor, reason, topic=topic) as alias:
+    how: How = {"actor": actor, "reason": reason, "using": using, "dry_run": dry_run}
+    with operating(how, topic=topic) as (alias, by, dry_run):
         check_limit(limit)
         wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         warnings: tuple[str, ...] = ()
@@ -168,7 +163,7 @@ def discard(
             first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
             warnings = (ends_keys(),) if coalescing.has_key(Session(alias), first[:limit]) else ()
         else:
-            number = discard_all(alias, wanted, actor=actor, reason=reason, limit=limit, progress=progress)
+            number = discard_all(alias, wanted, **by, limit=limit, progress=progress)
         said = sentence(
             number,
             dry_run=dry_run,
@@ -180,16 +175,9 @@ def discard(
         return result_of(Result, "discard", number, said, dry_run=dry_run, warnings=warnings)
 
 
+@operates
 def edit(
-    topic: str,
-    payload: Any,
-    *,
-    id: str | None = None,
-    offset: int | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
+    topic: str, payload: Any, *, id: str | None = None, offset: int | None = None, **how: Unpack[How]
 ) -> EditResult:
     """Replace a dead letter with a message that has a corrected payload.
 
@@ -201,10 +189,6 @@ def edit(
         payload: as in ``publish``; the metadata does not change.
         id: id of the message, as ``publish`` returned it.
         offset: instead of the id: offset of the dead letter in the DLQ topic.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Returns:
         The result, with the id of the new message.
@@ -214,7 +198,7 @@ def edit(
         OperationRefused: there is no such topic or dead letter; several groups dead-lettered the message, so that you
             must pass the offset of one dead letter; or the group is no longer registered.
     """
-    with alias_for(using, actor, reason, topic=topic) as alias:
+    with operating(how, topic=topic) as (alias, by, dry_run):
         check_topic(alias, topic)
         dlq = naming.dlq_topic(topic)
         if (id is None) == (offset is None):
@@ -236,7 +220,7 @@ def edit(
                 "A new message of %(size)s bytes will replace the dead letter. Only the group %(ref)s receives it."
             )
             return result_of(EditResult, "replace", 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
-        new_id = replace(alias, dlq, offset, payload, actor=actor, reason=reason)
+        new_id = replace(alias, dlq, offset, payload, **by)
         said = _("The message %(id)s has replaced the dead letter.")
         return result_of(EditResult, "replace", 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 
@@ -22,7 +22,8 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.limits import REPLAY_RUN, REPLAYED_FROM, replay_id
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.operations.arguments import alias_for, check_limit, offsets_of, text
+from django_mysqlqueue.operations.arguments import check_limit, offsets_of, text
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import ReplayResult, result_of
@@ -97,6 +98,7 @@ class _Original(NamedTuple):
     metadata: str
 
 
+@operates
 @checked(OperationRefused, only=("progress",))
 def replay(
     group: str,
@@ -107,11 +109,8 @@ def replay(
     key: str | None = None,
     run: str = "",
     limit: int | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
+    **how: Unpack[How],
 ) -> ReplayResult:
     """Publish the messages of a range of the log again, only for one consumer group.
 
@@ -137,10 +136,6 @@ def replay(
             group, topic, range and key). To replay the same messages once more, pass another one.
         limit: maximum number of messages. Then at most about 100,000 messages of the log are read, and ``upto`` of the
             result says how far.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
         progress: called after each transaction with the number of copies that it published.
 
     Raises:
@@ -148,7 +143,7 @@ def replay(
             group's filter cannot be parsed; or a seek or drop of the group has not finished. What was replayed before
             that stays.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         ref = group_of(alias, group, topic).ref
         check_limit(limit)
         wanted = _range(alias, ref, first, last, key, run)
@@ -156,7 +151,7 @@ def replay(
             return _previewed(wanted, preview(alias, wanted, most=limit or COUNTED), limit)
         # With a limit, the same part of the range as in a preview with this limit.
         upto = last if limit is None else preview(alias, wanted, most=limit).upto
-        found = publish_copies(alias, wanted, upto=upto, actor=actor, reason=reason, progress=progress)
+        found = publish_copies(alias, wanted, upto=upto, **by, progress=progress)
         said = _("Messages published again for the group %(ref)s: %(number)s.")
         values = {"ref": ref, "number": f"{found.replayed:,}"}
         return _result(wanted, found, said % values, *_rest(wanted, found), dry_run=False)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
-from django_mysqlqueue.operations.arguments import REASON_LENGTH, alias_for, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
@@ -32,6 +34,7 @@ HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 """The condition that the last error contains a text, as for dead letters."""
 
 
+@operates
 @checked(OperationRefused, only=("progress",))
 def retry(
     group: str,
@@ -43,11 +46,8 @@ def retry(
     at: datetime.datetime | None = None,
     missing_ok: bool = False,
     reset_attempts: bool = False,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
+    **how: Unpack[How],
 ) -> Result:
     """Retry messages that wait for another attempt, now or at a chosen time.
 
@@ -63,10 +63,6 @@ def retry(
         at: time of the next attempt; a naive datetime is in the project's time zone. None or a time in the past: now.
         missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
         reset_attempts: count the attempts from 1 again.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
         progress: called after each transaction with the number of messages that it changed.
 
     Raises:
@@ -74,7 +70,7 @@ def retry(
             datetime; a seek or drop of the group has not finished; or it was dropped and registered again in the
             meantime.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         found = group_of(alias, group, topic)
         ref = found.ref
         if error is not None:
@@ -87,8 +83,7 @@ def retry(
             number = make_due(
                 alias,
                 ref,
-                actor=actor,
-                reason=reason,
+                **by,
                 rows=rows,
                 error=error,
                 due=due,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
@@ -13,7 +13,8 @@ from django_mysqlqueue import job_queues
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.operations import rescheduling
-from django_mysqlqueue.operations.arguments import alias_for, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.arguments import delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.jobs import cancel_jobs
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
@@ -21,16 +22,8 @@ from django_mysqlqueue.service import scheduling
 from django_mysqlqueue.sql.session import Session
 
 
-def cancel(
-    topic: str,
-    ids: Sequence[str],
-    *,
-    key: str | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> ScheduledResult:
+@operates
+def cancel(topic: str, ids: Sequence[str], *, key: str | None = None, **how: Unpack[How]) -> ScheduledResult:
     """Delete scheduled messages before they come due, so that no consumer group receives them.
 
     Publishers use ``django_mysqlqueue.cancel``, which joins the caller's transaction and is not recorded in the audit
@@ -43,10 +36,6 @@ def cancel(
         topic: the topic that the messages were published to.
         ids: ids of the messages, as ``publish`` returned them, or of jobs.
         key: only messages that were published with this key; if None, with any key. Jobs have no key.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Returns:
         The result, with the ids for which there is no scheduled message, or no job that is waiting or running.
@@ -55,22 +44,15 @@ def cancel(
         OperationRefused: none of the messages is scheduled, or none of the jobs is waiting or running.
     """
     if key is None and isinstance(topic, str) and job_queues.is_queue(topic):
-        return cancel_jobs(ids, topic=topic, actor=actor, reason=reason, using=using, dry_run=dry_run)
-    with alias_for(using, actor, reason, topic=topic) as alias:
+        return cancel_jobs(ids, topic=topic, **how)
+    with operating(how, topic=topic) as (alias, by, dry_run):
         rows, missing = _find(alias, topic, ids, key)
-        return _cancel(alias, topic, rows, missing, actor=actor, reason=reason, dry_run=dry_run)
+        return _cancel(alias, topic, rows, missing, **by, dry_run=dry_run)
 
 
+@operates
 def reschedule(
-    topic: str,
-    ids: Sequence[str],
-    deliver_at: datetime.datetime | None,
-    *,
-    key: str | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
+    topic: str, ids: Sequence[str], deliver_at: datetime.datetime | None, *, key: str | None = None, **how: Unpack[How]
 ) -> ScheduledResult:
     """Deliver scheduled messages at another time, or now.
 
@@ -82,10 +64,6 @@ def reschedule(
         ids: ids of the messages, as ``publish`` returned them.
         deliver_at: time of delivery; a naive datetime is in the project's time zone. None or a time in the past: now.
         key: only messages that were published with this key; if None, with any key.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Returns:
         The result, with the ids for which there is no scheduled message.
@@ -93,38 +71,30 @@ def reschedule(
     Raises:
         OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a valid datetime.
     """
-    with alias_for(using, actor, reason, topic=topic) as alias:
+    with operating(how, topic=topic) as (alias, by, dry_run):
         rows, missing = _find(alias, topic, ids, key)
-        return _move(alias, topic, rows, missing, deliver_at, actor=actor, reason=reason, dry_run=dry_run)
+        return _move(alias, topic, rows, missing, deliver_at, **by, dry_run=dry_run)
 
 
-def cancel_rows(
-    rows: Sequence[int], *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> ScheduledResult:
+@operates
+def cancel_rows(rows: Sequence[int], **how: Unpack[How]) -> ScheduledResult:
     """Cancel messages of any topics by their primary keys in the outbox.
 
     ``dry_run``: change nothing; return what would be changed.
     """
-    with alias_for(using, actor, reason) as alias:
-        return _cancel(alias, "", offsets_of(rows, "rows"), (), actor=actor, reason=reason, dry_run=dry_run)
+    with operating(how) as (alias, by, dry_run):
+        return _cancel(alias, "", offsets_of(rows, "rows"), (), **by, dry_run=dry_run)
 
 
-def reschedule_rows(
-    rows: Sequence[int],
-    deliver_at: datetime.datetime | None,
-    *,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> ScheduledResult:
+@operates
+def reschedule_rows(rows: Sequence[int], deliver_at: datetime.datetime | None, **how: Unpack[How]) -> ScheduledResult:
     """Reschedule messages of any topics by their primary keys in the outbox.
 
     ``deliver_at``: time of delivery; None: now. ``dry_run``: change nothing; return what would be changed.
     """
-    with alias_for(using, actor, reason) as alias:
+    with operating(how) as (alias, by, dry_run):
         chosen = offsets_of(rows, "rows")
-        return _move(alias, "", chosen, (), deliver_at, actor=actor, reason=reason, dry_run=dry_run)
+        return _move(alias, "", chosen, (), deliver_at, **by, dry_run=dry_run)
 
 
 def not_scheduled_text(topic: str, ids: Sequence[str]) -> str:

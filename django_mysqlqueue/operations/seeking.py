@@ -12,7 +12,7 @@ import datetime
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext as _
@@ -22,7 +22,8 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
-from django_mysqlqueue.operations.arguments import alias_for, milliseconds
+from django_mysqlqueue.operations.arguments import milliseconds
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
@@ -59,6 +60,7 @@ class Preview:
     """Whether messages of the topic have coalesce keys."""
 
 
+@operates
 @checked(OperationRefused, only=("progress",))
 def seek(
     group: str,
@@ -66,11 +68,8 @@ def seek(
     position: Literal["earliest", "latest"] | int | None = None,
     *,
     time: datetime.datetime | None = None,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
+    **how: Unpack[How],
 ) -> SeekResult:
     """Move a consumer group's position: back to replay messages, forward to skip them.
 
@@ -83,9 +82,6 @@ def seek(
         position: ``"earliest"``, ``"latest"`` (after the newest message), or the offset to continue from.
         time: instead of a position: continue from the first message that entered the log at or after this time; a
             naive datetime is in the project's time zone.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing; count the messages that would be replayed and skipped.
         progress: called after each transaction with the number of partitions and deliveries that it reset.
 
@@ -93,7 +89,7 @@ def seek(
         OperationRefused: there is no such group; the position is neither in the log nor just after it; another seek or
             drop of the group has started in the meantime; or other transactions keep its deliveries locked.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         found = group_of(alias, group, topic, unfinished=["seek"])
         ref = found.ref
         stays = found.paused and found.after_seek in ("", ConsumerGroup.AfterSeek.STAY)
@@ -106,7 +102,7 @@ def seek(
             assert position is not None  # noqa: S101  # see above
             target, named = position_of(alias, position), str(position)
         if not dry_run:
-            move(alias, ref, target, actor=actor, reason=reason, detail=named, progress=progress)
+            move(alias, ref, target, **by, detail=named, progress=progress)
             values = {"ref": ref, "offset": target.offset + 1}
             text = _("The group %(ref)s continues with the first message at or after offset %(offset)s.")
             warnings = (_stays_paused(),) if stays else ()

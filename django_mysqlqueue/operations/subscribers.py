@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.operations.arguments import alias_for, texts
+from django_mysqlqueue.operations.arguments import texts
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
 
 
-def release(
-    group: str,
-    topic: str,
-    keys: Sequence[str],
-    *,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
-) -> Result:
+@operates
+def release(group: str, topic: str, keys: Sequence[str], **how: Unpack[How]) -> Result:
     """Release the leases of partitions, so that any subscriber of the group can take them.
 
     The owner notices with its next claim or heartbeat. Messages that it has claimed and not settled are redelivered.
@@ -34,15 +28,11 @@ def release(
         group: the consumer group.
         topic: the topic that it reads.
         keys: partition keys.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, it is shared, or one of the partitions has no lease.
     """
-    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         found = group_of(alias, group, topic)
         ref = found.ref
         if found.mode == ConsumerGroup.Mode.SHARED:
@@ -51,10 +41,7 @@ def release(
         keys = texts("keys", keys)
         owners = leasing.owners(Session(alias), ref, keys)
         check_known(f"The group {ref} has no leases on these partitions: {{}}.", keys, owners)
-        if dry_run:
-            number = sum(bool(owner) for owner in owners.values())
-        else:
-            number = leasing.revoke(alias, ref, keys, actor=actor, reason=reason)
+        number = sum(bool(owner) for owner in owners.values()) if dry_run else leasing.revoke(alias, ref, keys, **by)
         text = sentence(
             number,
             dry_run=dry_run,
@@ -68,20 +55,17 @@ def release(
         return result_of(Result, "release", number, text % {"ref": ref, "number": f"{number:,}"}, dry_run=dry_run)
 
 
-def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False) -> Result:
+@operates
+def forget(subscriber: str, **how: Unpack[How]) -> Result:
     """Forget a lost subscriber: its leases are released at once, instead of when they expire.
 
     Args:
         subscriber: name of the subscriber, as the dashboard and ``queuestatus`` show it.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such subscriber, or it is live.
     """
-    with alias_for(using, actor, reason, subscriber=subscriber) as alias:
+    with operating(how, subscriber=subscriber) as (alias, by, dry_run):
         session = Session(alias)
         known = heartbeats.names(session)
         if subscriber not in known:
@@ -91,7 +75,7 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
         if dry_run:
             number = heartbeats.count_lost(session, subscriber, lease_ms)
         else:
-            number = heartbeats.remove(alias, subscriber, actor=actor, reason=reason, lease_ms=lease_ms)
+            number = heartbeats.remove(alias, subscriber, **by, lease_ms=lease_ms)
         text = sentence(
             number,
             dry_run=dry_run,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from typing import Unpack
 
 from django.db import connections
 from django.utils.translation import gettext as _
@@ -18,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import moving, seeking
-from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.moving import Move
@@ -35,9 +36,8 @@ FIRST_REPORT, REPORTS = 2.0, 10.0
 """Seconds until the first report of what a move waits for, and between two of them."""
 
 
-def prepare_move(
-    topic: str, target: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def prepare_move(topic: str, target: str, **how: Unpack[How]) -> Result:
     """Prepare the move of a topic to another database, before settings that name it there are deployed.
 
     The topic's groups are registered in the target, where they wait. Until ``move_topic`` is called, all messages of
@@ -46,19 +46,16 @@ def prepare_move(
     Args:
         topic: the topic.
         target: alias of the database to which it will move.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: alias of the database to which the topic's messages are published (default: ``VIA`` of the topic, else
             its database).
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: the topic is in the target already.
     """
-    with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
+    with _via(topic, target, how) as (via, by, dry_run), ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
         source = queue_alias(topic=topic) if known is None else known.target or via
-        move = _move(topic, via, source, target, actor, reason)
+        move = _move(topic, via, source, target, by)
         stack.enter_context(apart(source))
         if known is not None and known.planned not in ("", target):
             raise OperationRefused(
@@ -89,17 +86,15 @@ def prepare_move(
         )
 
 
+@operates
 @checked(OperationRefused, only=("progress", "report"))
 def move_topic(
     topic: str,
     target: str,
     *,
-    actor: str,
-    reason: str = "",
-    using: str | None = None,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda groups: None,
     report: Callable[[str], object] = lambda text: None,
+    **how: Unpack[How],
 ) -> Result:
     """Move a topic to another database, after ``prepare_move`` and the deployment of the settings.
 
@@ -109,10 +104,7 @@ def move_topic(
     Args:
         topic: the topic.
         target: alias of the database to which it moves.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: as for ``prepare_move``.
-        dry_run: change nothing; return what would be changed.
         progress: called with 1 whenever a group has moved.
         report: called every 10 seconds with a text that says for what this waits.
 
@@ -120,7 +112,7 @@ def move_topic(
         OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or the database
             of the publishers went back to a state before the move.
     """
-    with _via(topic, target, using, actor, reason) as via, ExitStack() as stack:
+    with _via(topic, target, how) as (via, by, dry_run), ExitStack() as stack:
         known = routing.route_of(Session(via), topic)
         if known is None:
             check_topic(via, topic)
@@ -130,7 +122,7 @@ def move_topic(
                 f"MYSQLQUEUE['TOPICS'] names the database {configured!r} for the topic {topic!r}, not {target!r}. "
                 "Deploy the new settings first."
             )
-        move = _move(topic, via, known.source, target, actor, reason)
+        move = _move(topic, via, known.source, target, by)
         if known.planned not in ("", target):
             raise OperationRefused(f"The topic {topic!r} is prepared to move to {known.planned!r}, not to {target!r}.")
         if move.source not in works_on(topic):
@@ -164,24 +156,20 @@ def move_topic(
         return result_of(Result, "move", max(1, number), text % values, dry_run=False)
 
 
-def cancel_move(
-    topic: str, target: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
-) -> Result:
+@operates
+def cancel_move(topic: str, target: str, **how: Unpack[How]) -> Result:
     """Undo ``prepare_move``, after settings that do not name the target have been deployed again.
 
     Args:
         topic: the topic.
         target: alias of the database to which it was to move.
-        actor: who runs the operation, for the audit log.
-        reason: why, for the audit log.
         using: as for ``prepare_move``.
-        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: no move is prepared, or it has begun; the settings name the target; or the target has messages
             of a group that only the move can deliver.
     """
-    with _via(topic, target, using, actor, reason) as via:
+    with _via(topic, target, how) as (via, by, dry_run):
         known = routing.route_of(Session(via), topic)
         if known is None:
             check_topic(via, topic)
@@ -190,7 +178,7 @@ def cancel_move(
             has_begun = known is not None and (known.target or via) == target
             text = f"The topic {topic!r} {'has begun' if has_begun else 'is not prepared'} to move to {target!r}"
             raise OperationRefused(f"{text}: finish the move." if has_begun else f"{text}.")
-        move = _move(topic, via, known.source, target, actor, reason)
+        move = _move(topic, via, known.source, target, by)
         if (configured := queue_alias(topic=topic)) != move.source:
             raise OperationRefused(
                 f"MYSQLQUEUE['TOPICS'] names the database {configured!r} for the topic {topic!r}, not {move.source!r}. "
@@ -267,8 +255,8 @@ def _names(found: Iterable[GroupRef]) -> str:
 
 
 @contextmanager
-def _via(topic: str, target: str, using: str | None, actor: str, reason: str) -> Iterator[str]:
-    """Yield the alias of the database to which the topic's messages are published, after checking the arguments.
+def _via(topic: str, target: str, how: How) -> Iterator[tuple[str, By, bool]]:
+    """Yield as ``operating`` does, for the database to which the topic's messages are published.
 
     Raises:
         OperationRefused: an argument is invalid.
@@ -278,12 +266,12 @@ def _via(topic: str, target: str, using: str | None, actor: str, reason: str) ->
         raise OperationRefused(f"The topic {topic!r} is a queue of jobs, whose results would not move with it.")
     if target not in connections:
         raise OperationRefused(f"target {target!r}: DATABASES has no such alias")
-    via = using or get_settings().topics.of(topic).via
-    with alias_for(via, actor, reason, topic=topic) as alias, apart(target):
-        yield alias
+    via = how.get("using") or get_settings().topics.of(topic).via
+    with operating({**how, "using": via}, topic=topic) as found, apart(target):
+        yield found
 
 
-def _move(topic: str, via: str, source: str, target: str, actor: str, reason: str) -> Move:
+def _move(topic: str, via: str, source: str, target: str, by: By) -> Move:
     """Return the move.
 
     Raises:
@@ -294,4 +282,4 @@ def _move(topic: str, via: str, source: str, target: str, actor: str, reason: st
         raise OperationRefused(f"The topic {topic!r} is in the database {target!r} already.")
     for alias in (source, target):
         naming.relayed_topic(topic, alias)  # Or the sequencer could not store its messages.
-    return Move(topic, via, source, target, actor, reason)
+    return Move(topic, via, source, target, **by)
