@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, Required, TypedDict, TypeVar, get_type_hints
 
 from django_mysqlqueue.operations.arguments import alias_for
 
@@ -37,6 +37,14 @@ class By(TypedDict):
     reason: str
 
 
+class Work(NamedTuple):
+    """Where an operation works, for whom, and whether it is only previewed."""
+
+    using: str
+    by: By
+    dry_run: bool
+
+
 def operates(function: Callable[P, R]) -> Callable[P, R]:
     """Give an operation, which takes ``**how: Unpack[How]``, the signature that has these arguments one by one."""
     signature = inspect.signature(function)
@@ -62,7 +70,7 @@ def operates(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def operating(how: How, **names: str) -> Iterator[tuple[str, By, bool]]:
+def operating(how: How, **names: str) -> Iterator[Work]:
     """Yield where an operation works, as ``alias_for`` does, who runs it, and whether it is only previewed.
 
     Raises:
@@ -70,4 +78,4 @@ def operating(how: How, **names: str) -> Iterator[tuple[str, By, bool]]:
     """
     by: By = {"actor": how["actor"], "reason": how.get("reason", "")}
     with alias_for(how.get("using"), **by, **names) as alias:
-        yield alias, by, bool(how.get("dry_run"))
+        yield Work(alias, by, bool(how.get("dry_run")))

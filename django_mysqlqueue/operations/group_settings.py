@@ -1,8 +1,10 @@
-"""Override options of a consumer group while its subscribers run."""
+"""Override options of a consumer group while its subscribers run: a single write to the group row, under its lock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -11,26 +13,46 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.humanize import close_names, did_you_mean
-from django_mysqlqueue.operations import overriding
 from django_mysqlqueue.operations.arguments import texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import group_of
-from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
-from django_mysqlqueue.options.table import OVERRIDABLE, as_text
+from django_mysqlqueue.options.table import OVERRIDABLE, as_text, storable
+from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
+    Override,
     check_override,
     limits_of,
     overridden,
     rules_of_limits,
+    stored,
     with_registered,
 )
 from django_mysqlqueue.subscriptions.registry import subscriptions
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a change does to the overrides in effect."""
+
+    new: Mapping[str, Any]
+    """Values by option that are set, or set to another value."""
+    removed: Collection[str]
+    """Options whose override is removed."""
+    before: Mapping[str, Any]
+    """The values of all overrides before, by option."""
+    after: Mapping[str, Any]
+    """The values of all overrides afterwards, by option."""
+
+    def __len__(self) -> int:
+        """The number of options that change."""
+        return len(self.new) + len(self.removed)
 
 
 @operates
@@ -56,17 +78,82 @@ def settings(
     with operating(how, group=group, topic=topic) as (alias, by, dry_run):
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
-        columns = overriding.read(Session(alias), ref)
+        columns = read(Session(alias), ref)
         handler = _handler_of(ref, columns)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler, columns)
         if dry_run:
-            found = overriding.difference(overriding.by_name(columns), parsed, names)
+            found = difference(by_name(columns), parsed, names)
             check(found)
         else:
-            found = overriding.override(alias, ref, parsed, names, check=check, **by)
+            found = override(alias, ref, parsed, names, check=check, **by)
         sentences = _sentences(ref, found, columns, dry_run=dry_run) if found else _nothing(ref, parsed, names)
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
+
+
+def read(session: Session, ref: GroupRef) -> OptionColumns:
+    """Return the columns of a group row from which its subscribers take options."""
+    found = groups.group_controls(session, [ref]).get(ref)
+    return OptionColumns() if found is None else found.options
+
+
+def by_name(columns: OptionColumns) -> dict[str, Override]:
+    """Return the overrides of a group, by option."""
+    return {one.name: one for one in stored(columns.overrides)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
+    """Return what a change does."""
+    before = {name: one.value for name, one in overrides.items()}
+    # As JSON: to Python, true is 1; to a filter, it is not.
+    same = {name for name, value in before.items() if name in values and _json(value) == _json(storable(values[name]))}
+    new = {name: value for name, value in values.items() if name not in same}
+    removed = [name for name in unset if name in before]
+    return Difference(new, removed, before, {name: one for name, one in before.items() if name not in removed} | new)
+
+
+def override(
+    using: str,
+    ref: GroupRef,
+    values: Mapping[str, Any],
+    unset: Collection[str],
+    *,
+    check: Callable[[Difference], None],
+    actor: str,
+    reason: str = "",
+) -> Difference:
+    """Set and remove overrides of a group's options. Subscribers notice with their next claim.
+
+    ``check``: called under the lock of the group row; it raises an error if the change is not possible.
+
+    Raises:
+        OperationRefused: there is no such group, a seek or drop of it has not finished, or ``check`` refuses.
+    """
+
+    def write(session: Session) -> Difference:
+        groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
+        overrides = by_name(read(session, ref))
+        found = difference(overrides, values, unset)
+        check(found)
+        if not found:
+            return found
+        now = session.now()
+        added = {name: Override(name, storable(value), now, actor) for name, value in found.new.items()}
+        after = {name: one for name, one in overrides.items() if name not in found.removed} | added
+        column = {name: {"value": one.value, "at": one.at, "by": one.by} for name, one in after.items()}
+        groups.change(session, ref, overrides=column)
+        detail = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
+        detail += [f"{name} is no longer overridden" for name in found.removed]
+        names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}
+        audit.once(session, "settings", 0, **names, detail=", ".join(detail))
+        return found
+
+    with apart(using):
+        return run(using, write)
 
 
 def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:

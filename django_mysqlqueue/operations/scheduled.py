@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import datetime
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from functools import partial
+from typing import Unpack
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue import job_queues
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.naming import KEY_LENGTH
-from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.operations.arguments import delivery_time, offsets_of, text, texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, Work, operates, operating
 from django_mysqlqueue.operations.jobs import cancel_jobs
+from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
-from django_mysqlqueue.service import scheduling
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.service import audit, scheduling
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
+
+CANCEL, NOW = 0, 1
+"""Instead of the time of a scheduled message: delete it; let it come due now."""
 
 
 @operates
@@ -45,9 +49,9 @@ def cancel(topic: str, ids: Sequence[str], *, key: str | None = None, **how: Unp
     """
     if key is None and isinstance(topic, str) and job_queues.is_queue(topic):
         return cancel_jobs(ids, topic=topic, **how)
-    with operating(how, topic=topic) as (alias, by, dry_run):
-        rows, missing = _find(alias, topic, ids, key)
-        return _cancel(alias, topic, rows, missing, **by, dry_run=dry_run)
+    with operating(how, topic=topic) as work:
+        rows, missing = _find(work.using, topic, ids, key)
+        return _change(work, topic, rows, missing, CANCEL)
 
 
 @operates
@@ -71,30 +75,55 @@ def reschedule(
     Raises:
         OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a valid datetime.
     """
-    with operating(how, topic=topic) as (alias, by, dry_run):
-        rows, missing = _find(alias, topic, ids, key)
-        return _move(alias, topic, rows, missing, deliver_at, **by, dry_run=dry_run)
+    with operating(how, topic=topic) as work:
+        rows, missing = _find(work.using, topic, ids, key)
+        return _change(work, topic, rows, missing, _time_of(deliver_at), deliver_at)
 
 
 @operates
 def cancel_rows(rows: Sequence[int], **how: Unpack[How]) -> ScheduledResult:
-    """Cancel messages of any topics by their primary keys in the outbox.
-
-    ``dry_run``: change nothing; return what would be changed.
-    """
-    with operating(how) as (alias, by, dry_run):
-        return _cancel(alias, "", offsets_of(rows, "rows"), (), **by, dry_run=dry_run)
+    """Cancel scheduled messages of any topics by their primary keys in the outbox."""
+    with operating(how) as work:
+        return _change(work, "", offsets_of(rows, "rows"), (), CANCEL)
 
 
 @operates
 def reschedule_rows(rows: Sequence[int], deliver_at: datetime.datetime | None, **how: Unpack[How]) -> ScheduledResult:
     """Reschedule messages of any topics by their primary keys in the outbox.
 
-    ``deliver_at``: time of delivery; None: now. ``dry_run``: change nothing; return what would be changed.
+    ``deliver_at``: time of delivery; None: now.
     """
-    with operating(how) as (alias, by, dry_run):
+    with operating(how) as work:
         chosen = offsets_of(rows, "rows")
-        return _move(alias, "", chosen, (), deliver_at, **by, dry_run=dry_run)
+        return _change(work, "", chosen, (), _time_of(deliver_at), deliver_at)
+
+
+def change_rows(using: str, ids: Sequence[int], at: int, *, actor: str, topic: str = "", reason: str = "") -> int:
+    """Delete scheduled messages, or change when they come due; return how many.
+
+    Messages that have come due, or that another transaction has locked because it moves, cancels or reschedules them,
+    are neither changed nor counted. This takes several transactions, each committed on its own.
+
+    ``ids``: primary keys in the outbox. ``at``: epoch milliseconds, ``NOW`` or ``CANCEL``. ``topic``: topic of the
+    messages, for the audit log; empty if there are several.
+    """
+    detail = f"to {audit.time_text(at)}" if at > NOW else ""
+
+    def write(session: Session, chunk: Sequence[int]) -> int:
+        if at == CANCEL:
+            changed = scheduling.remove(session, chunk, wait=False)
+        else:
+            changed = scheduling.move(session, chunk, None, at, wait=False)
+        if changed:
+            audit.once(session, _action(at), changed, actor=actor, reason=reason, topic=topic, detail=detail)
+        return changed
+
+    distinct = sorted(set(ids))
+    total = 0
+    with apart(using):
+        for start in range(0, len(distinct), LIMITS.rows):
+            total += run(using, partial(write, chunk=distinct[start : start + LIMITS.rows]))
+    return total
 
 
 def not_scheduled_text(topic: str, ids: Sequence[str]) -> str:
@@ -116,61 +145,47 @@ def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[
     return [one.outbox_id for one in found], missing
 
 
-def _cancel(
-    alias: str, topic: str, rows: Sequence[int], missing: Sequence[str], *, actor: str, reason: str, dry_run: bool
-) -> ScheduledResult:
-    if dry_run:
-        said = _("Scheduled messages that will be deleted, so that no group receives them: %(number)s.")
-    else:
-        said = _("Scheduled messages cancelled: %(number)s.")
-    change = functools.partial(rescheduling.cancel, alias, rows, actor=actor, topic=topic, reason=reason)
-    return _change("cancel", alias, rows, missing, change, [said], {}, dry_run=dry_run)
+def _action(at: int) -> str:
+    return {CANCEL: "cancel", NOW: "deliver now"}.get(at, "reschedule")
 
 
-def _move(
-    alias: str,
-    topic: str,
-    rows: Sequence[int],
-    missing: Sequence[str],
-    deliver_at: datetime.datetime | None,
-    *,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-) -> ScheduledResult:
-    record: dict[str, Any] = {"actor": actor, "topic": topic, "reason": reason}
-    if deliver_at is None:
-        planned = _("Scheduled messages that will be delivered now: %(number)s.")
-        said = [planned if dry_run else _("Scheduled messages that are due now: %(number)s.")]
-        change = functools.partial(rescheduling.deliver_now, alias, rows, **record)
-        return _change("deliver now", alias, rows, missing, change, said, {}, dry_run=dry_run)
-    at = delivery_time(deliver_at)
-    planned = _("Scheduled messages that will be delivered at %(time)s: %(number)s.")
-    said = [planned if dry_run else _("Messages rescheduled to %(time)s: %(number)s.")]
-    if dry_run and at <= Session(alias).now():
-        said.append(_("This time is in the past: the messages will be delivered now."))
-    change = functools.partial(rescheduling.move, alias, rows, at, **record)
-    values = {"time": f"{deliver_at:%Y-%m-%d %H:%M:%S%z}"}
-    return _change("reschedule", alias, rows, missing, change, said, values, dry_run=dry_run)
+def _time_of(deliver_at: datetime.datetime | None) -> int:
+    return NOW if deliver_at is None else max(NOW + 1, delivery_time(deliver_at))
 
 
 def _change(
-    operation: str,
-    alias: str,
+    work: Work,
+    topic: str,
     rows: Sequence[int],
     missing: Sequence[str],
-    change: Callable[[], int],
-    said: Sequence[str],
-    values: dict[str, str],
-    *,
-    dry_run: bool,
+    at: int,
+    deliver_at: datetime.datetime | None = None,
 ) -> ScheduledResult:
-    number = scheduling.count_scheduled(Session(alias), rows) if dry_run else change()
-    left = len(rows) - number
-    summary = [one % {**values, "number": f"{number:,}"} for one in said] if number else []
-    if left:
+    alias, by, dry_run = work
+    action, session = _action(at), Session(alias)
+    planned, done = {
+        "cancel": (
+            _("Scheduled messages that will be deleted, so that no group receives them: %(number)s."),
+            _("Scheduled messages cancelled: %(number)s."),
+        ),
+        "deliver now": (
+            _("Scheduled messages that will be delivered now: %(number)s."),
+            _("Scheduled messages that are due now: %(number)s."),
+        ),
+        "reschedule": (
+            _("Scheduled messages that will be delivered at %(time)s: %(number)s."),
+            _("Messages rescheduled to %(time)s: %(number)s."),
+        ),
+    }[action]
+    said = [planned if dry_run else done]
+    if action == "reschedule" and dry_run and at <= session.now():
+        said.append(_("This time is in the past: the messages will be delivered now."))
+    number = scheduling.count_scheduled(session, rows) if dry_run else change_rows(alias, rows, at, topic=topic, **by)
+    values = {"time": f"{deliver_at:%Y-%m-%d %H:%M:%S%z}" if deliver_at else "", "number": f"{number:,}"}
+    summary = [one % values for one in said] if number else []
+    if left := len(rows) - number:
         text = _("Messages not changed, because they came due or another transaction is changing them: %(number)s.")
         if dry_run:
             text = _("Messages that will not be changed, because they are no longer scheduled: %(number)s.")
         summary.append(text % {"number": f"{left:,}"})
-    return result_of(ScheduledResult, operation, number, *summary, dry_run=dry_run, not_scheduled=tuple(missing))
+    return result_of(ScheduledResult, action, number, *summary, dry_run=dry_run, not_scheduled=tuple(missing))

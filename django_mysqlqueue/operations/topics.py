@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import moving, seeking
-from django_mysqlqueue.operations.declaring import By, How, operates, operating
+from django_mysqlqueue.operations.declaring import By, How, Work, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.moving import Move
@@ -255,7 +255,7 @@ def _names(found: Iterable[GroupRef]) -> str:
 
 
 @contextmanager
-def _via(topic: str, target: str, how: How) -> Iterator[tuple[str, By, bool]]:
+def _via(topic: str, target: str, how: How) -> Iterator[Work]:
     """Yield as ``operating`` does, for the database to which the topic's messages are published.
 
     Raises:

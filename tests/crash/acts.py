@@ -22,13 +22,13 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
+    group_settings,
     jobs,
-    overriding,
     pausing,
     redriving,
     replaying,
-    rescheduling,
     retrying,
+    scheduled,
     seeking,
 )
 from django_mysqlqueue.operations.limits import Limits
@@ -158,17 +158,17 @@ def _() -> None:
 
 def overridden() -> None:
     sequenced()
-    overriding.override(USING, G, {"max_attempts": 9, "prefetch": 7}, [], check=lambda found: None, actor="bob")
+    group_settings.override(USING, G, {"max_attempts": 9, "prefetch": 7}, [], check=lambda found: None, actor="bob")
 
 
 @act("override options", overridden)
 def _() -> None:
-    overriding.override(ALIAS, G, {"prefetch": 1}, ["max_attempts"], check=lambda found: None, actor=ME)
+    group_settings.override(ALIAS, G, {"prefetch": 1}, ["max_attempts"], check=lambda found: None, actor=ME)
 
 
 @act("override the filter", filtered)
 def _() -> None:
-    overriding.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=ME)
+    group_settings.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=ME)
 
 
 @act("seek back", handled)
@@ -257,7 +257,7 @@ def _() -> None:
 
 @act("cancel", planned)
 def _() -> None:
-    rescheduling.cancel(ALIAS, ids(), actor=ME)
+    scheduled.change_rows(ALIAS, ids(), scheduled.CANCEL, actor=ME)
 
 
 def with_jobs() -> None:
@@ -277,14 +277,14 @@ def _() -> None:
 
 @act("deliver now", planned)
 def _() -> None:
-    rescheduling.deliver_now(ALIAS, ids(), actor=ME)
+    scheduled.change_rows(ALIAS, ids(), scheduled.NOW, actor=ME)
 
 
 @act("reschedule", planned)
 def _() -> None:
     later = 4 * 10**12
     rows = OutboxMessage.objects.using(ALIAS).filter(pk__in=ids()).exclude(deliver_at=later)
-    rescheduling.move(ALIAS, list(rows.values_list("pk", flat=True)), later, actor=ME)
+    scheduled.change_rows(ALIAS, list(rows.values_list("pk", flat=True)), later, actor=ME)
 
 
 @act("release", claimed)

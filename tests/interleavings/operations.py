@@ -23,15 +23,15 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
+    group_settings,
     jobs,
     moving,
-    overriding,
     pausing,
     recurring,
     redriving,
     replaying,
-    rescheduling,
     retrying,
+    scheduled,
     seeking,
 )
 from django_mysqlqueue.operations.limits import Limits
@@ -577,12 +577,12 @@ def _(a: Actor) -> object:
 
 @operation("override an option")
 def _(a: Actor) -> object:
-    return len(overriding.override(ALIAS, G, {"prefetch": 3}, [], check=lambda found: None, actor=a.name))
+    return len(group_settings.override(ALIAS, G, {"prefetch": 3}, [], check=lambda found: None, actor=a.name))
 
 
 @operation("override another option")
 def _(a: Actor) -> object:
-    found = overriding.override(ALIAS, G, {"claim_size": 2}, ["prefetch"], check=lambda found: None, actor=a.name)
+    found = group_settings.override(ALIAS, G, {"claim_size": 2}, ["prefetch"], check=lambda found: None, actor=a.name)
     return len(found)
 
 
@@ -950,7 +950,7 @@ def _(a: Actor) -> object:
 
 @operation("override the filter", changes=US)
 def _(a: Actor) -> object:
-    return len(overriding.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=a.name))
+    return len(group_settings.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=a.name))
 
 
 @operation("undo")
@@ -1147,17 +1147,17 @@ def _(a: Actor) -> object:
 
 @operation("cancel scheduled", deletes=True)
 def _(a: Actor) -> object:
-    return rescheduling.cancel(ALIAS, a.start.scheduled, actor=a.name)
+    return scheduled.change_rows(ALIAS, a.start.scheduled, scheduled.CANCEL, actor=a.name)
 
 
 @operation("deliver scheduled now")
 def _(a: Actor) -> object:
-    return rescheduling.deliver_now(ALIAS, a.start.scheduled, actor=a.name)
+    return scheduled.change_rows(ALIAS, a.start.scheduled, scheduled.NOW, actor=a.name)
 
 
 @operation("move scheduled")
 def _(a: Actor) -> object:
-    return rescheduling.move(ALIAS, a.start.scheduled, 4 * 10**12, actor=a.name)
+    return scheduled.change_rows(ALIAS, a.start.scheduled, 4 * 10**12, actor=a.name)
 
 
 @operation("bring everything nearer", touches_all=True)

@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import get_overview, get_partition_backlogs, list_partitions
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
-from django_mysqlqueue.operations import dropping, overriding, retrying
+from django_mysqlqueue.operations import dropping, group_settings, retrying
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, empty
@@ -654,7 +654,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             values = {"claim_size": 1 + which % 3, "prefetch": 1 + which, "poll_interval": 0.5}
             values |= {"max_in_flight": 3 + which, "max_in_flight_per_key": 2, "rate_per_key": "9000/s"}
             changes = (values, ()) if what == "override" else ({}, values)
-            overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
+            group_settings.override(USING, ref, *changes, check=lambda found: None, actor="operator")
         elif what == "give up" and ref in self.model.lives:
             self.give_up(ref)
         elif what in ("retry", "retry later") and ref in self.model.lives:
@@ -689,7 +689,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
         else:
             life.overrides = {"filter": policy} if how == "override" else {}
             changes = (life.overrides, () if life.overrides else ("filter",))
-            overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
+            group_settings.override(USING, ref, *changes, check=lambda found: None, actor="operator")
         life.had_filters = life.had_filters or life.filter is not None
 
     def give_up(self, ref: GroupRef) -> None:

@@ -8,7 +8,7 @@ import json
 from django_mysqlqueue import publish
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.models import Operation, QueueMessage
-from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.operations.scheduled import CANCEL, NOW, change_rows
 from tests.support.harness import USING, sequence
 from tests.support.internals import Session
 
@@ -28,10 +28,10 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
     of_t = scheduled.next_scheduled(USING, topic="t")
     assert len(of_t) == 5
     ids = [one.outbox_id for one in of_t]
-    assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], actor=ME, reason="no") == 1
-    assert rescheduling.move(USING, [ids[1]], now + 9_000_000, actor=ME) == 1
-    assert rescheduling.deliver_now(USING, [ids[2], ids[3]], actor=ME) == 2
-    assert rescheduling.cancel(USING, [ids[2]], actor=ME) == 0  # it has come due
+    assert change_rows(USING, [ids[0], ids[0], 10**9], CANCEL, actor=ME, reason="no") == 1
+    assert change_rows(USING, [ids[1]], now + 9_000_000, actor=ME) == 1
+    assert change_rows(USING, [ids[2], ids[3]], NOW, actor=ME) == 2
+    assert change_rows(USING, [ids[2]], CANCEL, actor=ME) == 0  # it has come due
     sequence()
     assert {json.loads(bytes(row.payload)) for row in QueueMessage.objects.all()} == {2, 3, "at once"}
     assert [one.outbox_id for one in scheduled.next_scheduled(USING, topic="t")] == [ids[4], ids[1]]

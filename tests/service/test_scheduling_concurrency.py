@@ -14,7 +14,7 @@ from django_mysqlqueue import Message, cancel, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import StallTimes, check_health
 from django_mysqlqueue.models import Operation, OutboxMessage
-from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.operations import scheduled
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
 from tests.support.internals import Session, sequencing
 from tests.support.scheduled import due, in_log, waiting
@@ -142,7 +142,9 @@ def test_a_change_that_finds_its_message_gone_holds_up_no_publisher(db, isolatio
                 cursor.execute("SET SESSION innodb_snapshot_isolation = OFF")
         with transaction.atomic():
             assert OutboxMessage.objects.count() == 1  # a snapshot, where the isolation level keeps one
-            in_thread(lambda: rescheduling.deliver_now(USING, [OutboxMessage.objects.get().pk], actor="test"))
+            in_thread(
+                lambda: scheduled.change_rows(USING, [OutboxMessage.objects.get().pk], scheduled.NOW, actor="test")
+            )
             in_thread(sequence)
             found = cancel("x", topic="t")
 
@@ -220,11 +222,11 @@ def test_an_operator_does_not_wait_for_an_open_cancel(db):
     rows = list(OutboxMessage.objects.values_list("pk", flat=True))
     with elsewhere(CHANGES["cancel"], commit=False):
         began = time.monotonic()
-        assert rescheduling.deliver_now(USING, rows, actor="test", topic="t") == 1
-        assert rescheduling.cancel(USING, rows, actor="test") == 0
+        assert scheduled.change_rows(USING, rows, scheduled.NOW, actor="test", topic="t") == 1
+        assert scheduled.change_rows(USING, rows, scheduled.CANCEL, actor="test") == 0
         assert time.monotonic() - began < 10
     assert list(Operation.objects.values_list("action", "topic", "changed")) == [("deliver now", "t", 1)]
-    assert rescheduling.cancel(USING, rows, actor="test") == 1
+    assert scheduled.change_rows(USING, rows, scheduled.CANCEL, actor="test") == 1
 
 
 @pytest.mark.servers_only

@@ -73,11 +73,11 @@ from django_mysqlqueue.operations import (
     pausing,
     redriving,
     replaying,
-    rescheduling,
     retrying,
     seeking,
     steps,
 )
+from django_mysqlqueue.operations.scheduled import CANCEL, NOW, change_rows
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.tails import reading
 from django_mysqlqueue.testing import deliver_all
@@ -638,9 +638,9 @@ def _operate(ref: GroupRef) -> None:
         assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
     del ids[4]
     assert "nope" not in log.known(session)
-    assert rescheduling.cancel(USING, ids[:1], actor="test") == 1
-    assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
-    assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
+    assert change_rows(USING, ids[:1], CANCEL, actor="test") == 1
+    assert change_rows(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
+    assert change_rows(USING, ids[2:], NOW, actor="test") == len(ids) - 2
     assert sequencing.idle_for(session) >= 0
     with as_role("subscriber"):
         assert sequencing.identify(USING)
