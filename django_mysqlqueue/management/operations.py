@@ -7,7 +7,7 @@ import datetime
 import getpass
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -18,15 +18,36 @@ from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.limits import KEY_LENGTH
-from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
+from django_mysqlqueue.management.base import QueueCommand, ReadingCommand, add_format, progress_bar
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result
 
 
+class Argument:
+    """An argument of a command, and of its operation.
+
+    Args:
+        names: as for ``add_argument``.
+        to: the operation's argument (default: as the first name); None if only the command reads it.
+        parse: turns the value of the command line into that of the operation.
+        options: as for ``add_argument``.
+    """
+
+    def __init__(
+        self, *names: str, to: str | None = "", parse: Callable[[Any], Any] = lambda value: value, **options: Any
+    ) -> None:
+        self.names, self.parse, self.options = names, parse, options
+        self.name = names[0].lstrip("-").replace("-", "_")
+        self.to = self.name if to == "" else to
+
+
 class OperationCommand(QueueCommand):
     """Preview an operation of ``django_mysqlqueue.operations``, ask for confirmation, and run it."""
 
+    operation: ClassVar[Callable[..., Result]]
+    arguments: ClassVar[Sequence[Argument]] = ()
+    """The arguments of the command, apart from those of every operation."""
     reports_progress: ClassVar[bool] = False
     """True if the operation accepts ``progress``."""
     counts_planned: ClassVar[bool] = True
@@ -42,13 +63,16 @@ class OperationCommand(QueueCommand):
             "--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask for confirmation"
         )
         parser.add_argument("--reason", default="", metavar="TEXT", help="reason to record in the audit log")
+        for one in self.arguments:
+            parser.add_argument(*one.names, **one.options)
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         """Call the operation and return its result.
 
         ``how``: ``using``, ``actor``, ``reason``, ``dry_run`` and, with ``reports_progress``, ``progress``.
         """
-        raise NotImplementedError
+        given = {one.to: one.parse(options[one.name]) for one in self.arguments if one.to is not None}
+        return self.operation(**given, **how)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         """Preview the operation, ask for confirmation, run it, and print the result."""
@@ -126,12 +150,6 @@ def who() -> str:
     return shortened(f"{user}@{socket.gethostname()}", most=KEY_LENGTH)
 
 
-def add_group(parser: CommandParser) -> None:
-    """Add the first two arguments of every command on a group: ``group`` and ``topic``."""
-    parser.add_argument("group", help="consumer group")
-    parser.add_argument("topic", help="topic that the group reads")
-
-
 def check_topics(using: str, topics: Collection[str]) -> None:
     """Require that topics exist.
 
@@ -165,3 +183,31 @@ def moment(text: str | None) -> datetime.datetime | None:
     if value is None:
         raise CommandError(f"{text!r} is not a valid date and time: use 2026-11-21T03:00 or 2026-11-21T03:00:00+01:00.")
     return make_aware(value) if is_naive(value) else value
+
+
+GROUP = (Argument("group", help="consumer group"), Argument("topic", help="topic that the group reads"))
+"""The first two arguments of every command on a group."""
+IN_TIME_ZONE = "(ISO 8601; in TIME_ZONE if it has no UTC offset)"
+
+
+class ListCommand(OperationCommand, ReadingCommand):
+    """List something or, with one of the options in ``changes``, change some of it."""
+
+    json_indent: ClassVar[int | None] = 2
+    changes: ClassVar[Mapping[str, Callable[..., Result]]]
+    """The operations, by option."""
+
+    @classmethod
+    def change(cls, options: Mapping[str, Any]) -> str:
+        """Return the given option of those in ``changes``; an empty string if there is none."""
+        return next((name for name in cls.changes if options.get(name) is not None), "")
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Run the operation, or list."""
+        if self.change(options):
+            super().run_on(using, options)
+        elif options["dry_run"] or options["reason"]:
+            *first, last = (f"--{name.replace('_', '-')}" for name in self.changes)
+            raise CommandError(f"--dry-run and --reason require {', '.join(first)} or {last}.")
+        else:
+            ReadingCommand.run_on(self, using, options)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from django.core.management.base import CommandParser
 
 from django_mysqlqueue import job_queues, operations
-from django_mysqlqueue.management.commands.queuescheduled import ScheduledCommand
+from django_mysqlqueue.management.commands.queuescheduled import KEY, ScheduledCommand
+from django_mysqlqueue.management.operations import Argument
 from django_mysqlqueue.operations.jobs import not_cancelled_text
-from django_mysqlqueue.operations.results import ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
 
 
@@ -21,15 +18,13 @@ class Command(ScheduledCommand):
         "Cancel scheduled messages: delete them before they come due, so that no consumer group receives them. In a "
         "queue of jobs, cancel jobs that wait, scheduled or not, and ask those that run to stop."
     )
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("topic", help="topic that the messages were published to")
-        parser.add_argument("id", nargs="+", help="id that publish() returned, or id of a job")
+    operation = staticmethod(operations.cancel)
+    arguments = (
+        KEY,
+        Argument("topic", help="topic that the messages were published to"),
+        Argument("id", to="ids", nargs="+", help="id that publish() returned, or id of a job"),
+    )
 
     @staticmethod
     def missing_text(topic: str, ids: Sequence[str]) -> str:
         return not_cancelled_text(topic, ids) if job_queues.is_queue(topic) else not_scheduled_text(topic, ids)
-
-    def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
-        return operations.cancel(options["topic"], options["id"], key=options["key"], **how)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import OperationCommand, add_group
+from django_mysqlqueue.management.operations import GROUP, Argument, OperationCommand
 from django_mysqlqueue.operations.results import Result
 
 
@@ -19,16 +19,21 @@ class Command(OperationCommand):
         "The messages must be waiting for another attempt, or their subscriber must be lost. Subscribers can keep "
         "running. If a live subscriber holds one of the messages, the command changes nothing."
     )
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add_group(parser)
-        parser.add_argument("offset", nargs="*", type=int, help="offset of a message in the log")
-        parser.add_argument("--id", action="append", help="id of a message, instead of its offset (may be repeated)")
+    operation = staticmethod(operations.dead_letter)
+    arguments = (
+        *GROUP,
+        Argument(
+            "offset",
+            to="offsets",
+            parse=lambda offsets: offsets or None,
+            nargs="*",
+            type=int,
+            help="offset of a message in the log",
+        ),
+        Argument("--id", to="ids", action="append", help="id of a message, instead of its offset (may be repeated)"),
+    )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         if not (options["offset"] or options["id"]):
             raise CommandError("Pass the offsets of the messages, or their ids with --id.")
-        return operations.dead_letter(
-            options["group"], options["topic"], ids=options["id"], offsets=options["offset"] or None, **how
-        )
+        return super().operate(options, **how)

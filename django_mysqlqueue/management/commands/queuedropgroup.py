@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import OperationCommand, add_group
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.management.operations import GROUP, OperationCommand
 
 
 class Command(OperationCommand):
@@ -21,13 +18,8 @@ class Command(OperationCommand):
     reports_progress = True
     counts_planned = False
     question = "Type the group's name to confirm: "
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add_group(parser)
-
-    def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        return operations.drop_group(options["group"], options["topic"], **how)
+    operation = staticmethod(operations.drop_group)
+    arguments = GROUP
 
     def agrees(self, answer: str, options: dict[str, Any]) -> bool:
         return answer == str(options["group"])

@@ -11,24 +11,22 @@ from django.core.management.base import CommandError, CommandParser
 from django_mysqlqueue import operations
 from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import QuarantinedRow, list_quarantined
-from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import OperationCommand, check_topics
+from django_mysqlqueue.management.operations import ListCommand, check_topics
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 
-CHANGES = {"requeue": operations.requeue_quarantined, "delete": operations.delete_quarantined}
 SHOWN = 1000
 """Maximum number of messages in the list."""
 
 
-class Command(OperationCommand, ReadingCommand):
+class Command(ListCommand):
     """List messages that the log has refused, requeue or delete some."""
 
-    json_indent: ClassVar[int | None] = 2
     help = (
         "List the messages that the log has refused, for example because of a trigger, with the error of the "
         "database. With an option, move some back into the outbox, or delete them."
     )
+    changes: ClassVar = {"requeue": operations.requeue_quarantined, "delete": operations.delete_quarantined}
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -47,22 +45,13 @@ class Command(OperationCommand, ReadingCommand):
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
         found = super().databases(options)
-        if _change(options) is not None and len(found) > 1:
+        if self.change(options) and len(found) > 1:
             raise CommandError("--requeue and --delete require --database: each database has rows of its own.")
         return found
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        if _change(options) is not None:
-            super().run_on(using, options)
-        elif options["dry_run"] or options["reason"]:
-            raise CommandError("--dry-run and --reason require --requeue or --delete.")
-        else:
-            ReadingCommand.run_on(self, using, options)
-
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        change = _change(options)
-        assert change is not None  # noqa: S101  # ``run_on`` has checked it.
-        return CHANGES[change](options[change] or None, topic=options["topic"], **how)
+        change = self.change(options)
+        return self.changes[change](options[change] or None, topic=options["topic"], **how)
 
     def read(self, using: str, options: dict[str, Any]) -> tuple[QuarantinedRow, ...]:
         self._topic = options["topic"]
@@ -94,7 +83,3 @@ class Command(OperationCommand, ReadingCommand):
 
     def as_json(self, using: str, found: Sequence[QuarantinedRow]) -> dict[str, Any]:
         return {"database": using, "quarantined": [dataclasses.asdict(one) for one in found]}
-
-
-def _change(options: Any) -> str | None:
-    return next((name for name in CHANGES if options.get(name) is not None), None)

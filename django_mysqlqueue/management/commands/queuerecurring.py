@@ -6,31 +6,28 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.humanize import duration, moment, shortened
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.schedules import RUNS, with_declared
-from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.operations import ListCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.databases import queue_aliases
 
-CHANGES = {
-    "run_now": operations.run_recurring,
-    "pause": operations.pause_recurring,
-    "resume": operations.resume_recurring,
-    "delete": operations.delete_recurring,
-}
 
-
-class Command(OperationCommand, ReadingCommand):
+class Command(ListCommand):
     """List recurring schedules, or change one."""
 
-    json_indent: ClassVar[int | None] = 2
     help = "List the recurring schedules, with their next and last runs. With an option, run or change one."
+    changes: ClassVar = {
+        "run_now": operations.run_recurring,
+        "pause": operations.pause_recurring,
+        "resume": operations.resume_recurring,
+        "delete": operations.delete_recurring,
+    }
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -41,25 +38,16 @@ class Command(OperationCommand, ReadingCommand):
         change.add_argument("--delete", metavar="NAME", help="delete this schedule, which no running process declares")
 
     def databases(self, options: Any) -> Sequence[str]:
-        if _change(options) is None or options.get("database") is not None:
+        if not self.change(options) or options.get("database") is not None:
             return super().databases(options)
         # The operation finds the one that has the schedule.
         return queue_aliases()[:1]
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        if _change(options) is not None:
-            super().run_on(using, options)
-        elif options["dry_run"] or options["reason"]:
-            raise CommandError("--dry-run and --reason require --run-now, --pause, --resume or --delete.")
-        else:
-            ReadingCommand.run_on(self, using, options)
-
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        change = _change(options)
-        assert change is not None  # noqa: S101  # ``run_on`` has checked it.
+        change = self.change(options)
         if options["database"] is None:
             how["using"] = None
-        return CHANGES[change](options[change], **how)
+        return self.changes[change](options[change], **how)
 
     def read(self, using: str, options: dict[str, Any]) -> tuple[ScheduleStatus, ...]:
         return with_declared(list_schedules(using=using, runs=RUNS), using)
@@ -89,10 +77,6 @@ class Command(OperationCommand, ReadingCommand):
 
     def as_json(self, using: str, found: Sequence[ScheduleStatus]) -> dict[str, Any]:
         return {"database": using, "schedules": [dataclasses.asdict(one) for one in found]}
-
-
-def _change(options: Any) -> str | None:
-    return next((name for name in CHANGES if options.get(name) is not None), None)
 
 
 def _outcome(one: ScheduleStatus) -> str:

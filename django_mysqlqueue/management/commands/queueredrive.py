@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.core.management.base import CommandParser
-
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import OperationCommand, moment
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.management.operations import IN_TIME_ZONE, Argument, OperationCommand, moment
+
+DEAD_LETTERS = (
+    Argument("topic", help="topic of the messages, or its DLQ topic"),
+    Argument("--group", help="only dead letters of this consumer group"),
+    Argument("--id", to="ids", action="append", help="only dead letters of the message with this id (may be repeated)"),
+    Argument(
+        "--offset",
+        to="offsets",
+        type=int,
+        action="append",
+        help="only the dead letter at this offset of the DLQ (may be repeated)",
+    ),
+    Argument("--error", metavar="TEXT", help="only dead letters whose error contains TEXT"),
+    Argument(
+        "--since",
+        parse=moment,
+        metavar="WHEN",
+        help=f"only messages dead-lettered at or after WHEN {IN_TIME_ZONE}",
+    ),
+    Argument("--until", parse=moment, metavar="WHEN", help="only messages dead-lettered at or before WHEN"),
+    Argument("--limit", type=int, metavar="N", help="maximum number of dead letters to change"),
+)
+"""A selection of dead letters."""
 
 
-class DeadLettersCommand(OperationCommand):
-    """Base class of commands that act on a selection of dead letters."""
-
-    reports_progress = True
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("topic", help="topic of the messages, or its DLQ topic")
-        parser.add_argument("--group", help="only dead letters of this consumer group")
-        parser.add_argument(
-            "--id", action="append", help="only dead letters of the message with this id (may be repeated)"
-        )
-        parser.add_argument(
-            "--offset",
-            type=int,
-            action="append",
-            help="only the dead letter at this offset of the DLQ (may be repeated)",
-        )
-        parser.add_argument("--error", metavar="TEXT", help="only dead letters whose error contains TEXT")
-        parser.add_argument(
-            "--since",
-            metavar="WHEN",
-            help="only messages dead-lettered at or after WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
-        )
-        parser.add_argument("--until", metavar="WHEN", help="only messages dead-lettered at or before WHEN")
-        parser.add_argument("--limit", type=int, metavar="N", help="maximum number of dead letters to change")
-
-    @staticmethod
-    def selection(options: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments that ``redrive`` and ``discard`` share.
-
-        Raises:
-            CommandError: ``--since`` or ``--until`` is not a valid date and time.
-        """
-        return {
-            "ids": options["id"],
-            "offsets": options["offset"],
-            "group": options["group"],
-            "error": options["error"],
-            "since": moment(options["since"]),
-            "until": moment(options["until"]),
-            "limit": options["limit"],
-        }
-
-
-class Command(DeadLettersCommand):
+class Command(OperationCommand):
     """Redrive dead letters."""
 
     help = "Publish dead letters again, each only for the consumer group that dead-lettered it."
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--rate", type=float, metavar="N", help="maximum number of messages per second")
-
-    def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        return operations.redrive(options["topic"], rate=options["rate"], **self.selection(options), **how)
+    reports_progress = True
+    operation = staticmethod(operations.redrive)
+    arguments = (
+        *DEAD_LETTERS,
+        Argument("--rate", type=float, metavar="N", help="maximum number of messages per second"),
+    )

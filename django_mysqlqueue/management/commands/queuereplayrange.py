@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.core.management.base import CommandParser
-
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import OperationCommand, add_group
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.management.operations import GROUP, Argument, OperationCommand
 
 
 class Command(OperationCommand):
@@ -20,29 +15,17 @@ class Command(OperationCommand):
         "messages. To replay messages that are no longer in the log, use queuereplay."
     )
     reports_progress = True
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add_group(parser)
-        parser.add_argument("first", type=int, help="first offset of the range")
-        parser.add_argument("last", type=int, help="last offset of the range, included")
-        parser.add_argument("--key", help="only messages of the partition with this key")
-        parser.add_argument(
+    operation = staticmethod(operations.replay)
+    arguments = (
+        *GROUP,
+        Argument("first", type=int, help="first offset of the range"),
+        Argument("last", type=int, help="last offset of the range, included"),
+        Argument("--key", help="only messages of the partition with this key"),
+        Argument(
             "--run",
             metavar="NAME",
             default="",
             help="name of the run, to replay the same messages once more (default: a digest of the other arguments)",
-        )
-        parser.add_argument("--limit", type=int, metavar="N", help="maximum number of messages to replay")
-
-    def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        return operations.replay(
-            options["group"],
-            options["topic"],
-            options["first"],
-            options["last"],
-            key=options["key"],
-            run=options["run"],
-            limit=options["limit"],
-            **how,
-        )
+        ),
+        Argument("--limit", type=int, metavar="N", help="maximum number of messages to replay"),
+    )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import OperationCommand, check_topics, moment
+from django_mysqlqueue.management.operations import IN_TIME_ZONE, Argument, OperationCommand, check_topics, moment
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
 
 MOST = 100_000
 """Maximum number of messages in the list."""
+KEY = Argument("--key", help="only messages published with this key (default: any key)")
 
 
 class ScheduledCommand(OperationCommand):
@@ -27,10 +28,6 @@ class ScheduledCommand(OperationCommand):
     status 1.
     """
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--key", help="only messages published with this key (default: any key)")
-
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         self._missing: tuple[str, ...] = ()
         super().run_on(using, options)
@@ -38,16 +35,9 @@ class ScheduledCommand(OperationCommand):
             raise CommandError(self.missing_text(options["topic"], self._missing))
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        result = self.change(options, **how)
-        self._missing = result.not_scheduled
+        result = super().operate(options, **how)
+        self._missing = cast("ScheduledResult", result).not_scheduled
         return result
-
-    def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
-        """Call the operation and return its result.
-
-        ``how``: as for ``operate``.
-        """
-        raise NotImplementedError
 
     @staticmethod
     def missing_text(topic: str, ids: Sequence[str]) -> str:
@@ -61,19 +51,28 @@ class Command(ScheduledCommand, ReadingCommand):
     json_indent: ClassVar[int | None] = None
     help = "List scheduled messages. With ids and --now or --at, deliver these messages now or at another time."
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("topic", nargs="?", help="only messages of this topic; required with ids")
-        parser.add_argument("id", nargs="*", help="id that publish() returned")
-        parser.add_argument(
-            "--limit", type=int, default=50, metavar="N", help="maximum number of messages to list (default: 50)"
-        )
-        parser.add_argument("--now", action="store_true", help="deliver the messages with the given ids now")
-        parser.add_argument(
+    operation = staticmethod(operations.reschedule)
+    arguments = (
+        KEY,
+        Argument("topic", nargs="?", help="only messages of this topic; required with ids"),
+        Argument("id", to="ids", nargs="*", help="id that publish() returned"),
+        Argument(
+            "--limit",
+            to=None,
+            type=int,
+            default=50,
+            metavar="N",
+            help="maximum number of messages to list (default: 50)",
+        ),
+        Argument("--now", to=None, action="store_true", help="deliver the messages with the given ids now"),
+        Argument(
             "--at",
+            to="deliver_at",
+            parse=moment,  # None: now
             metavar="WHEN",
-            help="deliver the messages with the given ids at WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
-        )
+            help=f"deliver the messages with the given ids at WHEN {IN_TIME_ZONE}",
+        ),
+    )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not options["id"]:
@@ -117,8 +116,7 @@ class Command(ScheduledCommand, ReadingCommand):
         ]
         return {"database": using, "scheduled": rows}
 
-    def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
         if options["now"] == (options["at"] is not None):
             raise CommandError("Pass --now or --at WHEN.")
-        at = moment(options["at"])  # None: now
-        return operations.reschedule(options["topic"], options["id"], at, key=options["key"], **how)
+        return super().operate(options, **how)

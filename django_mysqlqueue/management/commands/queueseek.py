@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import OperationCommand, add_group, moment
+from django_mysqlqueue.management.operations import GROUP, IN_TIME_ZONE, Argument, OperationCommand, moment
 from django_mysqlqueue.operations.results import Result
 
 
@@ -25,27 +25,25 @@ class Command(OperationCommand):
         "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
         "again."
     )
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add_group(parser)
-        parser.add_argument(
+    operation = staticmethod(operations.seek)
+    arguments = (
+        *GROUP,
+        Argument(
             "position",
+            parse=lambda text: int(text) if text is not None and text.isdecimal() and len(text) < 20 else text,
             nargs="?",
             help="'earliest' (the oldest message in the log), 'latest' (after the newest), or the offset to continue "
             "from; required unless you pass --time",
-        )
-        parser.add_argument(
+        ),
+        Argument(
             "--time",
+            parse=moment,
             metavar="WHEN",
-            help="continue from the first message that entered the log at or after WHEN (ISO 8601; in TIME_ZONE "
-            "if it has no UTC offset)",
-        )
+            help=f"continue from the first message that entered the log at or after WHEN {IN_TIME_ZONE}",
+        ),
+    )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        position, when = options["position"], options["time"]
-        if (position is None) == (when is None):
+        if (options["position"] is None) == (options["time"] is None):
             raise CommandError("Pass one position: earliest, latest, an offset, or --time WHEN.")
-        if position is not None and position.isdecimal() and len(position) < 20:
-            position = int(position)
-        return operations.seek(options["group"], options["topic"], position, time=moment(when), **how)
+        return super().operate(options, **how)
