@@ -211,7 +211,7 @@ def test_a_message_that_expires_while_connections_are_opened_does_not_start(db, 
     got = []
     sub = Sub(getting(got))
     publish("t", 1, key="k", expires_in=600)
-    monkeypatch.setattr(call, "_connect", lambda handler: expire_running(sub))
+    monkeypatch.setattr(call, "_prepare", lambda *given: expire_running(sub))
     sub.step()
     sub.work()
     assert got == []
