@@ -35,6 +35,7 @@ TESTS = Path(__file__).parent
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_page_of_tests_for_each_guarantee_is_up_to_date():
     done = subprocess.run(
         [sys.executable, "tools/guarantee_tests.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -43,6 +44,7 @@ def test_the_page_of_tests_for_each_guarantee_is_up_to_date():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_page_of_task_backends_is_up_to_date():
     """It is of the results that are stored, and these are of the tests that the suite has."""
     done = subprocess.run(
@@ -56,6 +58,7 @@ def test_the_page_of_task_backends_is_up_to_date():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_every_test_that_the_documents_name_exists():
     text = (DOCS / "contributing" / "edge-case-tests.md").read_text()
     names = set(re.findall(r"`(test_\w+)`", text))
@@ -70,6 +73,7 @@ def test_every_test_that_the_documents_name_exists():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_page_of_tests_for_each_edge_case_names_rows_of_the_edge_cases():
     pages = (DOCS / "reference" / "edge-cases.md", DOCS / "contributing" / "edge-case-tests.md")
     rows, tested = (
@@ -119,6 +123,7 @@ def test_migrations_go_back_and_forth(db):
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_pipeline_needs_no_django():
     """Spark's executors have none; what is for projects is apart."""
     modules = [
@@ -136,6 +141,7 @@ def test_the_pipeline_needs_no_django():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_runtime_holds_no_sql():
     for file in (ROOT / "django_mysqlqueue" / "runtime").rglob("*.py"):
         statements = re.findall(r'"\s*(?:SELECT (?!1")|INSERT|UPDATE|DELETE)', file.read_text())
@@ -143,6 +149,7 @@ def test_the_runtime_holds_no_sql():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_texts_can_be_extracted_and_translated():
     """What is passed to gettext is a literal, and its parts have names: other languages order them otherwise."""
     names = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
@@ -162,6 +169,7 @@ def test_texts_can_be_extracted_and_translated():
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_path):
     from benchmarks import rivals
 
@@ -173,6 +181,7 @@ def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_pat
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeypatch, tmp_path):
     from benchmarks import rivals
 

@@ -25,6 +25,7 @@ from tests.support.two_databases import ALIASES, DEFAULT, LATER, QUEUE, SETTINGS
 
 AUDIT = f"{ROOT}operations/"
 NAMES = [one.name for one in PAGES]
+pytestmark = [pytest.mark.any_engine, pytest.mark.any_version]
 UNKNOWN = "must be a database of the queue ('default', 'queue')"
 
 

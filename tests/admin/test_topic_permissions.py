@@ -34,6 +34,7 @@ from tests.support.internals import heartbeats, registry
 from tests.support.job_pages import job
 from tests.support.topic_permissions import OnTopics
 
+pytestmark = [pytest.mark.any_engine, pytest.mark.any_version]
 TOPICS = ("t", "u")
 
 

@@ -28,7 +28,7 @@ from tests.crash import debouncing as _debouncing  # noqa: F401  # It adds cases
 from tests.crash.acts import ACTS, begin
 from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
-from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
+from tests.crash.crashes import ALIAS, CUT, ENDS, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
 from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants, job_worlds, schedule_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, is_superseding, matches
@@ -88,7 +88,13 @@ class Start:
     "Delivery", "Filters", "Exactly-once effects", "Dead letters", "Crashes", "Cancelling", "Quarantine"
 )
 @pytest.mark.parametrize(
-    ("name", "mode"), [(name, mode) for name, one in CASES.items() for mode in MODES if mode != KILL or not one.lives]
+    ("name", "mode"),
+    [
+        (name, mode)
+        for name, one in CASES.items()
+        for mode in (MODES if one.lives else ENDS)
+        if mode != KILL or not one.lives
+    ],
 )
 def test_ended_at_every_statement(db, crasher, name, mode):
     one = CASES[name]
@@ -430,6 +436,8 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 
 
 @pytest.mark.promise("Crashes")
+@pytest.mark.any_engine
+@pytest.mark.any_version
 def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
     seen: set[str] = set()
     required = writing_functions()

@@ -20,7 +20,7 @@ from django_mysqlqueue.models import (
 from tests.conftest import Clock
 from tests.crash.acts import ACTS, ME, begin
 from tests.crash.audit import Observer
-from tests.crash.crashes import ALIAS, LOST, MODES, TOPIC
+from tests.crash.crashes import ALIAS, ENDS, LOST, TOPIC
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import audit
@@ -74,7 +74,7 @@ def on_record() -> tuple[list[object], ...]:
 
 
 @pytest.mark.promise("Interrupted operations")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", ACTS)
 def test_an_operation_that_is_ended_is_run_again(db, crasher, monkeypatch, name, mode):
     monkeypatch.setattr(audit, "BEAT_SECONDS", 0)  # An operation of several steps beats after each.

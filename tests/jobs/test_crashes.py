@@ -11,7 +11,7 @@ from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.conftest import empty
-from tests.crash.crashes import ALIAS, MODES
+from tests.crash.crashes import ALIAS, ENDS
 from tests.support import job_invariants, job_worlds
 from tests.support.harness import USING, Sub
 from tests.support.internals import drop_connection, registry
@@ -41,7 +41,7 @@ def at_every_statement(crasher, mode, setup, operation, check):
     return number
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 def test_enqueueing(db, crasher, mode):
     """A job is there with its message, or not at all."""
 
@@ -53,7 +53,7 @@ def test_enqueueing(db, crasher, mode):
     assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue(ALIAS), check) > 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 def test_enqueueing_a_chain(db, crasher, mode):
     """The chain is there as a whole, or not at all."""
 
@@ -68,7 +68,7 @@ def test_enqueueing_a_chain(db, crasher, mode):
     assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue_chain(ALIAS), check) > 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 def test_enqueueing_a_unique_job(db, crasher, mode):
     """There is one with its message, or none."""
 
@@ -80,7 +80,7 @@ def test_enqueueing_a_unique_job(db, crasher, mode):
     assert at_every_statement(crasher, mode, lambda: None, lambda _: job_worlds.enqueue_unique(ALIAS), check) > 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", job_worlds.CHANGES)
 def test_a_change_is_made_or_not(db, crasher, name, mode):
     """Run again, it comes to the same."""
@@ -100,7 +100,7 @@ def test_a_change_is_made_or_not(db, crasher, name, mode):
     at_every_statement(crasher, mode, setup, lambda world: change.make(ALIAS, world[0]), check)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("how", ["seek", "drop"])
 def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
     """GC ends those that an interrupted one has skipped; run again, it ends all."""
@@ -127,7 +127,7 @@ def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
     assert at_every_statement(crasher, mode, setup, lambda _: operate(ALIAS), check) > 3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkeypatch):
     """Whatever ends it: an atomic job leaves its write once, with its result."""
     settings.TASKS = job_worlds.TASKS

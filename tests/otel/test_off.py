@@ -61,6 +61,7 @@ assert blocked or name not in sys.modules, "imported unasked"
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 @pytest.mark.parametrize("how", ["blocked", "there"])
 @pytest.mark.parametrize("name", ["opentelemetry", "prometheus_client", "health_check"])
 def test_nothing_of_an_extra_is_imported_unasked(name, how, tmp_path):
@@ -72,6 +73,7 @@ def test_nothing_of_an_extra_is_imported_unasked(name, how, tmp_path):
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_version
 def test_the_set_up_of_the_guide(tmp_path):
     """As the page has it, with the SDK's exporter to the console in place of the one that needs a collector."""
     (block,) = re.findall(r"```python\n([^`]*OTLPSpanExporter[^`]*)```", (ROOT / "docs/howto/observe.md").read_text())

@@ -38,6 +38,7 @@ def test_djangos_runner(isolation):
     assert int(found[1]) > 25
 
 
+@pytest.mark.any_engine
 def test_the_pytest_fixture(tmp_path):
     """Away from this suite's conftest.py; that the fixture is found shows the entry point."""
     shutil.copy(ROOT / "tests" / "user_project" / "shop" / "check_fixture.py", tmp_path / "test_fixture.py")
@@ -45,6 +46,8 @@ def test_the_pytest_fixture(tmp_path):
     assert "4 passed" in output
 
 
+@pytest.mark.any_engine
+@pytest.mark.any_version
 def test_importing_the_plugin_needs_neither_settings_nor_django():
     code = "import sys, django_mysqlqueue.pytest_plugin; assert 'django' not in sys.modules"
     env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

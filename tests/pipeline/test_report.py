@@ -30,7 +30,7 @@ from tests.support.factories import QueueMessageFactory
 from tests.support.harness import Sub, handler, sequence
 from tests.support.internals import lane
 
-pytestmark = pytest.mark.any_engine
+pytestmark = [pytest.mark.any_engine, pytest.mark.any_version]
 
 
 COUNTS = ("acks_recorded", "acks_counted", "failures_recorded", "failures_counted")

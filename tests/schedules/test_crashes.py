@@ -7,7 +7,7 @@ from django.db import connections
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.models import JobResult, Operation, Schedule
-from tests.crash.crashes import ALIAS, LOST, MODES
+from tests.crash.crashes import ALIAS, ENDS, LOST
 from tests.jobs.test_crashes import at_every_statement
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING
@@ -23,7 +23,7 @@ def state():
     return list(rows), schedule_worlds.ids(), schedule_worlds.results()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", schedule_worlds.CHANGES)
 def test_a_change_is_made_or_not(db, crasher, settings, name, mode):
     """Run again, it comes to the same, and nothing is published twice."""
@@ -64,7 +64,7 @@ def test_a_change_is_made_or_not(db, crasher, settings, name, mode):
     assert seen[-1] is True
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 def test_a_run_by_hand(db, crasher, settings, mode):
     settings.TASKS = job_worlds.TASKS
 
@@ -77,7 +77,7 @@ def test_a_run_by_hand(db, crasher, settings, mode):
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", ["run", "pause", "resume", "delete"])
 def test_an_operation_is_recorded_with_what_it_did(db, crasher, settings, name, mode):
     settings.TASKS = job_worlds.TASKS
