@@ -18,6 +18,7 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish_many
 from tests.app.models import Effect
+from tests.support import forked
 from tests.support.harness import USING, lag
 from tests.support.internals import polling
 from tests.support.paths import ROOT
@@ -69,11 +70,17 @@ class Worker:
 
     def __init__(self, tmp_path, *arguments, env=None, whole_env=None, **settings):
         self.log = tmp_path / f"worker-{random.getrandbits(32):08x}.log"
+        environ = whole_env or environment(**settings) | (env or {})
+        # A supervisor starts its processes as it was started.
+        forks = type(self) is Worker and not {"--processes", "--reload"} & set(arguments)
+        if forks and (found := forked.start([*self.COMMAND, *arguments], environ, self.log)):
+            self.process = found
+            return
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error::ResourceWarning", *self.COMMAND, *arguments],
                 cwd=ROOT,
-                env=whole_env or environment(**settings) | (env or {}),
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
