@@ -246,8 +246,8 @@ def _fill_jobs(number: int) -> None:
 
 def _fill_schedules(number: int) -> None:
     """Register schedules of tasks, with results of their last runs."""
-    from django_mysqlqueue.limits import run_id
     from django_mysqlqueue.models import JobResult, Schedule
+    from django_mysqlqueue.names.ids import run_id
     from django_mysqlqueue.schedules.definitions import Definition
     from django_mysqlqueue.schedules.timetables import timetable
     from django_mysqlqueue.service import schedules
@@ -284,8 +284,8 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
     from django.utils import timezone
 
     from benchmarks import scale
-    from django_mysqlqueue import naming
     from django_mysqlqueue.admin.shared import SharedReads
+    from django_mysqlqueue.names.ids import new_message_id
     from django_mysqlqueue.service import heartbeats
     from django_mysqlqueue.service.refs import GroupRef
 
@@ -342,7 +342,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("messages, of a partition", "messages/", {"topic": TOPIC, "key": "k17", "keyed": "1"}),
         ("messages, by id", "messages/", {"topic": TOPIC, "id": f"{places['message'] + 5:020d}"}),
         ("messages, by id, any topic", "messages/", {"id": f"{places['message'] + 5:020d}"}),
-        ("messages, an id of none", "messages/", {"id": naming.new_message_id()}),
+        ("messages, an id of none", "messages/", {"id": new_message_id()}),
         ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
         ("messages, with a text", "messages/", {"topic": TOPIC, "contains": "none has it"}),

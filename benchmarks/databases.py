@@ -132,7 +132,7 @@ def publish_as_fast_as_possible(topic: str, clients: str) -> None:
     from django.db import transaction
 
     from django_mysqlqueue import publish
-    from django_mysqlqueue.conf import get_settings
+    from django_mysqlqueue.options.conf import get_settings
 
     using = get_settings().database_of(topic)
 

@@ -32,8 +32,8 @@ def main() -> None:
     from django.test import override_settings
 
     from django_mysqlqueue import Message, publish_many, subscriber
-    from django_mysqlqueue.conf import Settings
     from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
+    from django_mysqlqueue.options.conf import Settings
     from django_mysqlqueue.runtime.process.memory import resident_mb
     from django_mysqlqueue.runtime.process.subscriber import Subscriber
     from django_mysqlqueue.service import retention

@@ -24,7 +24,7 @@ def main(kind: str, topic: str, messages: int, partitions: int, batch: int, via:
     from django.db import connections
 
     from django_mysqlqueue import Message, publish_many
-    from django_mysqlqueue.conf import get_settings
+    from django_mysqlqueue.options.conf import get_settings
 
     connections[via or get_settings().database_of(topic) or "default"].ensure_connection()
     ready = [Message({"n": n, **common.PAYLOAD}, key=f"k{n % partitions}") for n in range(messages)]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from django_mysqlqueue.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.backoff import Backoff
     from django_mysqlqueue.exceptions import (
         InvalidMessage,
         QueueError,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         TransactionMismatch,
         UnknownTopic,
     )
+    from django_mysqlqueue.options.backoff import Backoff
     from django_mysqlqueue.schedules.registry import recurring_message
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backoff": "django_mysqlqueue.backoff",
+    "Backoff": "django_mysqlqueue.options.backoff",
     "Delivery": "django_mysqlqueue.subscriptions.delivery",
     "InvalidMessage": "django_mysqlqueue.exceptions",
     "Message": "django_mysqlqueue.service.messages",

@@ -29,7 +29,7 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, connect the layers, and register groups after ``migrate``."""
-        from django_mysqlqueue import checks, job_queues, schedule_checks  # noqa: F401
+        from django_mysqlqueue.options import job_queues
         from django_mysqlqueue.schedules import registry as schedules
         from django_mysqlqueue.service import known_topics, wakeups
         from django_mysqlqueue.sql import connection, sqlite  # noqa: F401  # prepare new connections

@@ -14,7 +14,7 @@ from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
 
-from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 SHOWN_VALUES = 10
 """Maximum number of values in the text of one condition."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from django_mysqlqueue.db.sizes import MAX_METADATA_DEPTH
 from django_mysqlqueue.filter_conditions import (
     ABSENT,
     NOTHING,
@@ -32,7 +33,7 @@ from django_mysqlqueue.filter_conditions import (
     refuse,
     scalars,
 )
-from django_mysqlqueue.limits import MAX_METADATA_DEPTH, RESERVED_PREFIX
+from django_mysqlqueue.names.rules import RESERVED_PREFIX
 
 MAX_KEYS = 50
 """Maximum number of keys with a list of values, at all levels and in all alternatives."""

@@ -12,8 +12,8 @@ from typing import Any
 from django.contrib.auth import get_backends
 from django.contrib.auth.backends import ModelBackend
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.models import Topic
+from django_mysqlqueue.options.topics import first_topic
 
 VIEW = "django_mysqlqueue.view_dashboard"
 """View the pages of the dashboard, without payloads and metadata."""
@@ -34,7 +34,7 @@ def has_permission(user: Any, permission: str, topic: str | None) -> bool:
     """
     if user.has_perm(permission):
         return True
-    return topic is not None and bool(user.has_perm(permission, Topic(name=naming.first_topic(topic))))
+    return topic is not None and bool(user.has_perm(permission, Topic(name=first_topic(topic))))
 
 
 def may_have_topics(user: Any) -> bool:
@@ -50,5 +50,5 @@ def visible_topics(user: Any, topics: Iterable[str]) -> frozenset[str]:
 
     ``user``: the user, who may not view all topics.
     """
-    found = {naming.first_topic(topic) for topic in topics}
+    found = {first_topic(topic) for topic in topics}
     return frozenset(topic for topic in found if user.has_perm(VIEW, Topic(name=topic)))

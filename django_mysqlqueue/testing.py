@@ -17,17 +17,8 @@ from functools import partial
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
-from django_mysqlqueue.humanize import counted, listed
-from django_mysqlqueue.limits import (
-    LATEST_DELIVERY,
-    RELAY_MARK,
-    priority_of,
-    relay_target,
-    relayed_from,
-)
 from django_mysqlqueue.models import (
     DebouncedMessage,
     DeliveryState,
@@ -36,6 +27,11 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Slots,
 )
+from django_mysqlqueue.names.keys import priority_of
+from django_mysqlqueue.names.rules import RELAY_MARK, relay_target, relayed_from
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
@@ -57,7 +53,7 @@ from django_mysqlqueue.sql.session import Retry, Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.validators import LONGEST_DELAY
+from django_mysqlqueue.text.humanize import counted, listed
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
 

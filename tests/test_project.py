@@ -13,7 +13,6 @@ from django.core.management import call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.models import (
     ArchiveSegment,
     CollectedTopic,
@@ -25,6 +24,7 @@ from django_mysqlqueue.models import (
     Schedule,
 )
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.options.delivery_limits import parse_rate
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS
 from tests.support.harness import USING, Sub, handler, sequence

@@ -9,7 +9,7 @@ from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.text.humanize import duration
 
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8

@@ -13,10 +13,10 @@ from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.addresses import url
 from django_mysqlqueue.admin.permissions import databases_to_view, may_view_in
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.text.addresses import url
+from django_mysqlqueue.text.escaping import visible
 
 FOLDER = "admin/django_mysqlqueue/dashboard"
 BREADCRUMBS_ARE_A_LIST = django.VERSION >= (6, 1)

@@ -6,8 +6,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.permissions import may_see_errors
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.inspection.redaction import redacted
+from django_mysqlqueue.options.conf import get_settings
 
 
 class ErrorTexts:

@@ -11,12 +11,12 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.humanize import messages as messages
-from django_mysqlqueue.humanize import moment as moment
-from django_mysqlqueue.redaction import redacted as redacted
+from django_mysqlqueue.inspection.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
 from django_mysqlqueue.service.rollups import Percentile
+from django_mysqlqueue.text.humanize import duration
+from django_mysqlqueue.text.humanize import messages as messages
+from django_mysqlqueue.text.humanize import moment as moment
 
 SHOWN_CHARACTERS = 20_000
 """Maximum number of characters of a payload or error that a page shows."""

@@ -9,10 +9,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
-from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.permissions import (
     OPERATE,
     PUBLISH,
@@ -84,7 +84,7 @@ def topics_to_view(request: HttpRequest, using: str) -> frozenset[str] | None:
 def may_view_in(request: HttpRequest, topic: str, using: str) -> bool:
     """Return True if the user may view a topic in a database."""
     topics = topics_to_view(request, using)
-    return topics is None or naming.first_topic(topic) in topics
+    return topics is None or first_topic(topic) in topics
 
 
 def operations_to_view(request: HttpRequest, using: str) -> frozenset[str] | None:
@@ -100,7 +100,7 @@ def text_of(request: HttpRequest, error: QueueError | ImportError) -> str:
     found = visible(request).topics.values()
 
     def may_view_in_any(topic: str | None) -> bool:
-        return any(names is None or (topic is not None and naming.first_topic(topic) in names) for names in found)
+        return any(names is None or (topic is not None and first_topic(topic) in names) for names in found)
 
     if isinstance(error, QueueError) and not isinstance(error, SubscriberError):
         return error.text_for(may_view_in_any)

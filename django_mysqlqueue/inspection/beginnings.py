@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.operations_log import pauses_of
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.delivery_events import EVENTS
 from django_mysqlqueue.service.heartbeats import HEARTBEATS

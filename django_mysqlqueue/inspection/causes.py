@@ -10,14 +10,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.error_texts import masked
-from django_mysqlqueue.humanize import duration, since_text
 from django_mysqlqueue.inspection.group_problems import restarting_text
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import ADVICE, FAILURES, NOTE, SEVERAL, UNSERVED, Kind, Problem, age, waiting
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.text.error_texts import masked
+from django_mysqlqueue.text.humanize import duration, since_text
 
 NAMED = 3
 """Maximum number of names in the text of a cause."""

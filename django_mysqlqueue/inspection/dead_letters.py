@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
@@ -149,7 +149,7 @@ def list_dead_letters(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    wanted = DeadLetterFilter(naming.dlq_topic(topic), group=group, error=error, since=since, until=until)
+    wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until)
     found = look(session, wanted, bounds=bounds)
     offsets = [offset for offset in found.offsets if before is None or offset < before]
     return DeadLetterListing(tuple(at(session, offsets[:limit])), found.count)
@@ -162,8 +162,8 @@ def dlq_topics(
 
     ``topics``: only the DLQ topics of these topics. ``bounds``: counts stop at ``bounds.dead_letters``.
     """
-    names = all_topics(session) if topics is None else sorted({naming.dlq_topic(topic) for topic in topics})
-    found = [(name, count_topic(session, name, bounds.dead_letters)) for name in names if naming.is_dlq(name)]
+    names = all_topics(session) if topics is None else sorted({dlq_topic(topic) for topic in topics})
+    found = [(name, count_topic(session, name, bounds.dead_letters)) for name in names if is_dlq(name)]
     return [(name, number) for name, number in found if number]
 
 

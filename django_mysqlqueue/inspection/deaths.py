@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.subscribers import replaced
@@ -19,6 +18,7 @@ from django_mysqlqueue.service.log import LOG, PUBLISHED_ID
 from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration
 
 REPEATED = 2
 """Number of deaths within the window that are a problem."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
@@ -29,6 +29,7 @@ from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 
 HOURS = 24
 """Number of hours up to now for which failed attempts are counted."""
@@ -159,12 +160,12 @@ def find_errors(
     these topics and their DLQ topics; None: all.
     """
     if topic is not None:
-        only = frozenset({naming.first_topic(topic)})
+        only = frozenset({first_topic(topic)})
         topics = only if topics is None else only & topics
     refs = [
         ref
         for ref in registered_refs(session.using)
-        if group in (None, ref.group) and (topics is None or naming.first_topic(ref.topic) in topics)
+        if group in (None, ref.group) and (topics is None or first_topic(ref.topic) in topics)
     ]
     read = refs[: bounds.groups]
     now = session.now()
@@ -181,7 +182,7 @@ def find_errors(
             text,
             now,
             retrying_whole=waiting_whole.get(ref, True),
-            dead_whole=dead_whole.get(naming.dlq_topic(ref.topic), True),
+            dead_whole=dead_whole.get(dlq_topic(ref.topic), True),
             attempts_whole=are_kept and past_whole.get(ref, False) and ref not in unrecorded,
         )
         for (ref, text), tally in found.tallies.items()
@@ -255,7 +256,7 @@ class _Texts:
         line = last_line(end)
         if line.startswith(BY_OPERATOR):  # No attempt had an error before.
             line = ""
-        key = (line, naming.first_topic(ref.topic), is_cut(end))
+        key = (line, first_topic(ref.topic), is_cut(end))
         if key not in self._found:
             self._found[key] = masked(self._shown(*key)) or NO_TEXT
         return self._found[key]

@@ -9,9 +9,6 @@ from typing import TypedDict
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing, failed
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview
@@ -19,6 +16,9 @@ from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
 from django_mysqlqueue.inspection.retried_keys import KEYS, RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.options.conf import HealthSettings, get_settings
+from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.messages import last_line
@@ -26,6 +26,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.text.humanize import duration, partition_text
 
 RESTART = 45.0
 """Seconds after its lease within which a supervisor must have replaced a process that died: its longest pause, and a
@@ -171,7 +172,7 @@ def failures(
         yield Problem(0, "recent_dead_letters", text % values, ref, since=since, failed=recent)
     if group.dead_letters:
         text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
-        values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
+        values = {"ref": ref, "number": str(group.dead_letters), "topic": dlq_topic(ref.topic)}
         severity = 1 if recent or not recent.exact else 2
         yield Problem(severity, "dead_letters", text % values, ref, failed=recent or group.dead_letters)
 
@@ -337,11 +338,11 @@ def _stuck(
             )
         else:
             text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
-        if naming.is_dlq(group.ref.topic):
+        if is_dlq(group.ref.topic):
             text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
         failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
         values = {
-            "key": partition_text(*naming.lane_of(head.key), quoted=True),
+            "key": partition_text(*lane_of(head.key), quoted=True),
             "ref": group.ref,
             "offset": head.offset,
             "times": failures,
@@ -412,7 +413,7 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
             yield Problem(
                 0,
                 "unserved",
-                text % {"ref": group.ref, "key": partition_text(*naming.lane_of(head.key), quoted=True)},
+                text % {"ref": group.ref, "key": partition_text(*lane_of(head.key), quoted=True)},
                 group.ref,
                 head.key,
                 since=group.waiting_since(head.published_at),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.humanize import clock_text, duration, messages_per_second
 from django_mysqlqueue.inspection.history import (
     Look,
     Rates,
@@ -24,6 +23,7 @@ from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import clock_text, duration, messages_per_second
 
 SETTLED_MINUTES = 30
 """Failed attempts and passed messages of these last minutes are counted."""

@@ -11,21 +11,21 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.causes import Cause, find_causes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.problems import find_problems
-from django_mysqlqueue.limits import relayed_from
+from django_mysqlqueue.names.rules import relayed_from
+from django_mysqlqueue.options.conf import HealthSettings, check_health_option, get_settings
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.text.humanize import duration
 
 URGENT = 0
 """Severity of problems that make the queue unhealthy, regardless of limits."""
@@ -246,7 +246,7 @@ class _Scope:
         if problem.ref is not None:
             return problem.ref in self.refs
         if problem.topic is not None:
-            return naming.first_topic(relayed_from(problem.topic)) in self.topics
+            return first_topic(relayed_from(problem.topic)) in self.topics
         return bool(self.topics)
 
 

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
@@ -192,7 +192,7 @@ class JobFilter:
 
 def queues_of(topics: Iterable[str]) -> frozenset[str]:
     """Return the names of the queues among some topics. A DLQ topic counts as its topic."""
-    firsts = {naming.first_topic(topic) for topic in topics}
+    firsts = {first_topic(topic) for topic in topics}
     return frozenset(topic.removeprefix(JOB_PREFIX) for topic in firsts if topic.startswith(JOB_PREFIX))
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.names.keys import hashed_partition
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import log, log_places, messages, partitions, payloads
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.log import LOG, first_since
@@ -174,7 +174,7 @@ def by_id(
     chosen = log.all_topics(session) if topic is None else [topic]
     settings = get_settings()
     guesses = [
-        (one, naming.hashed_partition(message_id, number), message_id)
+        (one, hashed_partition(message_id, number), message_id)
         for one in chosen
         for number in {settings.partitions_of(one) or settings.keyless_partitions, settings.keyless_partitions}
     ]

@@ -9,16 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
 from django_mysqlqueue.inspection.overview import read_filter
-from django_mysqlqueue.limits import REPLACES, public_coalesce_key
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.keys import public_coalesce_key
+from django_mysqlqueue.names.rules import REPLACES
+from django_mysqlqueue.options.delivery_limits import NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, read
 from django_mysqlqueue.service.counts import Count
@@ -321,7 +322,7 @@ def successors(
         f"WHERE e.consumer_group = %s AND e.topic = %s ORDER BY e.id DESC LIMIT %s) w "
         f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} ON m.topic = %s AND m.partition_key = %s "
         "AND m.id = w.related_id WHERE w.related_id <> '' AND w.partition_key = %s",
-        (ref.group, naming.dlq_topic(ref.topic), bounds.redriven, ref.topic, key, key),
+        (ref.group, dlq_topic(ref.topic), bounds.redriven, ref.topic, key, key),
     )
     first_offset, first_id = offset, None
     if found is not None:
@@ -363,5 +364,5 @@ def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, i
 
 def _topic_of_related(event: RecordedDelivery) -> str:
     if event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED:
-        return naming.dlq_topic(event.ref.topic)
-    return naming.first_topic(event.ref.topic)
+        return dlq_topic(event.ref.topic)
+    return first_topic(event.ref.topic)

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.inspection.redaction import redacted
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service.audit import OPERATIONS, SILENT_MS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
+from django_mysqlqueue.text.humanize import duration, moment
 
 State = Literal["running", "interrupted", "ended"]
 LAST = 2**63 - 1
@@ -104,8 +104,8 @@ class OperationFilter:
 
 def with_dlq(topics: Iterable[str]) -> frozenset[str]:
     """Return some topics with their DLQ topics, which operations on dead letters name."""
-    firsts = {naming.first_topic(topic) for topic in topics}
-    return frozenset(firsts | {naming.dlq_topic(topic) for topic in firsts})
+    firsts = {first_topic(topic) for topic in topics}
+    return frozenset(firsts | {dlq_topic(topic) for topic in firsts})
 
 
 def look(
@@ -288,7 +288,7 @@ def changed_text(entry: OperationEntry) -> str:
 
 def detail_text(entry: OperationEntry) -> str:
     """Return the arguments of an operation, with times in the project's time zone, and redacted."""
-    topic = naming.first_topic(entry.topic)
+    topic = first_topic(entry.topic)
     return redacted(TIME.sub(_local, entry.detail), topic=topic, kind="error") if entry.detail else ""
 
 

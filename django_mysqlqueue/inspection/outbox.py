@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.names.rules import relay_target, relayed_from
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import log_places, relaying
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
@@ -122,14 +123,14 @@ class RelayBacklog:
 
 def read_relays(session: Session, topics: Iterable[str], *, bounds: Bounds = PAGES) -> tuple[RelayBacklog, ...]:
     """Return the backlog of each relay from this database, by target, without a query if there is none."""
-    targets = {naming.relay_target(topic) for topic in topics} - {None}
+    targets = {relay_target(topic) for topic in topics} - {None}
     return tuple(_backlog(session, target, bounds) for target in sorted(filter(None, targets)))
 
 
 def _backlog(session: Session, target: str, bounds: Bounds) -> RelayBacklog:
     reached = relaying.watermark(session, target)
     places = log_places.walk(session, reached.read_offset, bounds.walked, newer=True)
-    waiting = [place for place in places if naming.relay_target(place.topic) == target]
+    waiting = [place for place in places if relay_target(place.topic) == target]
     count = Count(len(waiting), exact=len(places) < bounds.walked)
     if not waiting:
         return RelayBacklog(target, count, None)
@@ -138,7 +139,7 @@ def _backlog(session: Session, target: str, bounds: Bounds) -> RelayBacklog:
     refusal = relaying.refusal(session, target)
     refused = None
     if row is not None and refusal.offset == first.offset:
-        refused = RefusedMessage(naming.relayed_from(first.topic), str(row[1]), first.offset, refusal.error)
+        refused = RefusedMessage(relayed_from(first.topic), str(row[1]), first.offset, refusal.error)
     return RelayBacklog(target, count, None if row is None else int(row[0]), refused)
 
 
@@ -229,5 +230,5 @@ def read_topics(session: Session, now: int) -> list[TopicOverview]:
     for topic in sorted({*log, *outbox}):
         count, partitions = log.get(topic, (0, 0))
         due, since, total = outbox.get(topic, (0, None, 0))
-        found.append(TopicOverview(topic, count, partitions, due, since, total - due, naming.is_dlq(topic)))
+        found.append(TopicOverview(topic, count, partitions, due, since, total - due, is_dlq(topic)))
     return found

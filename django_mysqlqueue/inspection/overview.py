@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import log_queries, naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.delivery_limits import DeliveryLimits
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
@@ -23,10 +21,13 @@ from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
-from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import (
     Sequencer,
 )
+from django_mysqlqueue.names.keys import priority_of
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.delivery_limits import DeliveryLimits
+from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
@@ -386,10 +387,10 @@ def get_overview(
     ) or (0, 0, 0, "{}")
     rows = _registered(session, group, topic, bounds.groups + 1)
     topics = None
-    dlqs = sorted({naming.dlq_topic(row.topic) for row in rows})
+    dlqs = sorted({dlq_topic(row.topic) for row in rows})
     if group is None and topic is None:
         topics = tuple(all_topics(session))
-        dlqs = [name for name in topics if naming.is_dlq(name)]
+        dlqs = [name for name in topics if is_dlq(name)]
     dead_letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
     ref = None if group is None or topic is None else GroupRef(group, topic)
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref)
@@ -478,7 +479,7 @@ def _group(
 ) -> GroupOverview:
     columns = OptionColumns(*(getattr(row, name) for name in OptionColumns._fields))
     live = {one.name for one in subscribers if one.live}
-    dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
+    dead = dead_letters.get((dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
     claimed = read_claimed(session, ref, most)
     unclaimed = read_unclaimed(reader, ref, row.start_offset)

@@ -7,9 +7,9 @@ from typing import Literal
 
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.text.humanize import duration
 
 NONE = Count(0)
 NOTE = 2

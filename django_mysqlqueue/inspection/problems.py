@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.inspection import (
     beginnings,
     deaths,
@@ -21,6 +20,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, Stal
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
+from django_mysqlqueue.options.conf import HealthSettings, get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
@@ -18,7 +16,8 @@ from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import NONE, NOTE, Problem, age, waiting
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, read_refusals, replaced
-from django_mysqlqueue.limits import JOB_PREFIX, KEY_LENGTH
+from django_mysqlqueue.names.rules import JOB_PREFIX, KEY_LENGTH
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import groups, job_rows, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
@@ -28,6 +27,7 @@ from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration, moment
 
 REPEATED = 600.0
 """Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.limited import read_reached
 from django_mysqlqueue.inspection.message_history import GroupState, MessageContent
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.service import messages, unclaimed
 from django_mysqlqueue.service.coalescing import KEYS
 from django_mysqlqueue.service.leasing import MAX_PENDING

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue import log_queries, naming
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.inspection.dead_letters import LINE
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.delivery_events import EVENTS
 from django_mysqlqueue.service.log import LOG
@@ -240,11 +241,7 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
 
 def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
     """Return the publisher's keys of messages, by offset: those of hashed keys are in a column."""
-    hashed = [
-        offset
-        for offset, key in partitions.items()
-        if naming.lane_of(key).partition.startswith(naming.PARTITION_PREFIX)
-    ]
+    hashed = [offset for offset, key in partitions.items() if lane_of(key).partition.startswith(PARTITION_PREFIX)]
     select = "SELECT m.`offset`, m.publisher_key"
     stored = dict(session.joined(select, "o", hashed, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"))
     return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import public_coalesce_key
+from django_mysqlqueue.names.keys import public_coalesce_key
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias

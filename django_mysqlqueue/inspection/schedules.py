@@ -10,9 +10,9 @@ from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
-from django_mysqlqueue.limits import run_ids, tick_of
+from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.names.ids import run_ids, tick_of
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import job_rows, schedules

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_mysqlqueue import log_queries
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.service import delivery_events, heartbeats
 from django_mysqlqueue.service.delivery_events import EVENTS

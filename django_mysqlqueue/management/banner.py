@@ -8,9 +8,9 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 from django.db import Error, connections
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.management.ports import MetricsPorts
+from django_mysqlqueue.options.conf import Settings
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
@@ -91,9 +91,9 @@ def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler], where:
 
 def _mistyped(using: str, handlers: Mapping[GroupRef, Handler]) -> Iterator[str]:
     """Yield a warning for each handled topic that never had messages, if topics without a handler here have some."""
-    wanted = {ref.topic for ref in handlers if not naming.is_dlq(ref.topic)}
+    wanted = {ref.topic for ref in handlers if not is_dlq(ref.topic)}
     used = log.used(Session(using))
-    others = [topic for topic in used if topic not in wanted and not naming.is_dlq(topic)]
+    others = [topic for topic in used if topic not in wanted and not is_dlq(topic)]
     for topic in sorted(wanted - set(used)):
         if others:
             yield f"topic {topic!r} has no messages; topics with messages but no handler here: {', '.join(others)}."

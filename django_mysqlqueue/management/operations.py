@@ -14,14 +14,14 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.humanize import shortened
-from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.management.base import QueueCommand, ReadingCommand, add_format, progress_bar
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import shortened
 
 
 class Argument:

@@ -13,7 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import router
 
-from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.process.lifeline import Incarnation
@@ -22,6 +21,7 @@ from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.text.humanize import shortened
 from django_mysqlqueue.version import __version__
 
 SECONDS = 2.0

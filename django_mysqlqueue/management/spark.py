@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.databases import queue_aliases
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import OutputWrapper
 
-from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.text.escaping import visible
 
 
 def write_table(out: OutputWrapper, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, s
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Settled

@@ -12,8 +12,8 @@ from django.views.decorators.http import require_safe
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 

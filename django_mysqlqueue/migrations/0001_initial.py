@@ -7,7 +7,7 @@ from django.db import migrations, models, router
 from django.db.models.functions import Length, Substr
 from django.db.models.lookups import Exact, GreaterThan, In, LessThanOrEqual
 
-from django_mysqlqueue.fields import (
+from django_mysqlqueue.db.fields import (
     BytewiseCharField,
     BytewiseTextField,
     FreshId,

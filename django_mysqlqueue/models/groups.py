@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
-from django_mysqlqueue.limits import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
-from django_mysqlqueue.managers import QueueManager
+from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
+from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
 class ConsumerGroup(models.Model):

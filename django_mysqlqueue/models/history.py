@@ -5,9 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import KEY_LENGTH, LATENCY_COLUMNS, NAME_LENGTH, TOPIC_COLUMN_LENGTH
-from django_mysqlqueue.managers import QueueManager
+from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
+from django_mysqlqueue.db.sizes import LATENCY_COLUMNS
+from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
 
 
@@ -95,7 +96,7 @@ class Rollup(models.Model):
     """The counts of a minute or an hour for one group. Subscribers add to them every few seconds.
 
     The columns ``latency_…`` count acked messages by the time from entering the log to the ack, see
-    ``limits.LATENCY_COLUMNS``.
+    ``db.sizes.LATENCY_COLUMNS``.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")

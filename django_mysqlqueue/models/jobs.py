@@ -5,16 +5,11 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import (
-    JOB_PATH_LENGTH,
-    KEY_LENGTH,
-    NAME_LENGTH,
-    PROGRESS_LENGTH,
-    SCHEDULE_NAME_LENGTH,
-    STAGE_LENGTH,
-)
-from django_mysqlqueue.managers import QueueManager
+from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, PROGRESS_LENGTH
+from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH, STAGE_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH
 
 
 class JobResult(models.Model):

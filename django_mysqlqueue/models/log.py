@@ -5,17 +5,12 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
-from django_mysqlqueue.limits import (
-    KEY_LENGTH,
-    LATEST_DELIVERY,
-    LOG_ID_LENGTH,
-    NAME_LENGTH,
-    REFUSAL_LENGTH,
-    TOPIC_COLUMN_LENGTH,
-)
-from django_mysqlqueue.managers import QueueManager
+from django_mysqlqueue.db.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
+from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY, REFUSAL_LENGTH
+from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.names.ids import LOG_ID_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
 class QueueMessage(LogKey, MessageColumns):

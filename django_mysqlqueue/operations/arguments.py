@@ -12,9 +12,9 @@ from django.db import connections
 from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue.arguments import shown
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.limits import LATEST_DELIVERY
-from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.connection import apart
 

@@ -14,15 +14,14 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.error_texts import BY_OPERATOR
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations.arguments import offsets_of, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, ends_keys, result_of
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import audit, coalescing, groups, heartbeats, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.losses import HELD_BY
@@ -30,6 +29,7 @@ from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.text.error_texts import BY_OPERATOR
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -96,7 +96,7 @@ def dead_letter(
         check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
         wanted = [offset for found in by_id.values() for offset in found]
         wanted += [] if offsets is None else offsets_of(offsets)
-        dlq = naming.dlq_topic(topic)
+        dlq = dlq_topic(topic)
         if not dry_run:
             changed = dead_letter_now(alias, ref, wanted, **by, missing_ok=missing_ok)
             said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
@@ -201,7 +201,7 @@ def _error(one: RetriedMessage, actor: str, reason: str) -> str:
 
 
 def _find(session: Session, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool) -> list[RetriedMessage]:
-    if naming.is_dlq(ref.topic):
+    if is_dlq(ref.topic):
         raise OperationRefused(
             f"{ref.topic!r} is a DLQ topic and has no DLQ of its own: discard the message (queuediscard), or skip it "
             "(queueseek)."

@@ -13,11 +13,8 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
@@ -32,12 +29,15 @@ from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, result_of
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import dlq_topic
 from django_mysqlqueue.service import audit, groups, heartbeats, job_messages, job_results, retention
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.effective import known_handlers
+from django_mysqlqueue.text.humanize import up_to
 
 
 @operates
@@ -70,7 +70,7 @@ def drop_group(
         kept, in_time = retention.held_back_by(session, ref, most=COUNTED, seconds=LIMITS.seconds)
         found = dataclasses.replace(found, exact=found.exact and in_time)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
-        failed = DeadLetterFilter(naming.dlq_topic(ref.topic), group=ref.group)
+        failed = DeadLetterFilter(dlq_topic(ref.topic), group=ref.group)
         dead = redriving.count(alias, failed, most=COUNTED)
         return previewed_drop(ref, found, kept, tuple(live), dead)
 
@@ -88,7 +88,7 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
             "Dead letters of the group: %(number)s. They stay in %(topic)s, but cannot be redriven unless the group is "
             "registered again."
         )
-        warnings.append(text % {"number": up_to(COUNTED, dead), "topic": naming.dlq_topic(ref.topic)})
+        warnings.append(text % {"number": up_to(COUNTED, dead), "topic": dlq_topic(ref.topic)})
     if live:
         text = _("Live subscribers: %(names)s. They stop claiming: stop them before you drop the group.")
         warnings.append(text % {"names": ", ".join(live)})

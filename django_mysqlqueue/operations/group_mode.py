@@ -6,13 +6,13 @@ from typing import Literal, Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit, groups, heartbeats
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart

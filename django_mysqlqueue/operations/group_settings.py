@@ -10,13 +10,12 @@ from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
-from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.operations.arguments import texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.table import OVERRIDABLE, as_text, storable
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.groups import OptionColumns
@@ -35,6 +34,7 @@ from django_mysqlqueue.subscriptions.options import (
     with_registered,
 )
 from django_mysqlqueue.subscriptions.registry import subscriptions
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.operations.arguments import texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused
-from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import groups, log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import close_names, did_you_mean, listed
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -69,7 +69,7 @@ def check_topic(using: str, topic: str) -> None:
         OperationRefused: there is no such topic; the text lists topics.
     """
     known = log.known(Session(using))
-    if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
+    if not {topic, first_topic(topic), dlq_topic(topic)} & set(known):
         names = known_names("Topics", topic, {one: one for one in known})
         raise OperationRefused(f"There is no topic {topic!r}.", known=names)
 

@@ -6,10 +6,10 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart

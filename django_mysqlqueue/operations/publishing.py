@@ -9,13 +9,13 @@ from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import duration, moment
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.results import PublishResult, result_of
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit, groups, heartbeats, log, messages, publishing
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.messages import Message, OutboxRow
@@ -23,6 +23,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.options import filter_of
+from django_mysqlqueue.text.humanize import duration, moment
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -137,7 +138,7 @@ def _find(home: str, stored: str, row: OutboxRow) -> int | None:
         f"SELECT 1 FROM (SELECT topic, partition_key, id FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} "
         "WHERE outbox_id > 0 ORDER BY outbox_id DESC LIMIT %s) w WHERE w.id = %s AND w.partition_key = %s "
         "AND w.topic IN (%s, %s)",
-        (NEWEST, row.message_id, row.partition_key, row.topic, naming.relayed_topic(row.topic, home)),
+        (NEWEST, row.message_id, row.partition_key, row.topic, relayed_topic(row.topic, home)),
     )
     return None if in_outbox is None else 0
 

@@ -9,8 +9,7 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import duration, moment
-from django_mysqlqueue.limits import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import text
 from django_mysqlqueue.operations.declaring import By, How, operates, operating
 from django_mysqlqueue.operations.lookups import known_names
@@ -21,6 +20,7 @@ from django_mysqlqueue.service import audit, schedules
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.schedules import SCHEDULES, Row
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.text.humanize import duration, moment
 
 MOST_NAMES = 1000
 """Maximum number of schedules whose names an error is chosen from."""

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.rules import NAME_LENGTH, REPLACES
 from django_mysqlqueue.operations.arguments import (
     REASON_LENGTH,
     check_limit,
@@ -32,6 +32,7 @@ from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import audit, coalescing, delivery_events, groups, job_results, messages, routing
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.log import PUBLISHED_ID
@@ -200,7 +201,7 @@ def edit(
     """
     with operating(how, topic=topic) as (alias, by, dry_run):
         check_topic(alias, topic)
-        dlq = naming.dlq_topic(topic)
+        dlq = dlq_topic(topic)
         if (id is None) == (offset is None):
             raise OperationRefused("id or offset: pass exactly one of them")
         if offset is None:
@@ -238,11 +239,11 @@ def _filter(
     missing_ok: bool,
 ) -> DeadLetterFilter:
     check_topic(alias, topic)
-    dlq = naming.dlq_topic(topic)
+    dlq = dlq_topic(topic)
     if error is not None:
         text("error", error, most=REASON_LENGTH)
     if group is not None:
-        _check_group(alias, dlq, text("group", group, most=naming.NAME_LENGTH))
+        _check_group(alias, dlq, text("group", group, most=NAME_LENGTH))
     return DeadLetterFilter(
         dlq,
         offsets=_offsets(alias, dlq, ids, offsets, missing_ok=missing_ok),
@@ -276,7 +277,7 @@ def _offsets(
 
 def _check_group(alias: str, dlq: str, group: str) -> None:
     """Require a registered group on the topic, or a former one that has dead letters."""
-    topic = naming.first_topic(dlq)
+    topic = first_topic(dlq)
     if groups.find(alias, GroupRef(group, topic)) or count(alias, DeadLetterFilter(dlq, group=group), most=1):
         return
     known = {ref.group for ref in groups.registered_refs(alias) if ref.topic == topic}
@@ -387,7 +388,7 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
             raise OperationRefused(_no_dead_letter_text(topic, offset))
         (old,) = found
         _ref, body, kept = _replacement(session, topic, offset, payload)
-        new_id = naming.new_message_id()
+        new_id = new_message_id()
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, publisher_key, id, payload, metadata, target_group) "
             "VALUES (%s, %s, %s, %s, %s, %s, %s)",
@@ -589,7 +590,7 @@ def _registered(using: str, wanted: Collection[GroupRef]) -> set[GroupRef]:
 
 def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> None:
     _refuse_unregistered(session, {GroupRef(one.failed_group, one.original_topic) for one in found})
-    ids = {one.offset: naming.new_message_id() for one in found}
+    ids = {one.offset: new_message_id() for one in found}
     for chunk in session.chunks(list(ids.items())):
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, publisher_key, target_group, "

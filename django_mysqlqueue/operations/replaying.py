@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import up_to
-from django_mysqlqueue.limits import REPLAY_RUN, REPLAYED_FROM, replay_id
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.names.ids import REPLAY_RUN, replay_id
+from django_mysqlqueue.names.rules import KEY_LENGTH, REPLAYED_FROM
 from django_mysqlqueue.operations.arguments import check_limit, offsets_of, text
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import ReplayResult, result_of
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import audit, groups, log, log_places, messages, partitions
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -35,6 +35,7 @@ from django_mysqlqueue.service.watermarks import BY_KEY, BY_ROW
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 from django_mysqlqueue.subscriptions.options import filter_of
+from django_mysqlqueue.text.humanize import up_to
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -163,7 +164,7 @@ def _range(alias: str, ref: GroupRef, first: int, last: int, key: str | None, ru
     Raises:
         OperationRefused: an argument is out of range, or the group handles jobs or dead letters.
     """
-    if naming.is_dlq(ref.topic):
+    if is_dlq(ref.topic):
         raise OperationRefused(f"topic {ref.topic!r}: dead letters are redriven, not replayed")
     if is_of_jobs(ref):
         raise OperationRefused(f"group {str(ref)!r}: a job runs once; enqueue it again, or redrive its dead letter")
@@ -174,7 +175,7 @@ def _range(alias: str, ref: GroupRef, first: int, last: int, key: str | None, ru
     if last > (end := log.end_of_log(Session(alias))):
         raise OperationRefused(f"last {last}: the log ends at {end}")
     if key is not None:
-        text("key", key, most=naming.KEY_LENGTH)
+        text("key", key, most=KEY_LENGTH)
     if run and not REPLAY_RUN.fullmatch(text("run", run, most=1000)):
         raise OperationRefused(f"run {run!r}: must be 1 to 60 characters from A-Z, a-z, 0-9, '.', '_' and '-'")
     named = [*ref, first, last, key]

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations.limits import COUNTED
+from django_mysqlqueue.text.humanize import up_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

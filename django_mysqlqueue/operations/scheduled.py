@@ -9,15 +9,15 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import job_queues
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.declaring import How, Work, operates, operating
 from django_mysqlqueue.operations.jobs import cancel_jobs
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service import audit, scheduling
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run

@@ -19,7 +19,6 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.arguments import milliseconds
@@ -31,6 +30,7 @@ from django_mysqlqueue.service import audit, coalescing, groups, job_messages, j
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, run
+from django_mysqlqueue.text.humanize import up_to
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table

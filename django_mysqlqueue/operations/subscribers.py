@@ -7,13 +7,13 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
 

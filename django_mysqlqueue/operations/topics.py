@@ -12,23 +12,25 @@ from typing import Unpack
 from django.db import connections
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import moving, seeking
 from django_mysqlqueue.operations.declaring import By, How, Work, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.moving import Move
 from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import check_topic as check_topic_name
 from django_mysqlqueue.service import heartbeats, routing
 from django_mysqlqueue.service.databases import queue_alias, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import up_to
 
 PAUSE = 0.5
 """Seconds between two checks whether the groups have settled everything."""
@@ -261,7 +263,7 @@ def _via(topic: str, target: str, how: How) -> Iterator[Work]:
     Raises:
         OperationRefused: an argument is invalid.
     """
-    naming.check_topic(topic)
+    check_topic_name(topic)
     if job_queues.is_queue(topic):
         raise OperationRefused(f"The topic {topic!r} is a queue of jobs, whose results would not move with it.")
     if target not in connections:
@@ -281,5 +283,5 @@ def _move(topic: str, via: str, source: str, target: str, by: By) -> Move:
     if source == target:
         raise OperationRefused(f"The topic {topic!r} is in the database {target!r} already.")
     for alias in (source, target):
-        naming.relayed_topic(topic, alias)  # Or the sequencer could not store its messages.
+        relayed_topic(topic, alias)  # Or the sequencer could not store its messages.
     return Move(topic, via, source, target, **by)

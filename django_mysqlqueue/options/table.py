@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
-from django_mysqlqueue import validators
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import KeyRates, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import shortened
-from django_mysqlqueue.options import texts
+from django_mysqlqueue.options import texts, validators
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import KeyRates, Rate
 from django_mysqlqueue.options.texts import Form
-from django_mysqlqueue.validators import LONGEST_DELAY, or_none
+from django_mysqlqueue.options.validators import LONGEST_DELAY, or_none
+from django_mysqlqueue.text.humanize import shortened
 
 Exceptions = type[Exception] | Sequence[type[Exception]]
 RatePerKey = str | Rate | Mapping[str, str | Rate | None] | None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from django_mysqlqueue.limits import NOW_MS_MYSQL, NOW_MS_SQLITE, SESSION_MYSQL
+from django_mysqlqueue.db.session_variables import NOW_MS_MYSQL, NOW_MS_SQLITE, SESSION_MYSQL
 from django_mysqlqueue.pipeline.errors import PipelineError
 
 URL_VARIABLE = "MYSQLQUEUE_URL"

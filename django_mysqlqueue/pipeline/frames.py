@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue import limits
+from django_mysqlqueue.names.keys import PARTITION_PREFIX
 from django_mysqlqueue.pipeline import log_offsets
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
@@ -20,8 +20,8 @@ CLOCK_STEP = datetime.timedelta(hours=26)
 It covers a clock that was set to a wrong time zone.
 """
 
-LANE_PREFIX = rf"(?s)\A{limits.PARTITION_PREFIX}[+-].{{3}}:"
-"""A regular expression in Java's syntax: the rule of ``limits.lane_of``."""
+LANE_PREFIX = rf"(?s)\A{PARTITION_PREFIX}[+-].{{3}}:"
+"""A regular expression in Java's syntax: the rule of ``lane_of``."""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +56,7 @@ def publisher_key(partition_key: str = "partition_key", publisher_key: str = "pu
     from pyspark.sql import functions
 
     partition = functions.regexp_replace(partition_key, LANE_PREFIX, "")
-    unhashed = functions.when(~partition.startswith(limits.PARTITION_PREFIX), partition)
+    unhashed = functions.when(~partition.startswith(PARTITION_PREFIX), partition)
     return functions.coalesce(publisher_key, unhashed)
 
 

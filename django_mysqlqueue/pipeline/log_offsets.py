@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from django_mysqlqueue import log_queries
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
 from django_mysqlqueue.pipeline.log_schema import COLLECTED, LOG

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.pipeline import databases
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import DataLossError

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue import limits
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.names.ids import REPLAY_RUN
+from django_mysqlqueue.names.rules import REPLAYED_FROM, check_name
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.archive.manifest import Segment
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 GROUPS = "queue_consumer_groups"
-CAME_FROM = limits.REPLAYED_FROM
+CAME_FROM = REPLAYED_FROM
 SLICE_OFFSETS = 100_000
 """Maximum number of offsets that are written at a time. Each task is one transaction."""
 SLICE_SECONDS = 5
@@ -69,9 +70,9 @@ class Replay:
     def __post_init__(self) -> None:
         try:
             if self.to:
-                limits.check_name("topic", self.to)
+                check_name("topic", self.to)
             if self.group:
-                limits.check_name("group", self.group)
+                check_name("group", self.group)
         except InvalidMessage as error:
             raise PipelineError(str(error)) from error
         if self.since == "latest":
@@ -84,7 +85,7 @@ class Replay:
             raise PipelineError(
                 f"--to {self.to}: copies in the topic of their originals would reach every group on it; pass --group"
             )
-        if self.run and not limits.REPLAY_RUN.fullmatch(self.run):
+        if self.run and not REPLAY_RUN.fullmatch(self.run):
             raise PipelineError(f"run {self.run!r}: must be 1 to 60 characters from A-Z, a-z, 0-9, '.', '_' and '-'")
         if self.rate is not None and not self.rate > 0:
             raise PipelineError(f"rate {self.rate!r}: must be greater than 0")

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from django_mysqlqueue import limits
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, check_json_column
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.names.keys import check_key, check_priority, hashed_partition, lane
+from django_mysqlqueue.names.rules import RESERVED_PREFIX, check_name, check_text
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.log_offsets import milliseconds
@@ -122,7 +124,7 @@ class Sink:
             place,
             names,
             partitions,
-            number(options, "maxPayloadBytes", most=LARGEST) or limits.MAX_PAYLOAD_BYTES,
+            number(options, "maxPayloadBytes", most=LARGEST) or MAX_PAYLOAD_BYTES,
             keep_partitions,
         )
 
@@ -169,7 +171,7 @@ class _Checked:
     def __init__(self, sink: Sink) -> None:
         self.partitions = sink.partitions
         self.keep_partitions = sink.keep_partitions
-        self.max_metadata_bytes = limits.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
+        self.max_metadata_bytes = MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
         self.max_payload_bytes = sink.max_payload_bytes
         self.names: dict[tuple[str, Any], str] = {}
         self.metadata: dict[str, str] = {}
@@ -202,13 +204,13 @@ class _Checked:
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
             raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
-        limits.check_text("id", message_id)
+        check_text("id", message_id)
         if self.keep_partitions:
-            partition = limits.check_text("key", key or "")
-            hashed = None if publisher_key is None else limits.check_text("publisher_key", publisher_key)
+            partition = check_text("key", key or "")
+            hashed = None if publisher_key is None else check_text("publisher_key", publisher_key)
         else:
             partition, hashed = self._partition(key, message_id)
-            partition = limits.lane(partition, 0 if priority is None else limits.check_priority(priority))
+            partition = lane(partition, 0 if priority is None else check_priority(priority))
         return Row(
             self._name("topic", topic),
             partition,
@@ -222,16 +224,16 @@ class _Checked:
 
     def _name(self, kind: str, name: Any) -> str:
         if (kind, name) not in self.names:
-            self.names[kind, name] = limits.check_name(kind, name)
+            self.names[kind, name] = check_name(kind, name)
         return self.names[kind, name]
 
     def _partition(self, key: Any, message_id: str) -> tuple[str, str | None]:
         """Return the partition for priority 0, and the key that was hashed to it (None: none was)."""
         if key is not None:
-            limits.check_key(key)
+            check_key(key)
         if self.partitions is None:
             return key or "", None
-        return limits.hashed_partition(message_id if key is None else key, self.partitions), key
+        return hashed_partition(message_id if key is None else key, self.partitions), key
 
     def _metadata(self, text: str) -> str:
         if text not in self.metadata:
@@ -242,10 +244,10 @@ class _Checked:
 
     def _checked_metadata(self, text: str) -> str:
         value, text = _metadata(text, self.max_metadata_bytes)
-        own = [] if self.keep_partitions else [name for name in value if name.startswith(limits.RESERVED_PREFIX)]
+        own = [] if self.keep_partitions else [name for name in value if name.startswith(RESERVED_PREFIX)]
         if own:
             raise InvalidMessage(
-                f"metadata {own[0]!r}: keys that begin with {limits.RESERVED_PREFIX!r} are reserved for the queue"
+                f"metadata {own[0]!r}: keys that begin with {RESERVED_PREFIX!r} are reserved for the queue"
             )
         return text
 
@@ -280,7 +282,7 @@ def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
         raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
-    limits.check_json_column(value)
+    check_json_column(value)
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -294,7 +296,7 @@ def _when(deliver_at: Any) -> int:
         return 0
     if isinstance(deliver_at, datetime.datetime):
         return max(1, milliseconds(deliver_at))
-    if not 0 <= deliver_at <= limits.LATEST_DELIVERY:
+    if not 0 <= deliver_at <= LATEST_DELIVERY:
         raise InvalidMessage(f"deliver_at {deliver_at}: must be epoch milliseconds up to the end of the year 9999")
     return int(deliver_at)
 

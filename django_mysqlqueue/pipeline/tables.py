@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django_mysqlqueue import log_queries
-from django_mysqlqueue.limits import LATENCY_COLUMNS
+from django_mysqlqueue.db import log_queries
+from django_mysqlqueue.db.sizes import LATENCY_COLUMNS
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.log_offsets import milliseconds
 from django_mysqlqueue.pipeline.log_schema import COLLECTED

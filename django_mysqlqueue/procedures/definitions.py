@@ -15,26 +15,20 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
 
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import Settings
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
-from django_mysqlqueue.limits import (
-    KEY_LENGTH,
-    LATENCY_BOUNDS_MS,
-    LATENCY_COLUMNS,
-    NAME_LENGTH,
-    PARTITION_PREFIX,
-    REPLACES,
-    TOPIC_COLUMN_LENGTH,
-)
+from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
+from django_mysqlqueue.names.keys import PARTITION_PREFIX
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, REPLACES, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.conf import Settings
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.options.table import OPTIONS, storable
+from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.watermarks import LOOK_AHEAD
 from django_mysqlqueue.sql.mysql import DIALECT
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import defaults
-from django_mysqlqueue.validators import LONGEST_DELAY
 from django_mysqlqueue.version import __version__
 
 MAX_CLAIM = 1000

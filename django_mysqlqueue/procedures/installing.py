@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from django.db import connections
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.procedures.definitions import (
     CHARACTER_SET,
     COMMENT,

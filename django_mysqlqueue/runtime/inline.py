@@ -18,9 +18,9 @@ from typing import Any
 
 from django.db.transaction import TransactionManagementError
 
-from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
-from django_mysqlqueue.limits import relay_target
+from django_mysqlqueue.names.rules import relay_target
+from django_mysqlqueue.options.conf import Settings, get_settings
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.call import handle

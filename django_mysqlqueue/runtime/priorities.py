@@ -6,7 +6,7 @@ from collections.abc import Collection, ItemsView, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from django_mysqlqueue.limits import LANE_PREFIXES, priority_of
+from django_mysqlqueue.names.keys import LANE_PREFIXES, priority_of
 
 V = TypeVar("V")
 

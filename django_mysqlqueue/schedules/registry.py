@@ -13,13 +13,15 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
-from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
-from django_mysqlqueue.limits import JOB_PREFIX, SCHEDULE_NAME_LENGTH
-from django_mysqlqueue.naming import check_key, check_topic
+from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
+from django_mysqlqueue.names.keys import check_key
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
 from django_mysqlqueue.schedules.timetables import Timetable, timetable
+from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
 
 T = TypeVar("T")
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{SCHEDULE_NAME_LENGTH}}}")

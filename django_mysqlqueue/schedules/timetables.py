@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.text.humanize import duration
 
 FIELDS = 5
 """Number of fields of a cron line."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.groups import Fence, OptionColumns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.text.humanize import duration
 
 
 @dataclass(frozen=True, slots=True)

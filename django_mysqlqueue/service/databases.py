@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from django.db import connections, router
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.sql.connection import in_transaction, is_server, named_place
 
 

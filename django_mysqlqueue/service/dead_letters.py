@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events, losses
 from django_mysqlqueue.service.deliveries import Claimed
@@ -48,7 +49,7 @@ def is_final(topic: str, attempt: int, max_attempts: int | None, *, rejected: bo
     On a DLQ topic none does, because it has no DLQ of its own.
     """
     is_last = max_attempts is not None and attempt >= max_attempts
-    return (rejected or is_last) and not naming.is_dlq(topic)
+    return (rejected or is_last) and not is_dlq(topic)
 
 
 def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery]) -> None:
@@ -64,7 +65,7 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
         failed: the deliveries, whose rows this transaction has locked and found unsettled.
     """
     ordered = sorted(failed)
-    ids = {(one.key, one.offset): naming.new_message_id() for one in ordered}
+    ids = {(one.key, one.offset): new_message_id() for one in ordered}
     for chunk in session.chunks(ordered):
         session.execute(
             session.dialect.update_joined(
@@ -88,7 +89,7 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
             f"FROM {session.dialect.rows(('o', 'id', 'n', 'error'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             (
-                naming.dlq_topic(ref.topic),
+                dlq_topic(ref.topic),
                 ref.group,
                 *flat((one.offset, ids[one.key, one.offset], one.attempts, cut_error(one.error)) for one in chunk),
             ),

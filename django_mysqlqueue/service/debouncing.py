@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from django_mysqlqueue.limits import LATEST_DELIVERY
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage
 from django_mysqlqueue.service.messages import OutboxRow
 from django_mysqlqueue.sql.session import Session, flat, run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.options.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.refs import GroupRef
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.sql.session import Session, flat, run
 

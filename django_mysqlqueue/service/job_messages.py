@@ -24,9 +24,6 @@ from typing import NamedTuple
 
 from django.db.models import Model
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX, LANE_KEY_LENGTH, new_message_id
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -37,6 +34,10 @@ from django_mysqlqueue.models import (
     QuarantinedMessage,
     QueueMessage,
 )
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import LANE_KEY_LENGTH, hashed_partition, lane
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_results, job_stages, partitions
 from django_mysqlqueue.service.deliveries import JobEnds
 from django_mysqlqueue.service.job_rows import READY, RESULTS, RUNNING, UNFINISHED
@@ -262,10 +263,10 @@ def places(topic: str, job: str, task_path: str, priority: int) -> list[tuple[st
     """Return the topic and the partitions to which the message of a job is published, by the settings of now."""
     settings = get_settings()
     numbers = {settings.partitions_of(topic) or settings.keyless_partitions, settings.keyless_partitions}
-    found = [naming.hashed_partition(job, number) for number in sorted(numbers)]
+    found = [hashed_partition(job, number) for number in sorted(numbers)]
     if len(task_path) <= LANE_KEY_LENGTH:
         found.append(task_path)  # If its task has a rate.
-    return [(topic, naming.lane(partition, priority)) for partition in found]
+    return [(topic, lane(partition, priority)) for partition in found]
 
 
 def _places(job: Unfinished) -> list[tuple[str, str, str]]:

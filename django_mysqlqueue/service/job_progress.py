@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from django_mysqlqueue.limits import PROGRESS_MESSAGE_LENGTH
+from django_mysqlqueue.db.sizes import PROGRESS_MESSAGE_LENGTH
 from django_mysqlqueue.service.job_rows import as_json, moment
 
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from django_mysqlqueue import job_queues
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd, JobEnds

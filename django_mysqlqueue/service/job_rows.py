@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from django_mysqlqueue import job_queues
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.sql.session import Session, flat

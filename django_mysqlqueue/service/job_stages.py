@@ -17,8 +17,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.models import JobStage
+from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow

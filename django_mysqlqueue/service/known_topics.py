@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import KnownNames, UnknownTopic
-from django_mysqlqueue.humanize import close_names, did_you_mean, listed
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import is_dlq
+from django_mysqlqueue.text.humanize import close_names, did_you_mean, listed
 
 SHOWN = 10
 """Maximum number of topics that an error lists."""
@@ -40,7 +40,7 @@ def require(topic: str) -> None:
         discover()
     if topic in _handled:
         return
-    known = {name: name for name in sorted({*settings.topics.names(), *_handled}) if not naming.is_dlq(name)}
+    known = {name: name for name in sorted({*settings.topics.names(), *_handled}) if not is_dlq(name)}
     raise UnknownTopic(
         f"topic {topic!r}: STRICT_TOPICS is on, and neither MYSQLQUEUE['TOPICS'] nor a handler of this project "
         "names it.",

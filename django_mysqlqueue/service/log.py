@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django_mysqlqueue import job_queues, log_queries
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QuarantinedMessage, QueueMessage
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import partitions
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.sequencing import OUTBOX

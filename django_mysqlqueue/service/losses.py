@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat

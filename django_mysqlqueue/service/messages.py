@@ -13,16 +13,22 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model
 from django.utils import timezone
 
-from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY, MAX_METADATA_BYTES, MAX_METADATA_DEPTH, check_json_column
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import (
-    LATEST_DELIVERY,
-    MAX_METADATA_BYTES,
-    MAX_METADATA_DEPTH,
-    RESERVED_PREFIX,
-    check_json_column,
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import (
+    PARTITION_PREFIX,
+    check_coalesce_key,
+    check_key,
+    check_priority,
+    hashed_partition,
+    lane,
+    lane_of,
+    scoped_coalesce_key,
 )
+from django_mysqlqueue.names.rules import RESERVED_PREFIX, check_text
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
@@ -74,7 +80,7 @@ class OutboxRow(NamedTuple):
     expires_at: int | None = None
     """Since the epoch; None: never."""
     coalesce_key: str | None = None
-    """As it is stored (``limits.scoped_coalesce_key``)."""
+    """As it is stored (``names.keys.scoped_coalesce_key``)."""
     max_delay_ms: int | None = None
     """After which a debounced message, or the one that replaces it, enters the log at the latest; None: no limit."""
 
@@ -90,13 +96,13 @@ def encode(topic: str, message: Message) -> OutboxRow:
     Raises:
         InvalidMessage: the message breaks a rule. The error names the value and the rule.
     """
-    message_id = naming.new_message_id() if message.id is None else naming.check_text("id", message.id)
+    message_id = new_message_id() if message.id is None else check_text("id", message.id)
     if not message_id:
         raise InvalidMessage("id '': must not be empty")
     metadata = _metadata(message.metadata)
     payload = _payload(message.payload, metadata)
-    priority = naming.check_priority(message.priority)
-    coalesce = None if message.coalesce is None else naming.check_coalesce_key(message.coalesce)
+    priority = check_priority(message.priority)
+    coalesce = None if message.coalesce is None else check_coalesce_key(message.coalesce)
     # Without a key, messages with the same coalesce key must be in one partition.
     value = message_id if coalesce is None else coalesce
     partition_key, hashed_key = _partition(topic, message.key, value, priority)
@@ -111,7 +117,7 @@ def encode(topic: str, message: Message) -> OutboxRow:
         deliver_at,
         hashed_key,
         *_expiry(message),
-        None if coalesce is None else naming.scoped_coalesce_key(hashed_key, coalesce),
+        None if coalesce is None else scoped_coalesce_key(hashed_key, coalesce),
         _max_delay(message, delay_ms),
     )
 
@@ -207,13 +213,13 @@ def _partition(topic: str, key: str | None, value: str, priority: int) -> tuple[
     settings = get_settings()
     partitions = settings.partitions_of(topic)
     if key is None:
-        return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority), None
-    naming.check_key(key)
+        return lane(hashed_partition(value, partitions or settings.keyless_partitions), priority), None
+    check_key(key)
     if key in job_queues.rates and job_queues.is_queue(topic):
         partitions = None  # A task without a slot must not hold up others.
     if partitions is None:
-        return naming.lane(key, priority), None
-    return naming.lane(naming.hashed_partition(key, partitions), priority), key
+        return lane(key, priority), None
+    return lane(hashed_partition(key, partitions), priority), key
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
@@ -368,8 +374,8 @@ def publisher_key(partition_key: str, stored: str | None) -> str | None:
     """
     if stored is not None:
         return stored
-    partition = naming.lane_of(partition_key).partition
-    return None if partition.startswith(naming.PARTITION_PREFIX) else partition
+    partition = lane_of(partition_key).partition
+    return None if partition.startswith(PARTITION_PREFIX) else partition
 
 
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:

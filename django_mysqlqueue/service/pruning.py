@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import job_queues
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service import (
     audit,
     coalescing,

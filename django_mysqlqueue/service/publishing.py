@@ -15,11 +15,12 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.arguments import sync_only
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.names.rules import relayed_topic
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.service import debouncing, known_topics, publish_hooks, wakeups
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.messages import Message, OutboxRow, encode
@@ -236,7 +237,7 @@ def stored_at(topic: str, using: str | None, via: str | None) -> tuple[str, str]
         return target, topic
     if via not in (aliases := queue_aliases()):
         raise InvalidMessage(f"via={via!r}: must be a database of the queue ({', '.join(map(repr, aliases))})")
-    return via, naming.relayed_topic(topic, target)
+    return via, relayed_topic(topic, target)
 
 
 def check(topic: str, message: Message) -> OutboxRow:
@@ -249,7 +250,7 @@ def check(topic: str, message: Message) -> OutboxRow:
 
 
 def _checked(topic: object) -> str:
-    name = naming.check_topic(topic)
+    name = check_topic(topic)
     if get_settings().strict_topics:
         known_topics.require(name)
     return name

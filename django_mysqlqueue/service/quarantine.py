@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from django.db import Error, transaction
 
-from django_mysqlqueue.columns import COPIED_COLUMNS
+from django_mysqlqueue.db.columns import COPIED_COLUMNS
 from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage
 from django_mysqlqueue.sql.session import Session
 

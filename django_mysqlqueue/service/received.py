@@ -6,7 +6,7 @@ import datetime
 from functools import cached_property
 from typing import Any
 
-from django_mysqlqueue import naming
+from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.service.messages import decode, decode_metadata, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
 
@@ -72,7 +72,7 @@ class ReceivedMessage:
     @property
     def priority(self) -> int:
         """The publisher's priority, from -100 to 100; higher ones are handled first."""
-        return naming.priority_of(self._partition_key)
+        return priority_of(self._partition_key)
 
     @property
     def published_ms(self) -> int:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from django.db import Error
 from django.db.models.functions import Least
 
-from django_mysqlqueue import limits, naming
-from django_mysqlqueue.columns import COPIED_COLUMNS
+from django_mysqlqueue.db.columns import COPIED_COLUMNS
+from django_mysqlqueue.db.sizes import REFUSAL_LENGTH
 from django_mysqlqueue.models import (
     CollectedTopic,
     OutboxMessage,
@@ -32,6 +32,7 @@ from django_mysqlqueue.models import (
     RelayPosition,
     RelayWatermark,
 )
+from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, identify
@@ -75,7 +76,7 @@ class NotInserted(Exception):
 
     def __init__(self, error: Error, target: str, place: Place, *, before: int, messages: int) -> None:
         self.text = f"{type(error).__name__}: {error}"
-        self.topic = naming.relayed_from(place.topic)
+        self.topic = relayed_from(place.topic)
         super().__init__(
             f"database {target!r} did not accept message {place.id!r} of topic {self.topic!r}, at offset "
             f"{place.offset}, or one of the {messages - 1} after it: {self.text}"
@@ -194,7 +195,7 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
             _move(session, log_id, target, start.position, "")
         if start.lowers:
             return Relayed(more=True, repeats=start.repeats), partial(_go_back, target=target, offset=start.offset)
-        wanted = [place for place in places if naming.relay_target(place.topic) == target]
+        wanted = [place for place in places if relay_target(place.topic) == target]
         taken = _within(wanted, max_rows, max_bytes)
         is_cut = len(taken) < len(wanted)
         if taken:
@@ -229,7 +230,7 @@ def note_refusal(source: str, target: str, place: Place, error: str) -> None:
 
     If the log has another message there now, because it went back to an earlier state, nothing is stored.
     """
-    values = (place.offset, error[: limits.REFUSAL_LENGTH])
+    values = (place.offset, error[:REFUSAL_LENGTH])
     assign = {"refused_offset": "%s", "refusal": "%s"}
 
     def store(session: Session) -> None:
@@ -253,7 +254,7 @@ def has_arrived(session: Session, target: str, offset: int) -> bool:
     start = watermark(session, target).read_offset
     while start < offset:
         places = log_places.walk(session, start, PAGE, newer=True)
-        if any(naming.relay_target(place.topic) == target for place in places if place.offset <= offset):
+        if any(relay_target(place.topic) == target for place in places if place.offset <= offset):
             return False
         if len(places) < PAGE:
             break
@@ -360,10 +361,7 @@ def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]
 def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
     """Insert messages, and yield before each statement how many have been inserted, and how many it inserts."""
     topic = READ.index("topic")
-    given = [
-        tuple(naming.relayed_from(value) if place == topic else value for place, value in enumerate(row))
-        for row in rows
-    ]
+    given = [tuple(relayed_from(value) if place == topic else value for place, value in enumerate(row)) for row in rows]
     done = 0
     for chunk in session.chunks(given, weight=_weight):
         yield done, len(chunk)
@@ -413,7 +411,7 @@ def _go_back(session: Session, target: str, offset: int) -> tuple[Lost, ...]:
     )
     collected = CollectedTopic.objects.using(session.using).filter(collected_offset__gt=offset)
     return tuple(
-        Lost(naming.relayed_from(topic), offset + 1, last)
+        Lost(relayed_from(topic), offset + 1, last)
         for topic, last in sorted(collected.values_list("topic", "collected_offset"))
-        if naming.relay_target(topic) == target
+        if relay_target(topic) == target
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.names.rules import relay_target, relayed_from
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import archiving, log, partitions, relaying, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
@@ -138,7 +138,7 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
     not lose messages. Messages that are relayed to another database have the relay's watermark.
     """
-    if (target := naming.relay_target(topic)) is not None:
+    if (target := relay_target(topic)) is not None:
         return dict.fromkeys(keys, relaying.watermark(session, target).read_offset)
     starts: dict[str, int] = dict(
         # ``whole``: a group that is missing from the answer would lose messages.
@@ -196,7 +196,7 @@ def _collect_chunk(
     limit = max(1, rows // len(above))
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
-    retention = settings.retention_of(naming.relayed_from(topic), has_groups=lowest is not None)
+    retention = settings.retention_of(relayed_from(topic), has_groups=lowest is not None)
     if retention is None:
         return Collected(0, 0, Checkpoint(topic, last))
     youngest = session.now() - int(retention * 1000)

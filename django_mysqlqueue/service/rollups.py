@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
+from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.models import Rollup
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run

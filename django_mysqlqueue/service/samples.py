@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from django_mysqlqueue import log_queries
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from django_mysqlqueue.service import unclaimed
 from django_mysqlqueue.service.counts import Count

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from django_mysqlqueue import job_queues
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import JOB_PREFIX, new_message_id, run_id, run_ids
 from django_mysqlqueue.models import Schedule
+from django_mysqlqueue.names.ids import new_message_id, run_id, run_ids
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.schedules.definitions import ALL, SKIP, Definition, parse
 from django_mysqlqueue.service import job_messages, job_rows, publishing
 from django_mysqlqueue.service.databases import queue_alias

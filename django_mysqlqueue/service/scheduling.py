@@ -14,11 +14,13 @@ from typing import NamedTuple
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.arguments import sync_only
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
-from django_mysqlqueue.limits import RELAY_MARK
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.names.keys import check_key
+from django_mysqlqueue.names.rules import RELAY_MARK, check_text, relayed_from
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.service import debouncing, job_results, messages
 from django_mysqlqueue.service.databases import queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
@@ -62,7 +64,7 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
         CommitOutcomeUnknown: outside a transaction, the connection broke during COMMIT. Call the function again.
     """
     return _change(
-        id, key, stored_at(naming.check_topic(topic), using, via), lambda session, ids: remove(session, ids, wait=True)
+        id, key, stored_at(check_topic(topic), using, via), lambda session, ids: remove(session, ids, wait=True)
     )
 
 
@@ -104,7 +106,7 @@ def reschedule(
     return _change(
         id,
         key,
-        stored_at(naming.check_topic(topic), using, via),
+        stored_at(check_topic(topic), using, via),
         lambda session, ids: move(session, ids, delay_ms, moment, wait=True),
     )
 
@@ -142,10 +144,10 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
     alias, topic = stored
     # Under the name that it has if it is to be relayed, too: the settings may have changed since it was scheduled.
     topics = stored_topics(topic, alias)
-    if not naming.check_text("id", id):
+    if not check_text("id", id):
         raise InvalidMessage("id '': must not be empty")
     if key is not None:
-        naming.check_key(key)
+        check_key(key)
     other = transaction_elsewhere(alias)
     if other is not None:
         raise TransactionMismatch(
@@ -177,7 +179,7 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
 
 def stored_topics(topic: str, alias: str) -> list[str]:
     """Return the topics under which the outbox of a database may have messages of a topic."""
-    plain = naming.relayed_from(topic)
+    plain = relayed_from(topic)
     others = (f"{plain}{RELAY_MARK}{other}" for other in queue_aliases() if other != alias)
     return list(dict.fromkeys([topic, plain, *others]))
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from django.db import Error
 
-from django_mysqlqueue.columns import COPIED_COLUMNS
-from django_mysqlqueue.limits import RELAY_MARK
-from django_mysqlqueue.log_queries import SEQUENCER_ID
+from django_mysqlqueue.db.columns import COPIED_COLUMNS
+from django_mysqlqueue.db.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.names.rules import RELAY_MARK
 from django_mysqlqueue.service import coalescing, debouncing, quarantine
 from django_mysqlqueue.sql.session import Session, run
 

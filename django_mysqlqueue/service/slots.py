@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, Throttle
-from django_mysqlqueue.limits import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.models import Slots, SubscriberHeartbeat
+from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
+from django_mysqlqueue.options.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, Throttle
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.deliveries import Candidate, Holding, Slot

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.naming import KEY_LENGTH, lane_of
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.sql.base import Dialect
 
 MOST_STARS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
-from django_mysqlqueue.delivery_limits import NO_KEY
+from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from django_mysqlqueue import log_queries
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session

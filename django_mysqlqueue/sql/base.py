@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from django.db import DataError, Error, IntegrityError
 
-from django_mysqlqueue.limits import LANE_LENGTH, LANE_PREFIXES, SessionVariable
+from django_mysqlqueue.db.session_variables import SessionVariable
+from django_mysqlqueue.names.keys import LANE_LENGTH, LANE_PREFIXES
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -115,7 +116,7 @@ class Dialect(ABC):
         """Return the condition that the CRC-32 of a text column, modulo one parameter, equals the next parameter."""
 
     def lane_partition(self, column: str) -> str:
-        """Return the partition for priority 0, for a column of partition keys: the rule of ``limits.lane_of``."""
+        """Return the partition for priority 0, for a column of partition keys: the rule of ``names.keys.lane_of``."""
         prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
         return (
             f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import Error, OperationalError
 
-from django_mysqlqueue.limits import NOW_MS_MYSQL, SESSION_MYSQL
+from django_mysqlqueue.db.session_variables import NOW_MS_MYSQL, SESSION_MYSQL
 from django_mysqlqueue.sql.base import Dialect
 from django_mysqlqueue.sql.statements import execute_unseen, is_plain
 

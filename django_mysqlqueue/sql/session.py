@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.sql import dialect_of
 
 logger = logging.getLogger("django_mysqlqueue.service")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, OperationalError
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.limits import NOW_MS_SQLITE
+from django_mysqlqueue.db.session_variables import NOW_MS_SQLITE
 from django_mysqlqueue.sql.base import Dialect
 
 if TYPE_CHECKING:

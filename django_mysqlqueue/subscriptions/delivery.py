@@ -6,7 +6,8 @@ import datetime
 
 from django.db import connections
 
-from django_mysqlqueue import naming
+from django_mysqlqueue.options.topics import is_dlq
+from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, settling
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
@@ -15,7 +16,6 @@ from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.connection import in_transaction
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.validators import LONGEST_DELAY
 
 
 class Delivery(ReceivedMessage):
@@ -49,7 +49,7 @@ class Delivery(ReceivedMessage):
         It takes ``MYSQLQUEUE["GROUPS"]`` and overrides into account, as they were when the handler was called. A
         message on a DLQ topic has no limit, whichever options its handler has.
         """
-        return None if naming.is_dlq(self.topic) else self._handler.max_attempts
+        return None if is_dlq(self.topic) else self._handler.max_attempts
 
     @property
     def is_last_attempt(self) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from asgiref.sync import async_to_sync
 
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, KeyRates, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, KeyRates, Rate
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
 

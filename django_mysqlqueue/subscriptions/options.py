@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import Settings, get_settings
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.options.conf import Settings, get_settings
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS, DeliveryLimits
 from django_mysqlqueue.options.table import (
     OF_PROCESSES,
     OPTIONS,
@@ -25,9 +23,11 @@ from django_mysqlqueue.options.table import (
     check_option,
     storable,
 )
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def without_effect(handler: Handler, name: str) -> str:
         return "has no effect in ordered mode, in which LEASE_DURATION protects deliveries"
     if name == "timeout" and not handler.is_async:
         return SYNC_TIMEOUT
-    if name == "max_attempts" and naming.is_dlq(handler.ref.topic):
+    if name == "max_attempts" and is_dlq(handler.ref.topic):
         return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
     if name == "limit_by" and is_of_jobs(handler.ref):
         return LIMIT_BY_TASK

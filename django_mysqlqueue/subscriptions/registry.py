@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
 
-from django_mysqlqueue import job_queues, naming
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.names.rules import check_name
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.table import IN_CODE, OPTIONS, BatchOptions, SubscriberOptions, check_option
+from django_mysqlqueue.options.topics import check_subscribed_topic
 from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler, HandlerFunction
 from django_mysqlqueue.subscriptions.options import SYNC_TIMEOUT, BrokenRule, broken_by, broken_rules, defaults
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 if TYPE_CHECKING:
     from django_mysqlqueue.subscriptions.delivery import Delivery
@@ -113,7 +115,7 @@ def subscriber(topic: str, *, group: str, batch: bool = False, **options: Unpack
             raise SubscriberError(f"{where}: batch_size={options['batch_size']!r} requires batch=True")
         try:
             given = {name: check_option(name, value) for name, value in options.items()}
-            ref = GroupRef(naming.check_name("group", group), naming.check_subscribed_topic(topic))
+            ref = GroupRef(check_name("group", group), check_subscribed_topic(topic))
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check_function(where, function, without_settings | given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.allowed_users import is_allowed
+from django_mysqlqueue.options.allowed_users import is_allowed
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session

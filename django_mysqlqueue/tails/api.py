@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 from asgiref.sync import sync_to_async
 from django.utils import timezone
 
-from django_mysqlqueue import filter_policies, naming
+from django_mysqlqueue import filter_policies
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.names.keys import check_key
+from django_mysqlqueue.options.topics import check_subscribed_topic
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias
@@ -120,12 +122,12 @@ def make_request(
             where = filter_policies.parse(where)
         except ValueError as error:
             raise InvalidMessage(f"where: {error}") from None
-    name = naming.check_subscribed_topic(topic)
+    name = check_subscribed_topic(topic)
     return TailRequest(
         name,
         _since(since),
         offset,  # type: ignore[arg-type]
-        None if key is None else naming.check_key(key),
+        None if key is None else check_key(key),
         where,
         follow,
         limit,  # type: ignore[arg-type]

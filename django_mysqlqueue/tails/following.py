@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from django.db import Error, connections
 
-from django_mysqlqueue.backoff import Backoff, Failures
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.options.backoff import Backoff, Failures
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
 from django_mysqlqueue.runtime.threads import about

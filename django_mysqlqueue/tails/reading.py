@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.limits import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWEST_PRIORITY
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
+from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWEST_PRIORITY, lane
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import log, log_places, partitions, payloads
 from django_mysqlqueue.service.log_places import Place
 from django_mysqlqueue.service.received import ReceivedMessage
@@ -144,10 +144,10 @@ def partitions_of(session: Session, topic: str, key: str | None, most: int) -> l
         The partitions; None if there are more.
     """
     # Dead letters are in the partitions of their topic.
-    if key is None or get_settings().partitions_of(naming.first_topic(topic)) is not None:
+    if key is None or get_settings().partitions_of(first_topic(topic)) is not None:
         return partitions.all_in_log(session, topic, most=most)
     priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(key) <= LANE_KEY_LENGTH else (0,)
-    lanes = [naming.lane(key, priority) for priority in priorities]
+    lanes = [lane(key, priority) for priority in priorities]
     rows = session.rows(
         f"SELECT v.k FROM {session.dialect.rows(('k',), len(lanes))} WHERE EXISTS (SELECT 1 "
         f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "

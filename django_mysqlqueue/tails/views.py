@@ -23,12 +23,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.inspection.redaction import hook as redaction_hook
+from django_mysqlqueue.inspection.redaction import redacted
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.texts import parse_duration, parse_filter
 from django_mysqlqueue.permissions import SEE_PAYLOADS, has_permission
-from django_mysqlqueue.redaction import hook as redaction_hook
-from django_mysqlqueue.redaction import redacted
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias

@@ -16,13 +16,17 @@ from django.dispatch import receiver
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.arguments import sync_only
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.delivery_limits import Rate
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
-from django_mysqlqueue.limits import JOB_PATH_LENGTH, JOB_PREFIX, LANE_KEY_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import LANE_KEY_LENGTH
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OF_QUEUES
+from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.job_rows import JobRow, NewResult
@@ -156,7 +160,7 @@ class MySQLQueueBackend(BaseTaskBackend):
                 stages, a task is unique, or the queues are in several databases.
             TypeError, ValueError, InvalidMessage, TransactionMismatch: as in ``enqueue``.
         """
-        chain = naming.new_message_id()
+        chain = new_message_id()
         results: dict[str, list[AnyResult]] = {}
         for place, calls in enumerate(stages):
             stage = job_stages.stage_id(chain, place)
@@ -207,7 +211,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             )
         return TaskResult(
             task=task,
-            id=id or naming.new_message_id(),
+            id=id or new_message_id(),
             status=TaskResultStatus.READY,
             enqueued_at=_now(),
             started_at=None,
@@ -282,7 +286,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         """Check ``TASKS``: E025 for queues, E026 for queues that two backends share, E031 for tasks."""
         for name in sorted(self.queue_options):
             try:
-                topic = naming.check_topic(topic_of(name))
+                topic = check_topic(topic_of(name))
             except InvalidMessage as error:
                 yield checks.Error(
                     f"TASKS[{self.alias!r}]['QUEUES'] has the queue {name!r}: {error}", id="django_mysqlqueue.E025"

@@ -11,7 +11,7 @@ from django.db import connections
 
 from django_mysqlqueue.arguments import checked, sync_only
 from django_mysqlqueue.exceptions import TransactionMismatch
-from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress

@@ -12,11 +12,13 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError
 from django.dispatch import Signal
 
-from django_mysqlqueue import job_queues
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.delivery_limits import Rate
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
-from django_mysqlqueue.limits import JOB_GROUP, JOB_PATH_LENGTH, JOB_PREFIX, priority_of
+from django_mysqlqueue.names.keys import priority_of
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OF_QUEUES, as_text, check_option
 from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.observers import tell

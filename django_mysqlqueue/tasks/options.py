@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from django_mysqlqueue import job_queues
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OPTIONS, check_option
 
 T = TypeVar("T")

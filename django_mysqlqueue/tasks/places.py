@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.limits import JOB_PATH_LENGTH
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.schedules.registry import OtherBackend, Place
 from django_mysqlqueue.tasks.backend import by_alias
 from django_mysqlqueue.tasks.framework import InvalidTask

@@ -9,10 +9,10 @@ from django import template
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 
-from django_mysqlqueue import escaping
-from django_mysqlqueue.addresses import url
-from django_mysqlqueue.humanize import partition_text
-from django_mysqlqueue.limits import lane_of
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.text import escaping
+from django_mysqlqueue.text.addresses import url
+from django_mysqlqueue.text.humanize import partition_text
 
 register = template.Library()
 

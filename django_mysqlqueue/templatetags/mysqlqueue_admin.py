@@ -8,8 +8,8 @@ from django import template
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import NoReverseMatch
 
-from django_mysqlqueue.addresses import url
 from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.text.addresses import url
 
 register = template.Library()
 

@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from django_mysqlqueue import operations, publish
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.options.backoff import Backoff
 from tests.conftest import QUEUE_MODELS
 from tests.support import job_worlds, schedule_worlds
 from tests.support.dashboard import ROOT, confirm, page

@@ -13,9 +13,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import bound
@@ -314,7 +314,7 @@ def test_links_between_a_job_and_its_message(client, ends):
 
 
 def test_a_redriven_job(client, ends):
-    redriving.redrive_all(USING, DeadLetterFilter(naming.dlq_topic("jobs.default")), actor="test")
+    redriving.redrive_all(USING, DeadLetterFilter(dlq_topic("jobs.default")), actor="test")
     sequence()
     again = QueueMessage.objects.filter(topic="jobs.default").latest("offset")
     assert again.message_id != "dead"

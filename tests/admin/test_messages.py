@@ -11,10 +11,12 @@ from urllib.parse import parse_qs
 import pytest
 from django.utils import timezone
 
-from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import lane
 from django_mysqlqueue.operations import redriving
 from tests.support.dashboard import ROOT, page, submitted
 from tests.support.harness import USING, Sub, handler, sequence
@@ -192,7 +194,7 @@ def test_by_id(client, settings):
 
 
 def test_an_id_of_its_own_time_is_found_where_nobody_knows_the_partition(client):
-    message_id = naming.new_message_id()
+    message_id = new_message_id()
     log(3)
     publish("t", 1, key="somewhere", id=message_id)
     sequence()
@@ -201,7 +203,7 @@ def test_an_id_of_its_own_time_is_found_where_nobody_knows_the_partition(client)
     assert listed(client, topic="t", id=message_id)[0] == [offset]
     assert listed(client, id=message_id)[0] == [offset]
     assert listed(client, topic="other", id=message_id)[0] == []
-    text = listed(client, id=naming.new_message_id())[1].content.decode()
+    text = listed(client, id=new_message_id())[1].content.decode()
     assert "of that time were searched" in text
 
 
@@ -240,4 +242,4 @@ def test_the_partition_of_a_key_and_priority(client):
     assert found == [high]
     assert "<code><bdi>a (priority 10)</bdi></code>" in answer.content.decode()
     assert listed(client, topic="t", key="a", priority=0)[0] == [low]
-    assert listed(client, topic="t", key=naming.lane("a", 10))[0] == [high]
+    assert listed(client, topic="t", key=lane("a", 10))[0] == [high]

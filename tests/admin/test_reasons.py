@@ -9,7 +9,6 @@ import pytest
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.admin.pages import message
-from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import message_history, reasons
 from django_mysqlqueue.inspection.bounds import PAGES
@@ -23,6 +22,7 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.options.delivery_limits import Rate
 from tests.support.dashboard import ROOT, WAITS, life
 from tests.support.filtering import EU
 from tests.support.handlers import both_modes, fail

@@ -9,8 +9,8 @@ from html import unescape
 import pytest
 from django.utils import timezone
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Session

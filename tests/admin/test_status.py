@@ -16,9 +16,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status
 from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
 from django_mysqlqueue.admin.shared import SharedReads, shared
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Count, GroupRef, Session, groups

@@ -17,10 +17,10 @@ from playwright.sync_api import Page, expect
 
 from django_mysqlqueue import Message, publish_many, subscriber
 from django_mysqlqueue.admin.pages import base
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.browser.conftest import Desk
 from tests.browser.looks import faults
 from tests.conftest import Clock

@@ -16,7 +16,6 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import (
     DeliveryState,
     JobResult,
@@ -28,6 +27,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping, pausing
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.schedules.timetables import timetable
 from tests.browser.conftest import Desk, Open
 from tests.browser.looks import BUSY, CUT_OFF, DISORDERED, MIRRORED, TITLES, faults

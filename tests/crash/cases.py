@@ -11,7 +11,6 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
@@ -23,6 +22,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping, group_mode, moving
+from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.audit import Picture

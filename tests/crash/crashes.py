@@ -22,7 +22,7 @@ from pathlib import Path
 
 from django.db import connection, connections
 
-from django_mysqlqueue import naming
+from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import refusing
 from tests.support.harness import USING
 from tests.support.internals import dialect_of, drop_connection
@@ -31,7 +31,7 @@ from tests.support.proxy import COM_QUERY, Link, Proxy
 ALIAS = "fragile"
 """The database of the tests by another alias: operations run on it, and their connections end."""
 TOPIC = "t"
-DLQ = naming.dlq_topic(TOPIC)
+DLQ = dlq_topic(TOPIC)
 
 CUT = "cut"
 """The connection ends when statement k is sent: it never reaches the server, and the process lives on."""

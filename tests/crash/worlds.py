@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -18,6 +16,8 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Sequencer,
 )
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
 from tests.support import refusing

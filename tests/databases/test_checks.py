@@ -6,7 +6,8 @@ import pytest
 from django.core import checks as django_checks
 from django.db import connections
 
-from django_mysqlqueue import checks, subscriber
+from django_mysqlqueue import subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import ConsumerGroup
 from tests.support.internals import GroupRef, groups, installing
 from tests.support.routers import QueueKeptOut

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
-from django_mysqlqueue import checks, publish, subscriber
+from django_mysqlqueue import publish, subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import QueueMessage
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, in_thread, sequence

@@ -13,7 +13,8 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection, connections
 
-from django_mysqlqueue import checks, publish, subscriber
+from django_mysqlqueue import publish, subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import Sequencer
 from tests.support.harness import in_thread
 from tests.support.internals import database_name, identify, sequence

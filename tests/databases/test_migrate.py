@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, router
 
-from django_mysqlqueue import checks
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import ConsumerGroup
 from tests.conftest import QUEUE_MODELS
 from tests.support.queue_alias import command, on_queue

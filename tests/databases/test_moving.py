@@ -14,10 +14,11 @@ import pytest
 from django.core.management import CommandError
 from django.test import override_settings
 
-from django_mysqlqueue import cancel, limits, operations, publish, publish_many, reschedule
+from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.names import rules
 from django_mysqlqueue.operations import dropping, moving
 from django_mysqlqueue.operations import topics as topics_operations
 from tests.support.commands import table
@@ -688,7 +689,7 @@ def test_what_is_refused(settings, call, error):
 
 
 def test_names_that_are_too_long_to_be_relayed_are_refused(settings, monkeypatch):
-    monkeypatch.setattr(limits, "TOPIC_COLUMN_LENGTH", 6)
+    monkeypatch.setattr(rules, "TOPIC_COLUMN_LENGTH", 6)
     settings.MYSQLQUEUE = BEFORE
     register(OLD, {REF: handler()})
     with pytest.raises(InvalidMessage, match="to be relayed, both names may have at most 5 characters together"):

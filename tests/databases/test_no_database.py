@@ -9,7 +9,7 @@ import django
 import pytest
 from django.db import connections
 
-from django_mysqlqueue import checks
+from django_mysqlqueue.checks import system as checks
 from tests.support.internals import databases
 
 CHECK = """

@@ -8,11 +8,12 @@ import logging
 import pytest
 from django.db import DatabaseError, OperationalError, connections
 
-from django_mysqlqueue import Message, checks, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import check_health, find_problems, get_overview
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.internals import (
     NotInserted,
     PassSize,

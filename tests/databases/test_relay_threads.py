@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import OutboxMessage, RelayPosition, RelayWatermark
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support import garbage
 from tests.support.internals import Relay, Relays, relaying, relays, sequence, sessions
 from tests.support.processes import wait_for

@@ -21,8 +21,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 import django_mysqlqueue
-from django_mysqlqueue import conf, publish
+from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.options import conf
 from tests.support.documents import DOCS, PAGES, _block, blocks, identify, parsed
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import IN_CODE, lane

@@ -9,13 +9,13 @@ from typing import Any, get_args
 import pytest
 from django.contrib.auth.models import Group, User
 
-from django_mysqlqueue import conf
 from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.inspection.problem import Kind
+from django_mysqlqueue.options import conf
 from tests.support.documents import DOCS, blocks
 from tests.support.internals import several
 from tests.support.paths import ROOT

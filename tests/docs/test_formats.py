@@ -10,7 +10,7 @@ import tomllib
 import pytest
 import yaml
 
-from django_mysqlqueue import conf
+from django_mysqlqueue.options import conf
 from tests.support.documents import DOCS, PAGES, blocks, identify
 
 pytestmark = pytest.mark.any_engine

@@ -15,7 +15,8 @@ import yaml
 from django.core.management import call_command
 
 import django_mysqlqueue
-from django_mysqlqueue import conf, publish, validators
+from django_mysqlqueue import publish
+from django_mysqlqueue.options import conf, validators
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
@@ -53,7 +54,7 @@ def test_every_column_is_in_the_reference(model):
 def test_every_check_is_in_the_reference():
     page = (DOCS / "reference" / "checks.md").read_text()
     package = ROOT / "django_mysqlqueue"
-    modules = ("checks.py", "conf.py", "schedule_checks.py", "tasks/backend.py")
+    modules = ("checks/system.py", "checks/schedules.py", "options/conf.py", "tasks/backend.py")
     source = "".join((package / module).read_text() for module in modules)
     raised = set(re.findall(r"\b([EW]\d{3})\"", source))
     assert set(re.findall(r"`django_mysqlqueue\.([EW]\d{3})`", page)) == raised

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import beginnings, find_problems, get_overview
 from django_mysqlqueue.inspection.beginnings import Began, Failed, Rule
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, Rollup
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, Session, groups
 

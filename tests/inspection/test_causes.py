@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish_many, subscriber
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support import schedule_worlds
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Count, GroupRef, groups

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
 from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, deal, retrying_of_kind, whole_line
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.testing import _advance
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
 from django_mysqlqueue.inspection import beginnings, group_problems
 from django_mysqlqueue.inspection.beginnings import Began, Ended, Failed, Past, Rule, Run
 from django_mysqlqueue.inspection.bounds import StallTimes
@@ -17,6 +16,7 @@ from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.options.delivery_limits import DeliveryLimits, parse_rate
 from tests.support.harness import handler
 from tests.support.internals import Bucket, Count, GroupRef, HealthSettings, OptionColumns, Subset
 

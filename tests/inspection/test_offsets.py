@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import Bounds, get_partition_backlogs, list_partitions, partitions
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, QueueMessage
+from django_mysqlqueue.names.keys import lane_of
 from tests.support import garbage, oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
@@ -198,7 +199,7 @@ def test_priorities_are_partitions_of_their_own():
     publish("t", 1, key="a")
     publish("t", 2, key="a", priority=10)
     sequence()
-    assert [naming.lane_of(one.key) for one in listed()] == [(10, "a"), (0, "a")]
+    assert [lane_of(one.key) for one in listed()] == [(10, "a"), (0, "a")]
     assert [one.lag for one in listed()] == [Count(1), Count(1)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many, subscriber
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -17,6 +16,7 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support import oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail

@@ -6,10 +6,10 @@ import pytest
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, retried_keys, status_of
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, Session
 

@@ -14,8 +14,6 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease, RelayWatermark, SubscriberHeartbeat
@@ -37,6 +35,8 @@ from django_mysqlqueue.operations import (
 from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC

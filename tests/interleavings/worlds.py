@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,

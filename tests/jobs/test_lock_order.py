@@ -9,7 +9,6 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
@@ -20,6 +19,7 @@ from django_mysqlqueue.models import (
     Slots,
 )
 from django_mysqlqueue.operations import jobs
+from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits
 from tests.support import job_worlds
 from tests.support.claims import claimant_of
 from tests.support.harness import USING, sequence

@@ -13,12 +13,14 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import checks, job_queues, operations, publish
-from django_mysqlqueue.delivery_limits import Rate
+from django_mysqlqueue import operations, publish
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.inspection import get_job
 from django_mysqlqueue.inspection.jobs import message_offset
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, JobResult, OutboxMessage, QueueMessage, Slots
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.tasks import call, enqueue_chain, enqueue_many, exceptions, handlers, job
 from django_mysqlqueue.tasks.framework import InvalidTask
 from django_mysqlqueue.tasks.options import ATTRIBUTE, options_of

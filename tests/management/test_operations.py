@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.db import transaction
 
-from django_mysqlqueue import Message, cancel, naming, publish, publish_many
+from django_mysqlqueue import Message, cancel, publish, publish_many
 from django_mysqlqueue.models import (
     CollectedTopic,
     ConsumerGroup,
@@ -23,6 +23,7 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
+from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import job_worlds
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
@@ -268,7 +269,7 @@ def test_a_topic_is_known_by_whatever_there_is_of_it(db, settings):
     assert service_log.known(session) == known
     for topic in known:
         for name in (topic, f"{topic}_dlq"):
-            assert f"No dead letters of {naming.dlq_topic(name)} match." in run("queueredrive", name, "--dry-run")
+            assert f"No dead letters of {dlq_topic(name)} match." in run("queueredrive", name, "--dry-run")
     many = [f"topic{number:02}" for number in range(30)]
     for topic in many:
         publish(topic, 1)

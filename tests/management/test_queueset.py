@@ -10,9 +10,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import subscriber
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, Operation
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from tests.support.harness import USING
 from tests.support.internals import GroupRef, groups
 

@@ -13,8 +13,6 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.models import (
@@ -27,6 +25,8 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import parse_rate
 from tests.support.commands import run, table
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import EVERYTHING, GroupRef, get_settings, groups

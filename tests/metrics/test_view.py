@@ -9,10 +9,11 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from django_mysqlqueue import conf, metrics, publish
+from django_mysqlqueue import metrics, publish
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.options import conf
 from tests.support.internals import GroupRef, get_settings, groups
 from tests.support.metrics import Samples, parsed
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from django_mysqlqueue import Message, cancel, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import get_overview, get_partition_backlogs, list_partitions
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, group_settings, retrying
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, empty
 from tests.model.other_database import MOVES, OTHER, RELAYED, TOPIC, OtherDatabase

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, RelayPosition, RelayWatermark
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import moving
 from tests.support import invariants
 from tests.support.harness import USING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OTHER = "queue"
 TOPIC = "r"
-RELAYED = naming.relayed_topic(TOPIC, OTHER)
+RELAYED = relayed_topic(TOPIC, OTHER)
 """The topic of its messages in the outbox, and in the log unless a route keeps them here."""
 SETTINGS = {TOPIC: {"DATABASE": OTHER, "VIA": USING}}
 MOVES = GroupRef("moves", TOPIC)

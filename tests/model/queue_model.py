@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease
+from django_mysqlqueue.names.keys import priority_of
+from django_mysqlqueue.names.rules import relay_target
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.topics import is_dlq
 from tests.support import invariants, refusing
 from tests.support.filtering import coalesced, matches
 from tests.support.internals import NO_WAIT, Claimed, GroupRef
@@ -404,7 +406,7 @@ class Model:
             if offset in self.logged:
                 continue
             self.logged[offset] = row
-            if naming.is_dlq(row.topic):
+            if is_dlq(row.topic):
                 continue
             number = number_of(row)
             one = self.committed.get(number)
@@ -423,11 +425,11 @@ class Model:
     def _check_commit_order(self) -> None:
         latest: dict[int, tuple[int, int]] = {}
         for row in self.logged.values():
-            one = None if naming.is_dlq(row.topic) else self.committed[number_of(row)]
+            one = None if is_dlq(row.topic) else self.committed[number_of(row)]
             if one is None or one.due:
                 continue
             # Each priority has an order of its own: a pass that cannot take all takes some of each kind.
-            priority = naming.priority_of(row.key)
+            priority = priority_of(row.key)
             began, number = latest.get(priority, (0, 0))
             assert one.committed >= began, f"{one} was committed before {number} began and comes after it"
             if one.began > began:
@@ -460,8 +462,8 @@ class Model:
         for offset in self.before.log.keys() - now.log.keys():
             row = self.before.log[offset]
             assert self.may_collect, f"7: nobody collected, and yet it is gone: {row}"
-            assert not naming.is_dlq(row.topic), f"7: a dead letter was collected: {row}"
-            is_relayed = naming.relay_target(row.topic) is not None
+            assert not is_dlq(row.topic), f"7: a dead letter was collected: {row}"
+            is_relayed = relay_target(row.topic) is not None
             assert not is_relayed or offset <= self.arrived, f"7: it has not been relayed: {row}"
             is_read = is_relayed or any(life.spec.ref.topic == row.topic for life in self.lives.values())
             kept = RETENTION if is_read else ORPHAN_RETENTION

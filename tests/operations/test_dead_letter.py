@@ -8,7 +8,6 @@ import pytest
 from django.db import connection, transaction
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -23,6 +22,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, seeking
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app.models import Effect
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence

@@ -12,11 +12,11 @@ from django.db.models import JSONField, Value
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish_many, subscriber
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Operation, OutboxMessage
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread
 from tests.support.internals import Session, groups, handlers

@@ -6,7 +6,8 @@ import datetime
 
 import pytest
 
-from django_mysqlqueue import Message, log_queries, models, publish_many
+from django_mysqlqueue import Message, models, publish_many
+from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables

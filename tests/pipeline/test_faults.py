@@ -18,8 +18,8 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.pipeline import databases, frames, reading
 from django_mysqlqueue.pipeline.archive import files, manifest, run
 from django_mysqlqueue.pipeline.archive.files import Root

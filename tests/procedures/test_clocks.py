@@ -13,8 +13,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, models
 
-from django_mysqlqueue import checks, conf
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import MODELS, DeliveryEvent, PartitionLease
+from django_mysqlqueue.options import conf
 from tests.procedures import probes
 from tests.support.harness import USING
 from tests.support.internals import installing

@@ -9,8 +9,8 @@ import pytest
 from django.db.models import F
 
 from django_mysqlqueue import operations, publish
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, installing

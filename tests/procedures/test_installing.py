@@ -8,9 +8,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 
-from django_mysqlqueue import checks, conf, inspection, operations, publish, subscriber
+from django_mysqlqueue import inspection, operations, publish, subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.options import conf
 from tests.support.harness import USING, sequence
 from tests.support.internals import GroupRef, installing, register_groups, registry
 from tests.support.internals import procedures as definitions

@@ -9,8 +9,6 @@ from django.core.management import call_command
 from django.db import OperationalError
 
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, subscriber
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.models import (
@@ -22,6 +20,8 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
 )
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.testing import deliver_all
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, lag, sequence

@@ -11,10 +11,11 @@ import time
 import pytest
 from django.db import connections, transaction
 
-from django_mysqlqueue import Message, job_queues, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, PartitionLease, QueueMessage
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.tasks.attempts import Attempt
 from django_mysqlqueue.tasks.framework import task_finished
 from django_mysqlqueue.tasks.options import JobOptions

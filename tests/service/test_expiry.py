@@ -11,10 +11,10 @@ from django.db import connections
 from django.test import override_settings
 
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, signals, subscriber
-from django_mysqlqueue.delivery_limits import parse_rate
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
+from django_mysqlqueue.options.delivery_limits import parse_rate
 from django_mysqlqueue.testing import deliver_all, delivery, published
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (

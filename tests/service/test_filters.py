@@ -8,7 +8,8 @@ import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import Message, checks, operations, publish, publish_many, subscriber
+from django_mysqlqueue import Message, operations, publish, publish_many, subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Rollup

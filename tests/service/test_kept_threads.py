@@ -9,8 +9,8 @@ from queue import Queue
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.delivery_limits import parse_key_rates, parse_rate
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.options.delivery_limits import parse_key_rates, parse_rate
 from tests.support.claims import claimant_of
 from tests.support.harness import Sub, handler
 from tests.support.internals import (

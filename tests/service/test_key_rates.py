@@ -9,8 +9,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.delivery_limits import parse_key_rates
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, Slots
+from django_mysqlqueue.options.delivery_limits import parse_key_rates
 from tests.support.harness import Sub, handler, take_all
 from tests.support.internals import GroupRef, slots
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.internals import TAKE_OVER, GroupRef, OrderedMode, heartbeats, leasing

@@ -9,8 +9,8 @@ import pytest
 from django.db import connections
 from django.db.models import F
 
-from django_mysqlqueue import Message, checks, delivery_limits, publish, publish_many, subscriber
-from django_mysqlqueue.delivery_limits import NO_KEY, parse_rate
+from django_mysqlqueue import Message, publish, publish_many, subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -21,6 +21,8 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.options import delivery_limits
+from django_mysqlqueue.options.delivery_limits import NO_KEY, parse_rate
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, problems_found, take_all
 from tests.support.internals import (

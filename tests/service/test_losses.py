@@ -7,10 +7,10 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_overview, message_history, partitions
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import dead_lettering, retrying, seeking, steps
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.testing import _advance
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag

@@ -9,8 +9,8 @@ import pytest
 from django.db import DatabaseError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import Recorder, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.internals import GroupRef, Session, payloads, sessions, watermarks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import Error, connection
 
-from django_mysqlqueue.limits import LATEST_DELIVERY
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 
 pytestmark = pytest.mark.usefixtures("db")
 

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many, testing
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.outbox import read_topics
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import KEY_LENGTH, Count, Session, Subset, lane, sequencing

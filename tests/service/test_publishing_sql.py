@@ -9,7 +9,7 @@ import uuid
 import pytest
 from django.db import connection
 
-from django_mysqlqueue import naming
+from django_mysqlqueue.names.keys import hashed_partition
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Session, dialect_of
 from tests.support.publishing import rolled_back
@@ -105,4 +105,4 @@ def test_sql_computes_the_same_hash(db, value):
     """So that other clients can put a key's messages where ours go."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT CONCAT('__p:', CRC32(%s) %% 16)", [value])
-        assert cursor.fetchone()[0] == naming.hashed_partition(value, 16)
+        assert cursor.fetchone()[0] == hashed_partition(value, 16)

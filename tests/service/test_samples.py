@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import get_group
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Rollup
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, rollups, samples, unclaimed

@@ -9,8 +9,8 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from django_mysqlqueue.models import Slots
+from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from tests.support.harness import USING, Sub, handler, take_all
 from tests.support.internals import (
     Claim,

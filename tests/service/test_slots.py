@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import DeliveryState, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits, parse_rate
 from tests.support.harness import USING, Sub, handler, holding, take_all
 from tests.support.internals import GroupRef, Session, groups, sessions, slots
 

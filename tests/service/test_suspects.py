@@ -8,8 +8,8 @@ import pytest
 from django.db.models import Case, When
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder, both_modes

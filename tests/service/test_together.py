@@ -10,8 +10,8 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, JobResult, Slots
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder

@@ -13,7 +13,7 @@ from django.db import connection, connections, router
 from django.db.utils import OperationalError
 
 from django_mysqlqueue import Message, cancel, operations, publish, publish_many, reschedule
-from django_mysqlqueue.grants import MIGRATIONS, READ, ROLES, Grant
+from django_mysqlqueue.checks.grants import MIGRATIONS, READ, ROLES, Grant
 from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive import manifest

@@ -24,9 +24,7 @@ from django_mysqlqueue import (
     apublish_many,
     areschedule,
     cancel,
-    grants,
     inspection,
-    naming,
     operations,
     publish,
     publish_many,
@@ -34,7 +32,8 @@ from django_mysqlqueue import (
     tails,
     tasks,
 )
-from django_mysqlqueue.grants import READ, ROLES, Grant
+from django_mysqlqueue.checks import grants
+from django_mysqlqueue.checks.grants import READ, ROLES, Grant
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -47,6 +46,7 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.tasks import (
     acancel_job,
@@ -477,7 +477,7 @@ def test_a_subscriber_works_and_cleans_up(queue, settings, caplog):
             sub.poller.write_rollups()
             sub.settle()
         publish("far", 1)
-        OutboxMessage.objects.filter(topic="far").update(topic=naming.relayed_topic("far", OTHER))
+        OutboxMessage.objects.filter(topic="far").update(topic=relayed_topic("far", OTHER))
         sequence()
         while not relaying.relay(USING, OTHER).messages:
             pass

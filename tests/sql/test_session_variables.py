@@ -10,7 +10,8 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue import checks, publish, publish_many
+from django_mysqlqueue import publish, publish_many
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline.databases import Place
 from tests.support.harness import USING, Sub, handler, in_thread, sequence

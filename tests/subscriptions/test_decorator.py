@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.internals import OPTIONS, GroupRef, Handler, handlers
 from tests.support.registered import handle, only
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from django_mysqlqueue import subscriber
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, parse_rate
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS, parse_rate
 from tests.support.harness import handler
 from tests.support.internals import (
     OVERRIDABLE,

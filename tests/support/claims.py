@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.internals import NO_WAIT, Claimant, GroupRef
 
 

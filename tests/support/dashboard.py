@@ -9,8 +9,8 @@ from django.contrib import admin
 from django.urls import path
 
 from django_mysqlqueue.admin.dashboard import DashboardAdmin
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import Dashboard, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 
 other_site = admin.AdminSite(name="ops")
 other_site.register(Dashboard, DashboardAdmin)

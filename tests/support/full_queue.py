@@ -8,8 +8,6 @@ from datetime import timedelta
 from django.db.models import Model
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.models import (
     ArchiveSegment,
     CoalesceKey,
@@ -20,6 +18,8 @@ from django_mysqlqueue.models import (
     Schedule,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.tasks import call, enqueue_chain
 from tests.app import jobs
 from tests.conftest import QUEUE_MODELS

@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.management.commands import queuestatus
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support import oracle
 from tests.support.internals import (
     EVERYTHING,

@@ -14,7 +14,6 @@ from typing import Any
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status as admin_status
 from django_mysqlqueue.admin.shared import shared
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.inspection.causes import Cause
 from django_mysqlqueue.inspection.status import QueueStatus
@@ -22,6 +21,7 @@ from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.operations import pausing, redriving
+from django_mysqlqueue.options.backoff import Backoff
 from tests.conftest import Clock
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import run as queuehealth

@@ -5,40 +5,32 @@ Tests of one module may import it themselves.
 
 from __future__ import annotations
 
-from django_mysqlqueue.allowed_users import is_allowed, parse_allowed_users
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.conf import HealthSettings, Settings, get_settings, problems
-from django_mysqlqueue.error_texts import error_class, masked
-from django_mysqlqueue.escaping import HIDDEN, visible, visible_lines
-from django_mysqlqueue.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
-from django_mysqlqueue.limits import (
-    JOB_GROUP,
-    JOB_PREFIX,
-    KEY_LENGTH,
-    LANE_KEY_LENGTH,
+from django_mysqlqueue.db.sizes import (
     LATENCY_BOUNDS_MS,
     LATENCY_COLUMNS,
     LATEST_DELIVERY,
-    LOWEST_PRIORITY,
     MAX_METADATA_BYTES,
     PROGRESS_LENGTH,
-    RUN_PREFIX,
+)
+from django_mysqlqueue.names.ids import RUN_PREFIX, run_id, schedule_of, tick_of
+from django_mysqlqueue.names.keys import (
+    LANE_KEY_LENGTH,
+    LOWEST_PRIORITY,
     Lane,
     check_priority,
     lane,
     lane_of,
     priority_of,
     public_coalesce_key,
-    relay_target,
-    relayed_from,
-    relayed_topic,
-    run_id,
-    schedule_of,
     scoped_coalesce_key,
-    tick_of,
 )
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, KEY_LENGTH, relay_target, relayed_from, relayed_topic
 from django_mysqlqueue.operations import dead_lettering, recurring, redriving, retrying, seeking, steps
+from django_mysqlqueue.options.allowed_users import is_allowed, parse_allowed_users
+from django_mysqlqueue.options.conf import HealthSettings, Settings, get_settings, problems
 from django_mysqlqueue.options.table import IN_CODE, OPTIONS, OVERRIDABLE, as_text, parse_text, storable
+from django_mysqlqueue.options.topic_settings import TopicSettings
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES, definitions, installing
 from django_mysqlqueue.procedures.definitions import COMMENT, procedures
@@ -207,5 +199,7 @@ from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import Override, check_override, overridden, registrable, stored
 from django_mysqlqueue.subscriptions.registry import handlers
 from django_mysqlqueue.subscriptions.unknown_tasks import LONGEST_ERROR, UnknownTasks
-from django_mysqlqueue.topic_settings import TopicSettings
+from django_mysqlqueue.text.error_texts import error_class, masked
+from django_mysqlqueue.text.escaping import HIDDEN, visible, visible_lines
+from django_mysqlqueue.text.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
 from django_mysqlqueue.version import __version__

@@ -10,8 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
+from django_mysqlqueue.names.rules import relayed_from
+from django_mysqlqueue.options.topics import is_dlq
 from tests.support.filtering import coalesced, is_for, unmatched
 from tests.support.internals import JOB_PREFIX, GroupRef, tick_of
 from tests.support.tables import Group, Logged, Offsets, SetAside, Tables, Waiting
@@ -410,7 +411,7 @@ def _collected(
             continue
         if later.collected.get(message.topic, 0) < offset:
             yield f"{message.identity} at {offset} is gone, and GC has not been so far"
-        if message.failed_group and naming.is_dlq(message.topic) and not _readers(earlier, message.topic):
+        if message.failed_group and is_dlq(message.topic) and not _readers(earlier, message.topic):
             yield f"the dead letter {message.id} at {offset} is gone, and no operator has taken it"
         for ref in kept:
             if is_for(message, ref) and not _has_passed(earlier, later, ref, message, done):
@@ -486,7 +487,7 @@ def _out_of_quarantine(earlier: Tables, later: Tables) -> Iterator[str]:
 
 
 def _on_any_route(message: Message | SetAside) -> tuple[str, str, str]:
-    return (naming.relayed_from(message.topic), message.key, message.id)
+    return (relayed_from(message.topic), message.key, message.id)
 
 
 def _is_replaced(message: Waiting, later: Tables, end: int) -> bool:

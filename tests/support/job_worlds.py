@@ -10,7 +10,7 @@ from typing import NamedTuple
 from django.db.models import F
 from django.test import override_settings
 
-from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
@@ -19,6 +19,7 @@ from django_mysqlqueue.models import (
     QuarantinedMessage,
     QueueMessage,
 )
+from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.tasks import handlers
 from django_mysqlqueue.tasks.backend import _all_or_none
 from django_mysqlqueue.tasks.framework import AnyResult, task_backends
@@ -210,7 +211,7 @@ def enqueue(alias: str) -> None:
 def enqueue_chain(alias: str) -> list[list[AnyResult]]:
     """A chain of three jobs."""
     backend = task_backends["default"]
-    chain = naming.new_message_id()
+    chain = new_message_id()
     stages = {}
     for place in range(3):
         stage = job_stages.stage_id(chain, place)
@@ -223,7 +224,7 @@ def enqueue_chain(alias: str) -> list[list[AnyResult]]:
 @configured()
 def enqueue_unique(alias: str) -> str:
     """A job that is unique while it waits; returns the id of the one that waits then."""
-    row = NewResult(naming.new_message_id(), "default", "default", PATH, ARGUMENTS, 0, 0, 1, UNIQUE)
+    row = NewResult(new_message_id(), "default", "default", PATH, ARGUMENTS, 0, 0, 1, UNIQUE)
 
     def write(session: Session) -> str:
         owner = job_rows.insert_unique(session, [row])[row.id]

@@ -13,9 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.test import override_settings
 
-from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import DeliveryLimits, Rate
+from django_mysqlqueue import Message, cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
@@ -67,6 +65,8 @@ from django_mysqlqueue.models import (
     Sequencer,
     Slots,
 )
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import (
     dead_lettering,
     moving,
@@ -79,6 +79,9 @@ from django_mysqlqueue.operations import (
 )
 from django_mysqlqueue.operations.scheduled import CANCEL, NOW, change_rows
 from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import DeliveryLimits, Rate
+from django_mysqlqueue.options.topics import dlq_topic
 from django_mysqlqueue.tails import reading
 from django_mysqlqueue.testing import deliver_all
 from tests.support import garbage, job_worlds, schedule_worlds
@@ -286,11 +289,11 @@ def _tail() -> None:
 def _relay() -> None:
     """Messages on their way to another database, which is the same one here."""
     publish_many("far", (Message(number, key=f"k{number}") for number in range(20)))
-    OutboxMessage.objects.filter(topic="far").update(topic=naming.relayed_topic("far", USING))
+    OutboxMessage.objects.filter(topic="far").update(topic=relayed_topic("far", USING))
     sequence()
     while not relaying.relay(USING, USING, max_rows=12).messages:
         pass  # It reads what the log has of other topics.
-    outbox.read_relays(Session(USING), [naming.relayed_topic("far", USING)])
+    outbox.read_relays(Session(USING), [relayed_topic("far", USING)])
     first = first_place()
     relaying.note_refusal(USING, USING, first, "an error")
     assert relaying.refusal(Session(USING), USING).offset == first.offset
@@ -369,7 +372,7 @@ def _jobs() -> None:
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
     JobResult.objects.filter(id="dead").update(stage="dead:0000")
     with as_role("operator"):
-        redriving.redrive_all(USING, DeadLetterFilter(naming.dlq_topic(job_worlds.JOBS.topic)), actor="test")
+        redriving.redrive_all(USING, DeadLetterFilter(dlq_topic(job_worlds.JOBS.topic)), actor="test")
     job_worlds.insert_redriven(USING)
     _chains()
     JobResult.objects.filter(finished_at__gt=0).update(finished_at=1)
@@ -773,7 +776,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
         found = log_entries.by_id(session, entry.message_id, **what)
         assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
-    log_entries.by_id(session, naming.new_message_id())
+    log_entries.by_id(session, new_message_id())
     assert log_entries.beginnings(session, [entry.offset], 10)
     assert log_entries.search(session, "none has it", topic="t", key="k1").searched
     content = message_history.content(session, entry.offset, most=100)

@@ -13,9 +13,9 @@ from typing import Any
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.operations import pausing, redriving, seeking
+from django_mysqlqueue.options.backoff import Backoff
 from tests.conftest import Clock
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connection
 
-from django_mysqlqueue.grants import ROLES
+from django_mysqlqueue.checks.grants import ROLES
 from tests.support.recorded_statements import sender, shape_of
 
 DENIED = (1142, 1143, 1370)

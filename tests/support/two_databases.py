@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
@@ -13,6 +12,7 @@ from django_mysqlqueue.models import (
     Schedule,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.options.backoff import Backoff
 from tests.conftest import QUEUE_MODELS
 from tests.support import schedule_worlds
 from tests.support.harness import Sub, handler

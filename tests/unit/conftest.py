@@ -7,7 +7,7 @@ from soak import plan, records
 from soak.facts import Entry, Evidence
 from soak.records import Transaction
 
-from django_mysqlqueue import conf
+from django_mysqlqueue.options import conf
 from tests.support.inbox import Queue
 from tests.support.soak_runs import BEGAN, GROUPS, KEYS, TOTAL, name, run_of
 

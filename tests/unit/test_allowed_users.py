@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.allowed_users import MOST
+from django_mysqlqueue.options.allowed_users import MOST
 from tests.support.internals import is_allowed, parse_allowed_users
 
 

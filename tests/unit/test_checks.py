@@ -9,7 +9,8 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import ProgrammingError, connection, connections
 
-from django_mysqlqueue import checks, subscriber
+from django_mysqlqueue import subscriber
+from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
 from tests.support.internals import GroupRef, groups
 
@@ -442,6 +443,6 @@ def test_before_migrate_there_are_no_overrides(monkeypatch):
     def fail(**options):
         raise ProgrammingError("no such table")
 
-    monkeypatch.setattr(checks, "list_options", fail)
+    monkeypatch.setattr(checks.inspection, "list_options", fail)
     monkeypatch.setattr(checks.sessions, "sound", lambda alias: contextlib.nullcontext())
     assert checks.check_overrides(databases=["default"]) == []

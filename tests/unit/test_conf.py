@@ -8,8 +8,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_mysqlqueue import conf, publish
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue import publish
+from django_mysqlqueue.options import conf
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.table import check_option
 from tests.support.internals import HealthSettings, get_settings
 

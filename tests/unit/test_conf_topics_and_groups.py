@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.internals import TopicSettings, get_settings
 
 pytestmark = pytest.mark.any_engine

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mysqlqueue.delivery_limits import (
+from django_mysqlqueue.options.delivery_limits import (
     AHEAD_US,
     NO_KEY,
     NO_LIMITS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.humanize import messages
+from django_mysqlqueue.text.humanize import messages
 from tests.support.internals import close_names, counted, did_you_mean, duration, listed, up_to
 
 pytestmark = pytest.mark.any_engine

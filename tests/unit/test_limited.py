@@ -8,7 +8,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from django_mysqlqueue.delivery_limits import DeliveryLimits, parse_rate
+from django_mysqlqueue.options.delivery_limits import DeliveryLimits, parse_rate
 from tests.support.internals import LONGEST_REST_MS, Claim, Flushed, GroupRef, Inbox, Limited, Rest
 
 pytestmark = pytest.mark.promise("Limits")

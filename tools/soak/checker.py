@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.names.keys import priority_of
 from soak import timeline
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
 from soak.plan import HOME, MAX_ATTEMPTS, POISON, REFUSED, Group, coalescing, fate, is_for_the_dlq, topic_of

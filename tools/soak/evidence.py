@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import connections
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import EXACT, get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QuarantinedMessage, QueueMessage
+from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.service import retention
 from soak import job_plan, plan, records, schedule_plan
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, SetAside, Trouble
@@ -133,7 +133,7 @@ def collect_garbage(alias: str) -> Collected:
 
 
 PASSING = {
-    plan.HOME: {plan.TOPIC: plan.TOPIC, plan.RELAYED: naming.relayed_topic(plan.RELAYED, plan.OTHER)},
+    plan.HOME: {plan.TOPIC: plan.TOPIC, plan.RELAYED: relayed_topic(plan.RELAYED, plan.OTHER)},
     plan.OTHER: {plan.RELAYED: plan.RELAYED},
 }
 """Database → the topics of which each message enters its log, and their names there."""

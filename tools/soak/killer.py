@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import servers
 from django.db import Error, connections
 
-from django_mysqlqueue import naming, operations
+from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import PartitionLease, QueueMessage
+from django_mysqlqueue.options.topics import dlq_topic
 from soak import job_plan, plan, records
 from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
@@ -317,7 +318,7 @@ class Killer:
         since = records.now()
         found = 0
         for topic in job_plan.TOPICS:
-            if _until_it_works(QueueMessage.objects.filter(topic=naming.dlq_topic(topic)).exists):
+            if _until_it_works(QueueMessage.objects.filter(topic=dlq_topic(topic)).exists):
                 found += _until_it_works(functools.partial(operations.redrive, topic, actor="soak")).changed
         self._note(action.kind, since)
         return f"{found} dead letters" if found else None

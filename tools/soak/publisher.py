@@ -124,7 +124,7 @@ class Publisher:
         from django.db import connection
 
         from django_mysqlqueue import Message, publish, publish_many
-        from django_mysqlqueue.limits import lane
+        from django_mysqlqueue.names.keys import lane
 
         sent = []
         rows: list[str | int] = []

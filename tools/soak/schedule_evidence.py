@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.limits import RUN_PREFIX, tick_of
 from django_mysqlqueue.models import Schedule
+from django_mysqlqueue.names.ids import RUN_PREFIX, tick_of
 from soak import records, schedule_plan
 from soak.evidence import rows
 from soak.job_facts import Result

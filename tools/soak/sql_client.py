@@ -139,7 +139,7 @@ class Client:
             raise
 
     def _note(self, verb: str, group: Group, row: Row) -> None:
-        from django_mysqlqueue.limits import lane
+        from django_mysqlqueue.names.keys import lane
 
         key = lane(row["key"] or "", row["priority"])
         at = plan.place(plan.HOME, row["offset"])

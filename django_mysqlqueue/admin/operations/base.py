@@ -32,15 +32,15 @@ from django_mysqlqueue.admin.permissions import (
     text_of,
 )
 from django_mysqlqueue.admin.shared import shared
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
-from django_mysqlqueue.humanize import shortened
-from django_mysqlqueue.limits import KEY_LENGTH
 from django_mysqlqueue.models import Dashboard
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import shortened
 
 RECORDED = frozenset({"reason"})
 """Fields that do not affect the preview: they can be changed after it."""

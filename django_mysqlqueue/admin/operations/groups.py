@@ -8,10 +8,12 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming, operations
+from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options.table import OVERRIDABLE, parse_text
 
@@ -98,14 +100,14 @@ class ReplayForm(GroupForm):
         label=gettext_lazy("Only partition"),
         required=False,
         strip=False,
-        max_length=naming.KEY_LENGTH,
+        max_length=KEY_LENGTH,
         help_text=gettext_lazy("The partition key. Leave empty for all partitions."),
     )
     run = forms.CharField(widget=forms.HiddenInput)
 
     def __init__(self, data: Any, *, using: str) -> None:
         if "run" not in data:
-            data["run"] = naming.new_message_id()
+            data["run"] = new_message_id()
         super().__init__(data, using=using)
 
 

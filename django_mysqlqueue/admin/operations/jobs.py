@@ -8,9 +8,9 @@ from typing import Any
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, RowsField
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.operations.jobs import cancel_jobs, topics_of
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.text.escaping import visible
 
 
 class JobsForm(ReasonForm):

@@ -12,24 +12,24 @@ from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import job_queues, naming, operations
+from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, parse_json
 from django_mysqlqueue.admin.context import DashboardContext, choose_database
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
 from django_mysqlqueue.admin.permissions import demand, may_publish, may_view
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import close_names, did_you_mean
-from django_mysqlqueue.limits import (
-    HIGHEST_PRIORITY,
-    LOWEST_PRIORITY,
-    MAX_METADATA_BYTES,
-    RELAY_MARK,
-)
+from django_mysqlqueue.db.sizes import MAX_METADATA_BYTES
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, RELAY_MARK
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import check_topic, is_dlq
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.publishing import stored_at
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 TOPICS_LIST = "mq-topics"
 """Id of the list of topics that the browser suggests."""
@@ -45,7 +45,7 @@ class PublishForm(ReasonForm):
 
     topic = forms.CharField(
         label=gettext_lazy("Topic"),
-        max_length=naming.NAME_LENGTH,
+        max_length=NAME_LENGTH,
         widget=forms.TextInput(attrs={"list": TOPICS_LIST, "autocomplete": "off"}),
     )
     kind = forms.ChoiceField(
@@ -62,7 +62,7 @@ class PublishForm(ReasonForm):
         label=gettext_lazy("Key"),
         required=False,
         strip=False,
-        max_length=naming.KEY_LENGTH,
+        max_length=KEY_LENGTH,
         help_text=gettext_lazy("Messages with the same key keep their order. Leave empty for no key."),
     )
     metadata = _text_field(
@@ -88,7 +88,7 @@ class PublishForm(ReasonForm):
     )
     id = forms.CharField(
         label=gettext_lazy("Message id"),
-        max_length=naming.KEY_LENGTH,
+        max_length=KEY_LENGTH,
         help_text=gettext_lazy("A second message with the same id, topic and partition is dropped."),
     )
 
@@ -98,7 +98,7 @@ class PublishForm(ReasonForm):
 
     def __init__(self, data: Any, *, using: str) -> None:
         if "id" not in data:
-            data["id"] = naming.new_message_id()
+            data["id"] = new_message_id()
         super().__init__(data, using=using)
 
     def clean(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Publish(AdminOperation):
 
     def operate(self, **how: Any) -> Result:
         values = self.values
-        stored, _topic = stored_at(naming.check_topic(values["topic"]), None, None)
+        stored, _topic = stored_at(check_topic(values["topic"]), None, None)
         reads = READ_SECONDS if how["dry_run"] else LOCK_SECONDS
         with contextlib.nullcontext() if stored == self.using else bounded(stored, read=reads):
             return operations.publish(
@@ -186,10 +186,7 @@ def _topics(request: HttpRequest, using: str) -> list[str]:
     return sorted(
         topic
         for topic in known
-        if not naming.is_dlq(topic)
-        and RELAY_MARK not in topic
-        and not job_queues.is_queue(topic)
-        and _may(request, topic)
+        if not is_dlq(topic) and RELAY_MARK not in topic and not job_queues.is_queue(topic) and _may(request, topic)
     )
 
 

@@ -15,7 +15,6 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import escaping, naming
 from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
@@ -29,13 +28,15 @@ from django_mysqlqueue.admin.permissions import (
     topics_to_view,
     visible,
 )
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.status import unavailable
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.text import escaping
 
 UNAVAILABLE = 503
 """The HTTP status of a page whose database refuses or does not answer."""
@@ -140,7 +141,7 @@ class Page:
     @property
     def may_publish(self) -> bool:
         """Whether the user may publish test messages to the topic that this page is about, or to all topics."""
-        return not (self.about and naming.is_dlq(self.about)) and may_publish(self.request, self.about)
+        return not (self.about and is_dlq(self.about)) and may_publish(self.request, self.about)
 
     # -- the query string -----------------------------------------------------
 

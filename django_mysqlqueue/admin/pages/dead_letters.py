@@ -9,7 +9,6 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin import contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
@@ -25,6 +24,8 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.dead_letters import DeadLetter
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.sql.session import Session
@@ -60,7 +61,7 @@ class DeadLettersPage(Page):
         topics = [one for one in dead_letters.dlq_topics(session, bounds=self.bounds) if self.may_view(one[0])]
         wanted = self.text("topic")
         if wanted is not None:
-            topic = naming.dlq_topic(wanted)
+            topic = dlq_topic(wanted)
         elif topics:
             topic = max(topics, key=lambda one: one[1].value)[0]
         else:
@@ -74,7 +75,7 @@ class DeadLettersPage(Page):
             found = error_kinds.of_kind(session, found, kind, shown=self.errors.line, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
         registered = registered_refs(self.using)
-        groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
+        groups = {ref.group for ref in registered if ref.topic != topic and dlq_topic(ref.topic) == topic}
         return {
             "topics": topics,
             "topic": topic,
@@ -116,7 +117,7 @@ class DeadLettersPage(Page):
             *(_("dead letter"), _("failed at"), _("group"), _("attempts"), _("last line of the error"), _("topic")),
             *(_("offset"), _("message id"), _("partition"), _("bytes")),
         )
-        return Export("dead-letters", header, self._pages(self._selection(naming.dlq_topic(topic))))
+        return Export("dead-letters", header, self._pages(self._selection(dlq_topic(topic))))
 
     def _pages(self, wanted: DeadLetterFilter) -> Iterator[list[tuple[Any, ...]]]:
         with self.reading():
@@ -217,7 +218,7 @@ class DeadLetterPage(Page):
                 page = "deadletter" if event.outcome == Outcome.DEAD_LETTERED else "message"
                 link = self.dashboard.url(page, offset=became[event.event_id])
             # Redact the whole line before cutting it: REDACT might not recognize a part of what it hides.
-            topic = naming.first_topic(event.ref.topic)
+            topic = first_topic(event.ref.topic)
             error = self.errors.whole(last_line(event.error), topic)[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))

@@ -10,16 +10,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.humanize import since_text
 from django_mysqlqueue.inspection import ErrorKind
 from django_mysqlqueue.inspection.error_kinds import HOURS, find_errors
+from django_mysqlqueue.options.topics import dlq_topic, first_topic, is_dlq
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import since_text
 
 STATES = {
     "retrying": gettext_lazy("retrying"),
@@ -56,7 +56,7 @@ class ErrorsPage(Page):
 
     def context(self) -> dict[str, Any]:
         topic, group, state, wanted = (self.text(name) for name in ("topic", "group", "state", "class"))
-        topic = self.about = None if topic is None else naming.first_topic(topic)
+        topic = self.about = None if topic is None else first_topic(topic)
         if state is not None and state not in STATES:
             text = _("state=%(state)r is not one of %(states)s.")
             raise BadQuery(text % {"state": state, "states": ", ".join(STATES)})
@@ -84,7 +84,7 @@ class ErrorsPage(Page):
             "hours": HOURS,
             "errors_read": f"{self.bounds.errors:,}",
             "groups_read": f"{self.bounds.groups:,}",
-            "topics": sorted({naming.first_topic(ref.topic) for ref in refs} | ({topic} if topic else set())),
+            "topics": sorted({first_topic(ref.topic) for ref in refs} | ({topic} if topic else set())),
             "topic": topic or "",
             "groups": sorted(
                 {ref.group for ref in refs} | {kind.ref.group for kind in shown} | ({group} if group else set())
@@ -107,10 +107,10 @@ class ErrorsPage(Page):
         may_operate = kind.ref.topic in operable
         return ErrorRow(
             kind,
-            naming.dlq_topic(kind.ref.topic),
+            dlq_topic(kind.ref.topic),
             since_text(kind.first_at, now),
             since_text(kind.last_at, now),
             charts.sparkline(kind.by_hour, label),
             may_operate,
-            may_operate and not naming.is_dlq(kind.ref.topic),
+            may_operate and not is_dlq(kind.ref.topic),
         )

@@ -17,9 +17,7 @@ from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_view_operations, text_of
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     GroupOverview,
     Partition,
@@ -38,6 +36,8 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, last_line, mome
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took
 from django_mysqlqueue.admin.pages.steps import Step, recurring_steps
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.escaping import visible, visible_lines
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import JobDetails, JobError, JobSummary, jobs, message_history
 from django_mysqlqueue.inspection.subscribers import read_subscribers
-from django_mysqlqueue.limits import JOB_GROUP
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.rules import JOB_GROUP
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_stages
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible, visible_lines
+from django_mysqlqueue.text.humanize import duration
 
 SHOWN_ERRORS = 20
 SHOWN_SUBSCRIBERS = 20

@@ -11,20 +11,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.escaping import visible
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import JobListing, JobSummary, count_jobs, jobs
 from django_mysqlqueue.inspection.jobs import STATUSES, JobFilter
-from django_mysqlqueue.limits import JOB_PREFIX
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import duration
 
 LABELS = dict(JobResult.Status.choices)
 CSS = {"READY": "", "RUNNING": "mq-busy", "FAILED": "mq-bad", "SUCCESSFUL": "mq-ok"}
@@ -87,7 +88,7 @@ class JobsPage(Page):
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         topic = self.text("topic")
-        self.about = None if topic is None else naming.first_topic(topic)
+        self.about = None if topic is None else first_topic(topic)
         status = self._status()
         sees_all = self.topics_to_view() is None
         # Names of tasks belong to their queues.
@@ -130,7 +131,7 @@ class JobsPage(Page):
 
     def export(self) -> Export:
         topic = self.text("topic")
-        self.about = None if topic is None else naming.first_topic(topic)
+        self.about = None if topic is None else first_topic(topic)
         header = (
             *(_("id"), _("task"), _("status"), _("queue"), _("priority"), _("enqueued"), _("started"), _("finished")),
             *(_("milliseconds"), _("attempts")),

@@ -9,7 +9,6 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.admin import copying
 from django_mysqlqueue.admin.context import NotFound
 from django_mysqlqueue.admin.formatting import (
@@ -23,9 +22,7 @@ from django_mysqlqueue.admin.formatting import (
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.reasons import RESTS, reason_step
 from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps, recurring_steps
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     GroupState,
     MessageContent,
@@ -38,9 +35,13 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_busy, read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import first_topic, is_dlq
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import known_handlers
+from django_mysqlqueue.text.humanize import duration
 
 Outcome = DeliveryEvent.Outcome
 BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
@@ -112,7 +113,7 @@ class MessagePage(Page):
             "found": found,
             "topic": self._topic,
             "key": key,
-            "priority": naming.lane_of(key).priority,
+            "priority": lane_of(key).priority,
             "links": self._links(session, found) if found else [],
             "lives": list(self._lives(session, offset, history)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
@@ -161,7 +162,7 @@ class MessagePage(Page):
             links.append(Step(text, link=original, link_text=_("Open original")))
         if found.replaces:
             text = _("An operator published this message to replace message %(id)s.") % {"id": found.replaces}
-            topic = naming.first_topic(entry.topic)
+            topic = first_topic(entry.topic)
             places = log_entries.at_ids(session, [(topic, entry.key, found.replaces)])
             links += [
                 Step(text, link=self._to("message", offset=place), link_text=_("Open original"))
@@ -249,7 +250,7 @@ class MessagePage(Page):
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
         may_retry = state.standing == "waits" and state.until > self._now and found is not None
         held = state.standing == "in_flight" and state.held_by in live
-        may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
+        may_give_up = state.standing in ("waits", "in_flight") and not held and not is_dlq(state.ref.topic)
         # That no delivery is recorded is what is expected then, unless deliveries are not recorded.
         everything = get_settings().recorded_of(state.ref.group) == "all"
         note = "" if is_filtered and everything else self._unknown(state, ended)

@@ -16,13 +16,13 @@ from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.humanize import duration, shortened
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
-from django_mysqlqueue.limits import LOWEST_PRIORITY, check_priority, lane
+from django_mysqlqueue.names.keys import LOWEST_PRIORITY, check_priority, lane
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration, shortened
 
 FILTERS = ("topic", "key", "priority", "keyed", "offset", "time", "id", "contains")
 READ_BYTES = 2000

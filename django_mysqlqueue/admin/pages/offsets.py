@@ -16,14 +16,14 @@ from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import messages, moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.escaping import visible
-from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection import Partition, PartitionBacklogs, partitions
 from django_mysqlqueue.inspection.partitions import ListedGroup, Place
 from django_mysqlqueue.inspection.subscribers import read_subscribers
-from django_mysqlqueue.limits import lane_of
+from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import duration, partition_text
 
 CELLS = 240
 """Maximum number of cells of the heat map. With more partitions, a cell stands for several."""

@@ -11,13 +11,11 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_view_operations, operations_to_view
-from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.operations_log import (
     ACTIONS,
@@ -30,8 +28,10 @@ from django_mysqlqueue.inspection.operations_log import (
     label_of,
     with_dlq,
 )
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import shortened
 
 CSS = {"running": "mq-busy", "interrupted": "mq-bad", "ended": ""}
 FILTERS = ("topic", "group", "by", "kind", "state")
@@ -77,7 +77,7 @@ class OperationsPage(Page):
     def may_view(self, topic: str) -> bool:
         """Return whether the user may view the operations on a topic."""
         topics = self.topics_to_view()
-        return topics is None or naming.first_topic(topic) in topics
+        return topics is None or first_topic(topic) in topics
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
@@ -125,7 +125,7 @@ class OperationsPage(Page):
     def _detail(self, entry: OperationEntry) -> str:
         """Return the arguments of an operation; of a filter by an error that the user may not view, only its name."""
         kept, name, error = entry.detail.partition(audit.ERROR_FILTER)
-        topic = naming.first_topic(entry.topic)
+        topic = first_topic(entry.topic)
         if not self.errors.shows(topic):
             entry = dataclasses.replace(entry, detail=f"{kept}{name}{self.errors.whole(error, topic)}")
         return detail_text(entry)

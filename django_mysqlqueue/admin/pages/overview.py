@@ -17,8 +17,6 @@ from django_mysqlqueue.admin.group_table import in_order
 from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.status import read_shared
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     Problem,
     QueueOverview,
@@ -29,10 +27,12 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
 from django_mysqlqueue.inspection.history import with_samples
 from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket, Percentile
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration
 
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
 """For each span: seconds per bucket, and number of buckets in a chart."""

@@ -8,12 +8,12 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.steps import Step
-from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupState
 from django_mysqlqueue.inspection.reasons import WaitReason
 from django_mysqlqueue.inspection.subscribers import Busy
+from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.service.leasing import MAX_PENDING
+from django_mysqlqueue.text.humanize import duration
 
 UNFINISHED = {
     "seek": (

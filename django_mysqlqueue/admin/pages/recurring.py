@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.humanize import duration, shortened
 from django_mysqlqueue.inspection import ScheduleRun, ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.schedules import with_declared
+from django_mysqlqueue.text.humanize import duration, shortened
 
 SHOWN_RUNS = 5
 """Number of last runs of each schedule."""

@@ -9,17 +9,17 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import job_queues
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration
 
 PLACE = re.compile(r"([0-9]{1,19})_(-?[0-9]{1,3})_([0-9]{1,19})")
 """A position in the list: the time, the negative priority, and the primary key."""

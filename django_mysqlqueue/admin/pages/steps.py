@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import job_queues, naming
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs
-from django_mysqlqueue.limits import schedule_of
+from django_mysqlqueue.names.ids import schedule_of
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def recurring_steps(dashboard: DashboardContext, message_id: str) -> list[Step]:
 
 def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) -> list[Step]:
     """Return a link to the job that a message carries, if its topic is a queue of jobs and it has a result."""
-    if not job_queues.is_queue(naming.first_topic(entry.topic)):
+    if not job_queues.is_queue(first_topic(entry.topic)):
         return []
     return [
         Step(

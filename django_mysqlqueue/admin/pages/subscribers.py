@@ -8,17 +8,17 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight
 from django_mysqlqueue.inspection.subscribers import read_refusals, read_subscribers
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import duration
 
 SHOWN_IN_FLIGHT = 200
 FILTERS = ("group", "topic", "subscriber")
@@ -80,7 +80,7 @@ class InFlightPage(Page):
             until,
             delivery.subscriber in live,
             delivery.subscriber not in live
-            and not naming.is_dlq(delivery.ref.topic)
+            and not is_dlq(delivery.ref.topic)
             and may_operate(self.request, delivery.ref.topic),
         )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_mysqlqueue import job_queues, operations
+from django_mysqlqueue import operations
 from django_mysqlqueue.management.commands.queuescheduled import KEY, ScheduledCommand
 from django_mysqlqueue.management.operations import Argument
 from django_mysqlqueue.operations.jobs import not_cancelled_text
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
+from django_mysqlqueue.options import job_queues
 
 
 class Command(ScheduledCommand):

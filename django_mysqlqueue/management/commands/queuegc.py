@@ -6,11 +6,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.runtime.log import moment, orphans_deleted
 from django_mysqlqueue.service import pruning
 from django_mysqlqueue.service.retention import Orphans, by_topic
+from django_mysqlqueue.text.humanize import counted
 
 
 class Command(QueueCommand):

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error, connections
 
-from django_mysqlqueue import grants
+from django_mysqlqueue.checks import grants
 from django_mysqlqueue.management.base import QueueCommand, add_format, database_errors
 from django_mysqlqueue.sql.connection import database_name, is_server, named_database
 

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import counted, duration
 from django_mysqlqueue.inspection import (
     CHECKS,
     Bounds,
@@ -25,6 +23,8 @@ from django_mysqlqueue.inspection.health import check_selected, databases_of, is
 from django_mysqlqueue.management.base import ReadingCommand, add_format, database_of
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import counted, duration
 
 
 class Command(ReadingCommand):

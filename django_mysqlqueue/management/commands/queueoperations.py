@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.operations_log import (
     ACTIONS,
@@ -23,6 +22,7 @@ from django_mysqlqueue.inspection.operations_log import (
 from django_mysqlqueue.management.base import ReadingCommand, add_format
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import moment, shortened
 
 MOST = 100_000
 """Maximum number of operations in the list."""

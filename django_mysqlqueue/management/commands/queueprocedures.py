@@ -9,10 +9,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand, add_format
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.procedures.definitions import SESSION
+from django_mysqlqueue.text.humanize import counted
 
 
 class Command(QueueCommand):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import QuarantinedRow, list_quarantined
 from django_mysqlqueue.management.operations import ListCommand, check_topics
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.text.humanize import moment, shortened
 
 SHOWN = 1000
 """Maximum number of messages in the list."""

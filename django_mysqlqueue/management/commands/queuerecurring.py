@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandParser
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.humanize import duration, moment, shortened
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.schedules import RUNS, with_declared
 from django_mysqlqueue.management.operations import ListCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.text.humanize import duration, moment, shortened
 
 
 class Command(ListCommand):

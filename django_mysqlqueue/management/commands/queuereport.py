@@ -7,12 +7,12 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.management.base import database_of
 from django_mysqlqueue.management.operations import check_topics
 from django_mysqlqueue.management.spark import SparkCommand
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.options.conf import get_settings
 
 
 class Command(SparkCommand):

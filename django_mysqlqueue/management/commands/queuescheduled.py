@@ -8,13 +8,13 @@ from typing import Any, ClassVar, cast
 from django.core.management.base import CommandError
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.escaping import visible
-from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import IN_TIME_ZONE, Argument, OperationCommand, check_topics, moment
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import moment as moment_text
 
 MOST = 100_000
 """Maximum number of messages in the list."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand, add_format, progress_bar
 from django_mysqlqueue.service import sequencing
+from django_mysqlqueue.text.humanize import counted
 
 
 class Command(QueueCommand):

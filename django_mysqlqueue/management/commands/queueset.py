@@ -9,7 +9,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import GroupOption, list_options
 from django_mysqlqueue.management.base import ReadingCommand
 from django_mysqlqueue.management.operations import OperationCommand
@@ -18,6 +17,7 @@ from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options.table import parse_text, storable
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.text.humanize import moment, shortened
 
 Listed = Sequence[tuple[GroupRef, GroupOption]]
 

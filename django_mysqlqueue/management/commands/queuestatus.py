@@ -12,10 +12,7 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
 
-from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.humanize import counted, duration, moment, shortened, since_moment
 from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
@@ -38,12 +35,15 @@ from django_mysqlqueue.inspection.status import state_of
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
 from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.options.table import storable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import unfinished
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import counted, duration, moment, shortened, since_moment
 
 ALWAYS = ("Topics", "Groups")
 """The tables that are shown even without rows."""

@@ -10,10 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue.escaping import visible
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.humanize import moment as moment_text
-from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.management.base import INTERRUPTED, QueueCommand
 from django_mysqlqueue.management.operations import check_topics, moment
 from django_mysqlqueue.options.texts import parse_duration, parse_filter
@@ -22,6 +19,9 @@ from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.tails.api import Tail, tail
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap
+from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import moment as moment_text
+from django_mysqlqueue.text.humanize import shortened
 
 SHOWN = 2000
 """Maximum number of characters of a payload in a line of text."""

@@ -16,8 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
-from django_mysqlqueue.checks import same_log_hint, same_log_text, server_problems
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.checks.system import same_log_hint, same_log_text, server_problems
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.management.banner import show_banner, show_groups
@@ -29,6 +28,7 @@ from django_mysqlqueue.management.base import (
     require_tables,
 )
 from django_mysqlqueue.management.ports import MetricsPorts, port
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.runtime.process import memory, reload
 from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
+from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.pipeline.analytics.common import SHARES, kind_of, milliseconds_between, percentiles
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from django_mysqlqueue import limits
+from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.pipeline.analytics import growth
 from django_mysqlqueue.pipeline.report import charts, words
 from django_mysqlqueue.pipeline.report.model import Column, Picture, Section, Table
@@ -240,7 +240,7 @@ def _skewness(top: Row, busiest: Row) -> str:
 
 def _key(partition: str) -> str:
     """Return the partition for priority 0, after the priority if there is one: ``priority +10: ada``."""
-    priority, key = limits.lane_of(partition)
+    priority, key = lane_of(partition)
     return f"priority {priority:+}: {key or '(empty)'}" if priority else key
 
 

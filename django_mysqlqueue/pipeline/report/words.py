@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from django_mysqlqueue.escaping import visible
+from django_mysqlqueue.text.escaping import visible
 
 NOTHING = "\N{EN DASH}"
 """Shown instead of a missing value."""

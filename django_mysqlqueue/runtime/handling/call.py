@@ -15,11 +15,10 @@ from typing import Any
 
 from django.db import Error, connections
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.error_texts import EXPIRED
 from django_mysqlqueue.exceptions import ProcessingTimeExceeded, QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.runtime import forks, sessions, transactions
 from django_mysqlqueue.runtime.handling import observers, rejections
 from django_mysqlqueue.runtime.handling.lanes import NEVER, Held
@@ -32,6 +31,7 @@ from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import filter_of
+from django_mysqlqueue.text.error_texts import EXPIRED
 
 UNSETTLED = (Action.NACK, Action.SNOOZE)
 SETTLING = (Action.ACK, Action.REJECT)
@@ -136,7 +136,7 @@ def _expire(held: Held, using: str) -> Settlement:
     """Return the settlement of a delivery whose message has expired before its handler was called."""
     claimed = held.claimed
     event(logging.DEBUG, "delivery.expired", **delivery_fields(claimed))
-    if held.handler.on_expiry == "skip" or naming.is_dlq(claimed.ref.topic):
+    if held.handler.on_expiry == "skip" or is_dlq(claimed.ref.topic):
         return Settlement(claimed, Action.EXPIRED)
     held.delivery, held.messages = Delivery(held.handler, claimed, held.body, using), 0
     text = f"{EXPIRED}{_utc(held.body.expires_at)}, before attempt {claimed.attempt} had started."

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import stacks
 from django_mysqlqueue.runtime.handling.call import REST, handle

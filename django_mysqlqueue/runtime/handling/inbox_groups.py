@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from django_mysqlqueue.limits import LOWEST_PRIORITY
+from django_mysqlqueue.names.keys import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import GroupLanes, Held, Lane
 from django_mysqlqueue.runtime.handling.starts import KeptThread
 from django_mysqlqueue.service import delivery_events

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from django_mysqlqueue.validators import NEVER_REJECTED
+from django_mysqlqueue.options.validators import NEVER_REJECTED
 
 
 class Rejecting(Protocol):

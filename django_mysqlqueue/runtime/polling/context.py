@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.options.conf import Settings
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.runtime.polling.relays import Relays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from django_mysqlqueue.backoff import Failures
+from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import dead_ends
 from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line

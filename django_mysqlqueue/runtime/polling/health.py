@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.options.backoff import Backoff, Failures
 
 REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
 """The pause of a group after a failed turn. Other groups continue."""

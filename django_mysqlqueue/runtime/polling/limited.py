@@ -9,10 +9,10 @@ from itertools import islice
 
 from django.db import Error
 
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.limits import lane_of
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits, as_limit_key
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.polling.memory import LOOKED_AT
 from django_mysqlqueue.runtime.priorities import ByPriority

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from django_mysqlqueue.limits import LOWEST_PRIORITY
+from django_mysqlqueue.names.keys import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.limited import Limited

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from django.db import Error, connections
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.names.rules import relay_target
+from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.service import relaying, wakeups
@@ -241,7 +241,7 @@ class Relays:
     def found(self, topics: Iterable[str]) -> None:
         """Note the topics of new messages in the log."""
         if self._relays:
-            for target in {naming.relay_target(topic) for topic in topics}:
+            for target in {relay_target(topic) for topic in topics}:
                 if target in self._relays:
                     self._relays[target].notify()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from django_mysqlqueue.backoff import Failures
+from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.health import Health

@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 from django.db import Error, connections
 
-from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, QueueError
+from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line, moment
 from django_mysqlqueue.service import schedules

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
+from django_mysqlqueue.options.conf import Settings
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.handling.starts import Starts

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.process import lifeline

@@ -14,9 +14,9 @@ from typing import Any
 
 from django.db import Error, connections
 
-from django_mysqlqueue.backoff import Backoff, Failures
-from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.options.backoff import Backoff, Failures
+from django_mysqlqueue.options.conf import Settings
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.runtime.handling.inbox import Inbox

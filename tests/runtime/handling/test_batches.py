@@ -10,8 +10,8 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, in_thread, lag, payloads
 from tests.support.internals import Action, Batch, Session

@@ -11,8 +11,8 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread, lag
 from tests.support.internals import Executor, has_unread, sessions

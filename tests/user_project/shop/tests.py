@@ -15,8 +15,8 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone, translation
 
 from django_mysqlqueue import InvalidMessage, QueueError, SubscriberError, apublish, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.runtime.inline import InlineSubscriber, deliver_eagerly
 from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.subscriptions import registry

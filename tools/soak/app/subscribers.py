@@ -11,7 +11,7 @@ from pathlib import Path
 from django.db import connections
 
 from django_mysqlqueue import Delivery, recurring_message, subscriber
-from django_mysqlqueue.limits import lane
+from django_mysqlqueue.names.keys import lane
 from soak import plan, records, schedule_plan
 from soak.app import traps
 

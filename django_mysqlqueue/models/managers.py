@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from django.db import models
 
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.options.conf import get_settings
 
 _M = TypeVar("_M", bound=models.Model)
 

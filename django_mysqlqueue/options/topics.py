@@ -1,32 +1,34 @@
 """The rules for names of topics and groups, partition keys and message ids.
 
-Rules that depend on no setting are in ``limits``.
+Rules that depend on no setting are in ``names``.
 """
 
 from __future__ import annotations
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.limits import (
-    KEY_LENGTH,
-    NAME_LENGTH,
+from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import (
     PARTITION_PREFIX,
-    TOPIC_COLUMN_LENGTH,
     check_coalesce_key,
     check_key,
-    check_name,
     check_priority,
-    check_text,
     hashed_partition,
     lane,
     lane_of,
-    new_message_id,
     priority_of,
+    scoped_coalesce_key,
+)
+from django_mysqlqueue.names.rules import (
+    KEY_LENGTH,
+    NAME_LENGTH,
+    TOPIC_COLUMN_LENGTH,
+    check_name,
+    check_text,
     relay_target,
     relayed_from,
     relayed_topic,
-    scoped_coalesce_key,
 )
+from django_mysqlqueue.options.conf import get_settings
 
 __all__ = [
     "KEY_LENGTH",

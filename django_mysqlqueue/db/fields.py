@@ -8,7 +8,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
 
-from django_mysqlqueue.limits import NOW_MS_MYSQL, NOW_MS_SQLITE
+from django_mysqlqueue.db.session_variables import NOW_MS_MYSQL, NOW_MS_SQLITE
 
 if TYPE_CHECKING:
     _CharField = models.CharField[str, str]
@@ -64,7 +64,7 @@ class NowMilliseconds(Func):
 
 
 class LanePriority(Func):
-    """The priority of a partition, which the name of its lane contains (``limits.lane``); 0 without a lane.
+    """The priority of a partition, which the name of its lane contains (``names.keys.lane``); 0 without a lane.
 
     It is 0 for a malformed lane, too, which a CHECK of the outbox refuses. So it compares characters: a CAST of other
     text is an error in strict mode, and a number in other modes.

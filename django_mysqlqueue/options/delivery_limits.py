@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any
 
-from django_mysqlqueue.limits import KEY_LENGTH
+from django_mysqlqueue.names.rules import KEY_LENGTH
 
 START_WITHIN_US = 200_000
 """Microseconds after the time of its slot within which a message must start. Later, its process returns it."""

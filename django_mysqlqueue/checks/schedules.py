@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core import checks
 
-from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
+from django_mysqlqueue.options import conf
 from django_mysqlqueue.schedules import registry as schedule_registry
 from django_mysqlqueue.service import schedules
 from django_mysqlqueue.subscriptions import registry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from django_mysqlqueue.delivery_limits import Rate
-from django_mysqlqueue.limits import JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.options.delivery_limits import Rate
 
 find: Callable[[], Collection[str]] | None = None
 """Returns the topics; set by the app if there is a framework for tasks."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.options.conf import get_settings
 
 
 def hook() -> Callable[..., str] | None:

@@ -16,12 +16,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_mysqlqueue import job_queues, validators
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.humanize import close_names, did_you_mean
-from django_mysqlqueue.limits import relay_target
+from django_mysqlqueue.names.rules import relay_target
+from django_mysqlqueue.options import job_queues, validators
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.table import ONLY_IN_CODE, OPTIONS
-from django_mysqlqueue.topic_settings import DATABASES, WILDCARDS, TopicMap
+from django_mysqlqueue.options.topic_settings import DATABASES, WILDCARDS, TopicMap
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 RECORD = "record_deliveries"
 SQL_TOPICS = "sql_topics"
@@ -405,4 +405,4 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
         get_settings.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_mysqlqueue.conf")
+setting_changed.connect(_forget, dispatch_uid="django_mysqlqueue.options.conf")

@@ -13,11 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue import conf
+from django_mysqlqueue import inspection
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.humanize import shortened
-from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import MODELS, ConsumerGroup, QueueMessage, Sequencer
+from django_mysqlqueue.options import conf
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
@@ -28,6 +27,7 @@ from django_mysqlqueue.sql.connection import bounded, is_server, server_version
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.effective import GroupOption
+from django_mysqlqueue.text.humanize import shortened
 
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 """The oldest server versions that support all SQL of the queue, by dialect.
@@ -511,7 +511,7 @@ def _options_of_groups(
     for alias in _chosen(databases):
         try:
             with sessions.sound(alias):  # a setting that E017 reports must not affect this query
-                found = list_options(using=alias)
+                found = inspection.list_options(using=alias)
         except (SubscriberError, DatabaseError, ImproperlyConfigured):
             continue  # E008 or E011 reports it; or the tables are not there yet
         for ref, options in found.items():

@@ -12,12 +12,12 @@ from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import filter_policies
-from django_mysqlqueue.allowed_users import parse_allowed_users
-from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.delivery_limits import KeyRates, Rate, parse_key_rates, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import NAME_LENGTH, RESERVED_PREFIX
+from django_mysqlqueue.names.rules import NAME_LENGTH, RESERVED_PREFIX
+from django_mysqlqueue.options.allowed_users import parse_allowed_users
+from django_mysqlqueue.options.backoff import Backoff
+from django_mysqlqueue.options.delivery_limits import KeyRates, Rate, parse_key_rates, parse_rate
 
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""

@@ -7,9 +7,10 @@ from django.db.models.functions import Length, Substr
 from django.db.models.lookups import Exact, GreaterThan, In, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, JsonType, LanePriority
-from django_mysqlqueue.limits import HIGHEST_PRIORITY, LANE_PREFIXES, LATEST_DELIVERY, LOWEST_PRIORITY
-from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, FreshId, JsonType, LanePriority
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
+from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LANE_PREFIXES, LOWEST_PRIORITY
+from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
 class LogKey(models.Model):

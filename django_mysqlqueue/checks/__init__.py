@@ -1,0 +1,1 @@
+"""System checks, and the privileges of database users."""

@@ -1,0 +1,1 @@
+"""Columns, fields, sizes, and the queries of the log that Spark has too."""

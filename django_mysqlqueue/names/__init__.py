@@ -1,0 +1,1 @@
+"""Names of topics, keys and ids: the one place that encodes and decodes them."""
