@@ -220,8 +220,8 @@ def _look(taking: Taking, readings: Mapping[str, _Reading]) -> dict[str, list[Ca
         piece = items[start : start + UNION_TERMS]
         sql = session.dialect.union(*[one] * len(piece))
         parameters = flat((topic, key, reading.cursor, reading.look_at) for key, reading in piece)
-        for candidate in map(Candidate._make, session.rows(sql, parameters)):
-            messages.setdefault(candidate.key, []).append(candidate)
+        for row in session.rows(sql, parameters):
+            messages.setdefault(row[0], []).append(Candidate(*row))
     for candidates in messages.values():
         candidates.sort()
     return messages

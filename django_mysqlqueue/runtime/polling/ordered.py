@@ -22,6 +22,7 @@ from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import MAX_PENDING, Lease, Unsettled
+from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
 
 TAKE_OVER = 1000
@@ -191,7 +192,8 @@ class OrderedMode(Mode):
     def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
         """Compare memory with the lease rows, then release partitions above the fair share or acquire up to it."""
         me = self._context.subscriber
-        leases = [lease for lease in leases if lease.key in self._context.subset]
+        if self._context.subset != EVERYTHING:
+            leases = [lease for lease in leases if lease.key in self._context.subset]
         self._live = live
         self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
         equals = set(live)
@@ -201,9 +203,9 @@ class OrderedMode(Mode):
         for key in self.owned():
             if rows.get(key) != me:
                 self._lose(key, "no longer the owner")
-        now = time.monotonic()
+        now, owned = time.monotonic(), set(self.owned())
         for lease in leases:
-            if lease.key not in self._theirs and not self._owns(lease.key):
+            if lease.key not in self._theirs and lease.key not in owned:
                 self.waiting.setdefault(lease.key, now)
         # A live owner is responsible for its partitions until it has drained or released them.
         for key in self._theirs & self.waiting.keys():
@@ -466,6 +468,7 @@ class OrderedMode(Mode):
 
     def settled(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """Remember what a flush has written."""
+        touched: dict[str, OwnedPartition] = {}
         for settlement in settlements:
             delivery = settlement.delivery
             partition = self.partitions.get(delivery.key)
@@ -478,6 +481,8 @@ class OrderedMode(Mode):
                 self._reload.add(delivery.key)
             if due is not None:
                 self._wait_for(partition, delivery.offset, due)
+            touched[delivery.key] = partition
+        for partition in touched.values():
             if partition.owned:
                 self._look_at(partition)
             self._forget_if_done(partition)
@@ -485,7 +490,8 @@ class OrderedMode(Mode):
             if self._owns(settlement.delivery.key):
                 self._reload.add(settlement.delivery.key)
         # Not those of partitions that were lost meanwhile: their new owner advances their watermarks.
-        self._memory.unfinished = set(filter(self._owns, self._memory.unfinished))
+        partitions, unfinished = self.partitions, self._memory.unfinished
+        self._memory.unfinished = {key for key in unfinished if key in partitions and partitions[key].owned}
 
     def _owns(self, key: str) -> bool:
         partition = self.partitions.get(key)
@@ -508,11 +514,13 @@ class OrderedMode(Mode):
             partition.rests_until = now + self._context.limits.locked_pause_ms
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
                 self._wait_for(partition, offset, partition.rests_until)
+        busy_at = time.monotonic()
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]
-            self._no_longer_waits(partition, delivery.offset)
+            if delivery.offset in partition.pending:
+                self._no_longer_waits(partition, delivery.offset)
             partition.in_flight[delivery.offset] = delivery.token
-            partition.busy_at = time.monotonic()
+            partition.busy_at = busy_at
         for key in claim.drained:
             self.partitions[key].fresh = False
         for key in sorted(claim.held_up):
