@@ -1,6 +1,6 @@
 """Dead-letter: an operator rejects messages that a group is retrying.
 
-The reject is written like a subscriber's (``settling.apply``), so state, watermark and dead letter change together or
+The reject is written like a subscriber's (``settling.settle``), so state, watermark and dead letter change together or
 not at all. The group's revision increases, because owners of ordered partitions keep backoffs in memory, and with
 ``on_failure="block"`` wait for the message.
 """
@@ -164,7 +164,7 @@ def dead_letter_now(
         rejects = [Settlement(_claimed(ref, one, actor), Action.REJECT, 0, _error(one, actor, reason)) for one in found]
         # Skip locked rows: the transaction that holds a partition's offsets row moves its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
-        flushed = settling.apply(session, ref, rejects, locked, max_attempts=None)
+        flushed = settling.settle(session, ref, rejects, locked, max_attempts=None)
         changed = sorted(outcome.delivery.offset for outcome in (*flushed.locked, *flushed.stale))
         done = sorted({one.offset for one in found}.difference(changed))
         if changed and not (missing_ok and done):

@@ -72,7 +72,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     )
     claim = Claim(flushed, fence, claimant.refusal(fence), lost=lost, began=began)
     positions: dict[str, int] = {}
-    if fence is None or claim.refused:
+    if fence is None or claim.refused is not None:
         if request.holding is not None and fence is not None:
             flushed.held = slots.settle(session, ref, request.holding)
     else:
@@ -109,9 +109,6 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
             Settlement(Claimed(ref, key, offset, token, retries + 1, suspect, size=0), Action.RELEASE)
             for key, offset, retries, suspect in rows
         ]
-        jobs = jobs_of(session, ref)
-        settling.apply(session, ref, unstarted, {}, max_attempts=None, jobs=jobs)
-        if jobs is not None:
-            jobs.store()
+        settling.settle(session, ref, unstarted, {}, max_attempts=None)
 
     run(using, release)

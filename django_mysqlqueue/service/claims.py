@@ -133,7 +133,7 @@ class Claim:
     held_up: set[str] = field(default_factory=set)
     """Partitions with a suspected poison message that ``max_suspects`` left out. It stays due."""
     has_due: bool = False
-    """Whether ``max_slots`` has left out redeliveries. They stay due."""
+    """Whether ``with_slots`` has left out redeliveries. They stay due."""
     rest: Rest | None = None
     """Why no further message of the group gets a slot."""
     began: float = 0.0

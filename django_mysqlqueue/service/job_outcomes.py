@@ -18,22 +18,28 @@ UNENDED = (Action.RELEASE, Action.SNOOZE, Action.NACK)
 class Jobs:
     """The results that one transaction writes.
 
-    Those of jobs in no chain are written with the outcomes of their deliveries. Those in chains are written at the end
-    (``store``), after the transaction has locked slots: others that hold the slots may wait for them.
+    In a transaction that locks slots, those of jobs in no chain are written with the outcomes of their deliveries, and
+    those in chains at the end (``store``): others that hold the slots may wait for them. Otherwise all are written at
+    the end.
 
     Without ``waits``, results of released jobs that another transaction has locked stay RUNNING until their next claim.
     """
 
-    def __init__(self, session: Session, *, waits: bool = True) -> None:
+    def __init__(self, session: Session, *, locks_slots: bool, waits: bool) -> None:
         self._session = session
+        self._locks_slots = locks_slots
         self._waits = waits
         self._left = JobEnds()
 
     def settled(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """Note what has become of jobs, except those whose outcome was not written now, and write a part of it."""
         jobs = self._ends(settlements, flushed)
-        self._left = _those(jobs, chained=True)
-        job_results.follow(self._session, _those(jobs, chained=False), waits=self._waits)
+        if self._locks_slots:
+            job_results.follow(self._session, _those(jobs, chained=False), waits=self._waits)
+            jobs = _those(jobs, chained=True)
+        self._left.ends += jobs.ends
+        self._left.reasons |= jobs.reasons
+        self._left.released |= jobs.released
 
     def passed(self, ended: Iterable[tuple[str, int, Outcome]]) -> None:
         """Note that jobs end whose messages a claim has settled: partition, offset and outcome of each."""
@@ -71,9 +77,9 @@ class Jobs:
         )
 
 
-def jobs_of(session: Session, ref: GroupRef, *, waits: bool = True) -> Jobs | None:
+def jobs_of(session: Session, ref: GroupRef, *, locks_slots: bool = True, waits: bool = True) -> Jobs | None:
     """Return the results that a transaction writes for a group; None if the group has no jobs."""
-    return Jobs(session, waits=waits) if job_results.is_of_jobs(ref) else None
+    return Jobs(session, locks_slots=locks_slots, waits=waits) if job_results.is_of_jobs(ref) else None
 
 
 def _those(jobs: JobEnds, *, chained: bool) -> JobEnds:

@@ -9,8 +9,7 @@ from functools import partial
 
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import heartbeats, leasing, settling
-from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
-from django_mysqlqueue.service.job_outcomes import jobs_of
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -58,23 +57,15 @@ def release_unfinished(
 
     def release(session: Session) -> None:
         # Without locks of offsets rows, which would have to be waited for. The next owner advances the watermarks.
-        left = _write(session, ref, settlements, max_attempts).locked
+        left = settling.settle(session, ref, settlements, {}, max_attempts=max_attempts, waits=False).locked
         for _ in range(RECHECKS):
             if not left:
                 break
             time.sleep(RECHECK)
-            left = _write(session, ref, left, max_attempts).locked
+            left = settling.settle(session, ref, left, {}, max_attempts=max_attempts, waits=False).locked
 
     # Once: the process has little time left, in which it has to release its leases too.
     run(using, release, attempts=1)
-
-
-def _write(session: Session, ref: GroupRef, settlements: Sequence[Settlement], max_attempts: int | None) -> Flushed:
-    jobs = jobs_of(session, ref, waits=False)
-    flushed = settling.apply(session, ref, settlements, {}, max_attempts=max_attempts, jobs=jobs)
-    if jobs is not None:
-        jobs.store()
-    return flushed
 
 
 def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tuple[int, int]]) -> int:
@@ -111,7 +102,7 @@ def _release_unstarted(session: Session, ref: GroupRef, left: Sequence[tuple[int
         Settlement(Claimed(ref, key, offset, token, retries + 1, suspect, size=0, by=by), Action.RELEASE)
         for key, offset, retries, token, suspect, by in rows
     ]
-    done = _write(session, ref, settlements, None)
+    done = settling.settle(session, ref, settlements, {}, max_attempts=None, waits=False)
     return len(settlements) - len(done.locked) - len(done.stale)
 
 

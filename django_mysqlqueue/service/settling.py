@@ -230,6 +230,26 @@ def flush(
     return run(using, write)
 
 
+def settle(
+    session: Session,
+    ref: GroupRef,
+    settlements: Sequence[Settlement],
+    offsets: Mapping[str, Offsets],
+    *,
+    max_attempts: int | None,
+    waits: bool = True,
+) -> Flushed:
+    """Do a flush in a caller's transaction that locks no slots; it stores the new watermarks afterwards.
+
+    Without ``waits``, results of released jobs that another transaction has locked are left.
+    """
+    jobs = jobs_of(session, ref, locks_slots=False, waits=waits)
+    flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, jobs=jobs)
+    if jobs is not None:
+        jobs.store()
+    return flushed
+
+
 def apply(
     session: Session,
     ref: GroupRef,
@@ -238,9 +258,9 @@ def apply(
     *,
     max_attempts: int | None,
     also: Collection[str] = (),
-    jobs: Jobs | None = None,
+    jobs: Jobs | None,
 ) -> Flushed:
-    """Do a flush in the caller's transaction.
+    """Do a flush in the caller's transaction, which may lock slots afterwards.
 
     The caller stores the new watermarks afterwards, together with the positions that a claim has moved.
 
