@@ -72,14 +72,15 @@ class Planner:
         among: Collection[int] = self._priorities()
         priority, room = self._next_claim(among)
         flushes = room > 0 or self._inbox.flush_due(self._ref)
+        # Before the wants: nothing behind a failure that is written now may be claimed. They stay in the memory until
+        # the transaction has ended, so that a bug in between does not lose them.
+        memory.taken = self._inbox.take_settlements(self._ref) if flushes else []
         if room:
             wants = self.wants(priority, room)
             max_due = min(room, self._max_due()) if priority == 0 else 0
         else:
             priority, wants, max_due = self._newcomers(among)
             room, among = len(wants) + max_due, ()
-        # In the memory until the transaction has ended, so that a bug in between does not lose them.
-        memory.taken = self._inbox.take_settlements(self._ref) if flushes else []
         holding = limited.holding() if limited and (wants or max_due) else limited.news()
         if not (wants or max_due or memory.taken or memory.unfinished or holding):
             return None
@@ -159,9 +160,9 @@ class Planner:
         keys = list(islice(partitions, LOOKED_AT))
         wants: list[Want] = []
         if self._limited.is_partial:
-            slots = min(room, self.room_for_slots())
-            needing, keys = self._limited.split(keys, slots)
-            most = min(slots, (room + 1) // 2) if keys else slots
+            most_slots = min(room, self.room_for_slots())
+            needing, keys = self._limited.split(keys, most_slots)
+            most = min(most_slots, (room + 1) // 2) if keys else most_slots
             needing = needing[: min(most, MAX_PARTITIONS)]
             limited = (want_of(key, most // len(needing)) for key in needing)
             wants += [want for want in limited if want is not None]
@@ -230,11 +231,11 @@ class Planner:
         if (limited and not limited.is_partial) or not self._may_claim():
             return 0, [], 0
         most = min(configuration.claim_size, configuration.least) // 2
-        slots = self.room_for_slots() if limited else 0
-        due = slots if limited.has_due else 0
+        most_slots = self.room_for_slots() if limited else 0
+        due = most_slots if limited.has_due else 0
         for priority in self._turns.order(priorities, configuration.priority_share):
             keys = islice(self._memory.todo.of(priority), LOOKED_AT)
-            needing, others = limited.split(keys, min(slots, configuration.claim_size))
+            needing, others = limited.split(keys, min(most_slots, configuration.claim_size))
             newcomers = self._inbox.newcomers(self._ref, others, priority=priority, most=most)
             free = (key for key in (*needing, *newcomers) if self._mode.is_free(key))
             if wants := [want for want in (self._mode.want(key, 1) for key in free) if want is not None]:
