@@ -57,6 +57,7 @@ from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.inline import InlineSubscriber, deliver_eagerly
 from django_mysqlqueue.runtime.polling import (
     blocked,
+    configured,
     context,
     health,
     limited,

@@ -34,7 +34,7 @@ class Configuration:
         self.context = context
         self.ref = handler.ref
         self.max_bytes = context.limits.waiting_bytes // context.groups
-        self.declared = handler
+        self._declared = handler
         """The handler as the code declares it, without overrides."""
         self.columns = NOT_READ
         """The columns of the group row that were applied last."""
@@ -80,8 +80,7 @@ class Configuration:
         """
         if columns == self.columns:
             return None
-        self.columns = columns
-        registered, unknown = with_registered(self.declared, columns)
+        registered, unknown = with_registered(self._declared, columns)
         self._warn(registered, filter_is_known="filter" not in unknown)
         handler, ignored = overridden(registered, {option.name: option.value for option in stored(columns.overrides)})
         for name, text in (*unknown.items(), *ignored.items()):
@@ -91,6 +90,8 @@ class Configuration:
         self._refuse(columns)
         names = changed(self.handler, handler)
         values = [f"{name}={as_text(name, option_value(handler, name, self.context.settings))}" for name in names]
+        # Last: what an error leaves undone is done with the next turn.
+        self.columns = columns
         self.use(handler)
         if names:
             event(
@@ -100,7 +101,7 @@ class Configuration:
 
     def _warn(self, registered: Handler, *, filter_is_known: bool) -> None:
         """Warn if the registered options are not those of the code."""
-        here, there = self.declared, registered
+        here, there = self._declared, registered
         if here.limits != there.limits:
             event(
                 logging.WARNING,

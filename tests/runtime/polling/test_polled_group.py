@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from django.db import OperationalError
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
-from tests.support.harness import USING, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
     Action,
     Claimed,
     Context,
     Group,
     Inbox,
+    OptionColumns,
     OrderedMode,
     Settlement,
     SharedMode,
+    configured,
     get_settings,
     groups,
     heartbeats,
@@ -87,3 +90,21 @@ def test_it_claims_nothing_while_it_is_stopped(db, mode):
     assert claim_all(group) == []
     group.configuration.stopped = False
     assert len(claim_all(group)) == 1
+
+
+def test_options_are_applied_again_after_an_error(db, monkeypatch):
+    """On servers, whether the database user may use the group is asked for between reading and using them."""
+    sub = Sub(handler(mode="shared"))
+    (group,) = sub.poller.groups
+    columns = OptionColumns(limits='{"max_in_flight": 1}')
+
+    def fail(*given):
+        raise OperationalError("the connection was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(configured, "user_refusal", fail)
+        with pytest.raises(OperationalError):
+            group.override(columns)
+    assert group.override(columns)
+    assert group.configuration.claimant.options == columns
+    assert group.handler.max_in_flight == 1
