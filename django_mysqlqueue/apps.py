@@ -29,6 +29,8 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, connect the layers, and register groups after ``migrate``."""
+        from django_mysqlqueue.checks import schedules as schedule_checks  # noqa: F401
+        from django_mysqlqueue.checks import system  # noqa: F401
         from django_mysqlqueue.options import job_queues
         from django_mysqlqueue.schedules import registry as schedules
         from django_mysqlqueue.service import known_topics, wakeups

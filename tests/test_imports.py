@@ -60,15 +60,16 @@ UNUSED = (
 def test_a_subscriber_imports_only_what_it_uses(tmp_path):
     code = (
         "import sys; from django.core.management import execute_from_command_line as run; "
-        "run(['manage.py', 'migrate', '--verbosity', '0']); run(['manage.py', 'runsubscriber', '--drain']); "
+        "run(['manage.py', 'runsubscriber', '--drain']); "
         "assert 'django_mysqlqueue.admin.dashboard' in sys.modules; "
-        f"sys.exit(', '.join(name for name in {UNUSED!r} if name in sys.modules) or 0)"
+        f"sys.exit('used: ' + ', '.join(name for name in {UNUSED!r} if name in sys.modules))"
     )
     settings = {
         "DATABASE_URL": f"sqlite:///{tmp_path / 'queue.sqlite3'}",
         "DJANGO_SETTINGS_MODULE": "example_project.settings",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
+    env = {**os.environ, **settings}
+    # In a process of its own: the checks of databases, which it runs, read the options of groups.
+    subprocess.run([sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=env, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "used: ", done.stderr

@@ -96,7 +96,7 @@ def subscriber(topic: str, *, group: str, batch: bool = False, **options: Unpack
             partition. With ``atomic`` they share a transaction. A delivery's methods settle only that delivery; an
             exception nacks all. A message that failed before, or whose subscriber was lost, is delivered alone, so that
             it makes the other messages of its batch fail at most once.
-        options: the options of the group; see their table in the reference of handlers.
+        options: the options of the group; see the table of options below.
 
     Raises:
         SubscriberError: the declaration breaks a rule. The error names the function and the rule.

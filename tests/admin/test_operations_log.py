@@ -28,7 +28,7 @@ from tests.support.dashboard import HOSTILE, ROOT, page, submitted
 from tests.support.dead_letter_pages import bound
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import DeadLetterFilter, Session, audit
+from tests.support.internals import DeadLetterFilter, Session, audit, scheduled
 from tests.support.job_pages import ended, job
 from tests.support.scenarios import dead_letters, log
 from tests.support.topic_permissions import OnTopics
@@ -104,8 +104,9 @@ def test_every_operation_has_a_name_for_people():
     names = set(re.findall(r'audit\.(?:once|begin)\(\s*session,\s*"([a-z_ ]+)"', sources))
     names |= set(re.findall(r'(?:_each|_take_all|_do)\(\s*(?:using, )?(?:wanted, )?"([a-z_ ]+)"', sources))
     names |= set(re.findall(r'steps\.begin\(\s*session,\s*ref,\s*found,\s*"([a-z]+)"', sources))
-    assert {"seek", "drop", "redrive", "discard", "cancel", "retry", "replace", "run recurring"} <= names
     names |= set(re.findall(r'ACTION = "([a-z ]+)"', sources))
+    names |= {scheduled._action(at) for at in (scheduled.CANCEL, scheduled.NOW, 9)}
+    assert {"seek", "drop", "redrive", "discard", "cancel", "retry", "replace", "run recurring"} <= names
     assert names <= set(ACTIONS)
     assert set(UNITS) <= set(ACTIONS)
 

@@ -17,9 +17,6 @@ from tests.support.histories import DEGRADED, OK, STOPPED, History, Said
 from tests.support.internals import Bucket, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
-JUDGED = pytest.mark.any_engine
-"""What is said follows from what was read: that all engines read the same, tests/inspection/test_agreement.py and the
-histories without this mark show."""
 
 FINE = Said(OK)
 
@@ -65,7 +62,6 @@ def test_a_redrive_that_succeeds_is_not_an_alert_later(history):
     }
 
 
-@JUDGED
 def test_a_redrive_within_the_minute_of_the_failures(history):
     """Minutes do not tell which came first. But nothing is left that fails."""
     history.start(max_attempts=2, wait=0)
@@ -81,7 +77,6 @@ def test_a_redrive_within_the_minute_of_the_failures(history):
     assert history.play(15, script, always=history.work) == {0: FINE}
 
 
-@JUDGED
 def test_a_few_failures_are_not_an_alert_later_without_new_ones(history):
     """The share of failures must not rise because successes leave the window."""
     history.start(wait=36_000)
@@ -96,7 +91,6 @@ def test_a_few_failures_are_not_an_alert_later_without_new_ones(history):
     assert {said.state for said in found.values()} == {OK}, found
 
 
-@JUDGED
 def test_no_alert_begins_because_successes_get_older(history):
     """Messages that fail are few, and nothing happens any more."""
     history.start(wait=36_000)
@@ -111,7 +105,6 @@ def test_no_alert_begins_because_successes_get_older(history):
     assert {said.state for said in found.values()} == {OK}, found
 
 
-@JUDGED
 def test_an_outage_of_all_that_a_group_calls(history):
     """Messages are retried until it ends. The beginning stays the same, however long it takes."""
     history.start(wait=50)
@@ -135,7 +128,6 @@ def test_an_outage_of_all_that_a_group_calls(history):
     }
 
 
-@JUDGED
 def test_the_beginning_is_kept_for_days(history):
     """First to the minute, then to the hour. It never moves on."""
     history.start(wait=36_000)
@@ -160,7 +152,6 @@ def test_the_beginning_is_kept_for_days(history):
     assert begin - 60 <= late.pop() <= begin
 
 
-@JUDGED
 def test_of_many_failing_groups_none_has_a_beginning_that_moves_on(history, monkeypatch):
     monkeypatch.setattr(beginnings, "FAILING", 2)
     names = ("a", "b", "c", "d")
@@ -183,7 +174,6 @@ def test_of_many_failing_groups_none_has_a_beginning_that_moves_on(history, monk
     assert known == {"a": {None}, "b": {None}, "c": {0}, "d": {0}}
 
 
-@JUDGED
 def test_a_poison_message_of_a_quiet_group_is_no_outage(history):
     """Every twenty minutes another message succeeds. In between, all attempts are those at one message."""
     history.start(wait=40)
@@ -200,7 +190,6 @@ def test_a_poison_message_of_a_quiet_group_is_no_outage(history):
     assert all(said.healthy for said in found.values()), found
 
 
-@JUDGED
 @pytest.mark.parametrize("keys", [5, 12])
 def test_an_outage_of_an_ordered_group_with_few_keys(history, monkeypatch, keys):
     """Each key has one message that fails, and others that wait for it."""
@@ -225,7 +214,6 @@ def test_an_outage_of_an_ordered_group_with_few_keys(history, monkeypatch, keys)
 # -- a rollout ----------------------------------------------------------------------
 
 
-@JUDGED
 def test_a_rollout_of_a_handler_that_fails_and_its_rollback(history):
     history.start(wait=30)
     history.play(3, {})
@@ -254,7 +242,6 @@ def test_a_rollout_of_a_handler_that_fails_and_its_rollback(history):
     assert found[6].causes == ("0 failing g 5",)
 
 
-@JUDGED
 def test_failures_of_processes_that_have_ended_are_not_those_of_their_successors(history):
     """What they left waits for its next attempt. Nobody knows how it ends, so nothing is said of it after a minute."""
     history.start(wait=36_000)
@@ -298,7 +285,6 @@ def test_a_deliberate_pause_stops_nothing(history):
     }
 
 
-@JUDGED
 def test_a_pause_beside_a_group_that_has_no_subscriber(history):
     """The headline is the cause of the state."""
     history.start("g")
@@ -315,7 +301,6 @@ def test_a_pause_beside_a_group_that_has_no_subscriber(history):
     }
 
 
-@JUDGED
 def test_a_group_that_fails_is_paused_as_advised(history):
     history.start(wait=30)
     history.fails = lambda delivery: True
@@ -337,7 +322,6 @@ def test_a_group_that_fails_is_paused_as_advised(history):
 # -- no subscriber ------------------------------------------------------------------
 
 
-@JUDGED
 def test_no_subscriber_is_never_denied(history):
     """In the first minute it is for information, because they may be restarting."""
     sub = history.start("g")
@@ -354,7 +338,6 @@ def test_no_subscriber_is_never_denied(history):
     }
 
 
-@JUDGED
 def test_messages_in_the_outbox_without_a_subscriber_are_never_denied():
     """For 15 seconds they are for information."""
     groups.register(USING, GroupRef("g", "g"), mode="shared", start="earliest")
@@ -369,7 +352,6 @@ def test_messages_in_the_outbox_without_a_subscriber_are_never_denied():
     assert "\nFor information" in output
 
 
-@JUDGED
 def test_a_crash_loop(history):
     """Each process is killed within a minute. Its lease has expired when the next one has started."""
 
@@ -405,7 +387,6 @@ def test_a_crash_loop_keeps_its_beginning(history):
     assert began == {"1"}
 
 
-@JUDGED
 def test_the_end_of_a_host_is_no_crash_loop(history):
     """Its processes are lost at the same time, and replaced by others."""
 
@@ -423,7 +404,6 @@ def test_the_end_of_a_host_is_no_crash_loop(history):
     assert any("0 deaths - 2" in said.causes for said in found.values()), "those that had been started in their places"
 
 
-@JUDGED
 def test_consumers_in_plain_sql_end_without_a_word(history):
     """Each connection is a name of its own, as in a cron job."""
     history.register("g")
@@ -472,7 +452,6 @@ def test_a_service_that_fails_for_90_seconds_is_a_problem_though_others_succeed(
     }
 
 
-@JUDGED
 def test_a_key_of_which_some_attempts_succeed_is_no_problem(history):
     history.start(wait=10)
     history.fails = lambda delivery: delivery.key == "geocoder" and delivery.payload < 3
@@ -488,7 +467,6 @@ def test_a_key_of_which_some_attempts_succeed_is_no_problem(history):
     assert not [said for said in found.values() if any("retrying" in one for one in said.causes)]
 
 
-@JUDGED
 def test_a_key_of_which_a_message_succeeds_at_last_is_no_problem_while_others_wait(history):
     """Nothing of the key is settled above the others. But the first one is gone."""
     history.start(wait=20, mode="ordered")
@@ -514,7 +492,6 @@ def test_a_key_of_which_a_message_succeeds_at_last_is_no_problem_while_others_wa
     assert "retrying" not in " ".join(history.ask().causes)
 
 
-@JUDGED
 def test_a_slow_service_is_no_failure_until_no_delivery_ends(history):
     """Each minute one of many messages is handled. Then none is, for twelve minutes."""
     sub = history.start("g", mode="shared")
@@ -541,7 +518,6 @@ def test_a_slow_service_is_no_failure_until_no_delivery_ends(history):
 # -- order --------------------------------------------------------------------------
 
 
-@JUDGED
 def test_the_problems_with_most_harm_come_first(history):
     history.start("a", "b", "c", max_attempts=1, wait=0)
     history.fails = lambda delivery: True
@@ -578,7 +554,6 @@ def random_minutes(chance):
     return minutes
 
 
-@JUDGED
 @pytest.mark.parametrize("share", [0.5, 0.1, 1])
 def test_no_alert_begins_without_a_failure_or_moves_its_beginning(share):
     """As minutes pass: a minute without a failure begins no alert, and an alert keeps its beginning until it ends."""

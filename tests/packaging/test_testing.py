@@ -38,7 +38,6 @@ def test_djangos_runner(isolation):
     assert int(found[1]) > 25
 
 
-@pytest.mark.any_engine
 def test_the_pytest_fixture(tmp_path):
     """Away from this suite's conftest.py; that the fixture is found shows the entry point."""
     shutil.copy(ROOT / "tests" / "user_project" / "shop" / "check_fixture.py", tmp_path / "test_fixture.py")

@@ -128,7 +128,7 @@ def test_a_retry_that_is_given_up_loses_no_later_message_to_a_filter(db, monkeyp
         assert is_noted.wait(30)
 
     def behind_another(taking):
-        if "k" not in taking.locked:
+        if "k" not in taking.offsets:
             return []
         monkeypatch.undo()
         meanwhile(monkeypatch, then_wait)

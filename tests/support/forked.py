@@ -32,6 +32,7 @@ class Forked:
     def __init__(self, server: _Server, pid: int) -> None:
         self._server = server
         self.pid = pid
+        self.stdout = None
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
