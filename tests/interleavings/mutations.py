@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-from unittest.mock import ANY, patch
+from unittest.mock import patch
 
 from django.db.backends.utils import CursorWrapper
 
@@ -165,8 +165,9 @@ def _fence_without_pause(*args: Any, **kwargs: Any) -> Any:
     return found and dataclasses.replace(found, paused=False)
 
 
-def _anybodys(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    return dict.fromkeys(leasing.lock(*args, **kwargs), ANY)
+def _none_is_lost(*args: Any) -> set[str]:
+    leasing.lock_lost(*args)
+    return set()
 
 
 def _acks_without_token() -> AbstractContextManager[object]:
@@ -381,7 +382,7 @@ MUTATIONS = (
         "a claim under another's lease",
         "In ordered mode a partition is claimed by the owner of its lease alone.",
         "forsaken: take over x claim again",
-        seen_from(claiming, "leasing", lock=_anybodys),
+        seen_from(claiming, "leasing", lock_lost=_none_is_lost),
     ),
     Mutation(
         "a claim that does not lock the leases",
