@@ -36,6 +36,7 @@ from tests.support.internals import (
     known_topics,
     publishing,
     registry,
+    releasing,
     run,
     settling,
 )
@@ -74,6 +75,20 @@ def test_what_has_ended_is_not_changed():
     )
     for name in held:
         assert (row(name).status, row(name).finished_at, row(name).worker_ids) == ("FAILED", 5, "w\n")
+
+
+@pytest.mark.parametrize("world", [lambda: job_worlds.claimed("a", "b"), job_worlds.chained], ids=["single", "chain"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_released_is_ready_again(world, alone):
+    """By a flush, and by the last transaction of a process, which locks no slots."""
+    held = world()
+    assert {row(name).status for name in held} == {"RUNNING"}
+    releases = [Settlement(delivery, Action.RELEASE) for delivery in held.values()]
+    if alone:
+        releasing.release_unfinished(USING, JOBS, releases, max_attempts=5)
+    else:
+        flush(*releases)
+    assert {(row(name).status, row(name).worker_ids) for name in held} == {("READY", "")}
 
 
 @pytest.mark.parametrize(

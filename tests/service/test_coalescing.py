@@ -24,8 +24,20 @@ from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.testing import deliver_all
 from tests.support import garbage
+from tests.support.claims import claimant_of
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import KEY_LENGTH, GroupRef, Session, coalescing, groups, superseding
+from tests.support.internals import (
+    KEY_LENGTH,
+    ClaimRequest,
+    GroupRef,
+    Session,
+    Want,
+    claiming,
+    coalescing,
+    groups,
+    superseding,
+    watermarks,
+)
 
 pytestmark = pytest.mark.promise("Coalescing")
 
@@ -272,6 +284,28 @@ def test_two_claims_do_not_take_two_messages_of_one_key(db):
     assert one.inbox.waiting(REF)[0] == 1
     assert other.inbox.waiting(REF)[0] == 0
     assert DeliveryState.objects.filter(delivery_token=0).count() == 1
+
+
+def test_a_claim_that_passes_nothing_takes_what_is_superseded_and_waits_only_for_the_latest(db):
+    """As in ``deliver_all``: a superseded message is told of, and neither waits for others nor is waited for."""
+    one = handler(mode="shared")
+    sub = Sub(one)
+    claimant = claimant_of(one.ref, sub.name, 5, 60_000)
+
+    def claimed():
+        sequence()
+        watermarks.create_missing(USING, one.ref, ["k"])
+        request = ClaimRequest(claimant, [Want("k", look_at=9)], token=claiming.new_token())
+        return [delivery.offset for delivery in claiming.claim(USING, request).deliveries]
+
+    for number in range(2):
+        publish("t", number, key="k", coalesce="c")
+    assert len(claimed()) == 2
+    for number in range(2, 4):
+        publish("t", number, key="k", coalesce="c")
+    (earlier,) = claimed()
+    waits = DeliveryState.objects.get(delivery_token=0)
+    assert waits.message_offset > earlier
 
 
 def test_the_wait_grows_with_the_time_that_the_other_has_run(db, clock):
