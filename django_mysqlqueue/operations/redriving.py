@@ -114,6 +114,7 @@ def redrive(
         return result_of(Result, "redrive", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
 
 
+# Not ``How``: here, the reason is required.
 @checked(OperationRefused, only=("progress",))
 def discard(
     topic: str,

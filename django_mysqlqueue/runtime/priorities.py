@@ -15,7 +15,8 @@ class ByPriority(dict[str, V]):
     """A dict whose keys are partitions, iterated in the order of their priority, the highest first.
 
     Partitions of one priority are in the order in which they were added; so are ``keys()`` and ``values()``. A lookup
-    costs what it costs in a dict, because most groups have one priority and many partitions.
+    costs what it costs in a dict, because most groups have one priority and many partitions. Of the methods that change
+    a dict, only those that are defined here keep both in step.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     if handler.limit_by is not None and is_of_jobs(handler.ref):
         yield BrokenRule(("limit_by",), f"limit_by={handler.limit_by!r} {LIMIT_BY_TASK}")
     if handler.filter is not None and is_of_jobs(handler.ref):
-        yield BrokenRule(("filter",), "a queue of jobs cannot have a filter: jobs that do not match it would never end")
+        yield BrokenRule(("filter",), f"filter {FILTERED_JOBS}")
 
 
 def changed(before: Handler, after: Handler) -> list[str]:

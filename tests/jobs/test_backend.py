@@ -593,7 +593,7 @@ def test_results_of_a_queue_that_was_in_another_database_can_be_read(queue_db, s
 
 def test_a_filter_is_refused(settings):
     settings.MYSQLQUEUE = {"GROUPS": {"jobs": {"FILTER": {"region": ["eu"]}}}}
-    with pytest.raises(SubscriberError, match="queue 'default': a queue of jobs cannot have a filter"):
+    with pytest.raises(SubscriberError, match="queue 'default': filter is not possible for a queue of jobs"):
         registry.handlers()
 
 
