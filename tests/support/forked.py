@@ -29,9 +29,10 @@ SERVERS = 6
 class Forked:
     """A process, with those methods of ``subprocess.Popen`` that tests call."""
 
-    def __init__(self, server: _Server, pid: int) -> None:
+    def __init__(self, server: _Server, pid: int, args: list[str]) -> None:
         self._server = server
         self.pid = pid
+        self.args = args
         self.stdout = None
         self.returncode: int | None = None
 
@@ -46,13 +47,16 @@ class Forked:
             left = None if until is None else until - time.monotonic()
             if left is not None and left < 0:
                 assert timeout is not None
-                raise subprocess.TimeoutExpired(["manage.py"], timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = self._server.status(self.pid, left)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -97,11 +101,12 @@ class _Server:
 
     def start(self, arguments: list[str], log: Path) -> Forked:
         with self._lock:
-            self._socket.sendall(json.dumps([arguments, str(log)]).encode() + b"\n")
+            ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell: inherited
+            self._socket.sendall(json.dumps([arguments, str(log), ignored]).encode() + b"\n")
             while not self._answers:
                 assert self._read(), "the process that forks has ended"
             self._running += 1
-            return Forked(self, int(self._answers.pop().removeprefix("started ")))
+            return Forked(self, int(self._answers.pop().removeprefix("started ")), arguments)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
         """The exit code of a process as soon as it has one, within some seconds at most."""
@@ -136,9 +141,9 @@ def start(arguments: list[str], environment: dict[str, str], log: Path) -> Forke
     """Start a command of ``manage.py``.
 
     Returns:
-        None if a fork would not be the same: Django cannot be set up, SIGINT is ignored, or coverage is measured.
+        None if a fork would not be the same: Django cannot be set up, or coverage is measured.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN or any(name.startswith("COVERAGE_P") for name in environment):
+    if any(name.startswith("COVERAGE_P") for name in environment):
         return None
     log.touch()
     name = json.dumps(environment, sort_keys=True)
@@ -180,7 +185,7 @@ def serve(control: socket.socket) -> list[str]:
             line = requests.readline()
             if not line:
                 os._exit(0)
-            arguments, log = json.loads(line)
+            arguments, log, ignored = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 for descriptor in children:
@@ -191,6 +196,7 @@ def serve(control: socket.socket) -> list[str]:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 os.close(output)
+                signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
                 return list(arguments)
             children[os.pidfd_open(pid)] = pid
             control.sendall(f"started {pid}\n".encode())
@@ -198,7 +204,7 @@ def serve(control: socket.socket) -> list[str]:
 
 def main() -> None:
     # Ctrl-C is for those that ask.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     import django
@@ -209,7 +215,6 @@ def main() -> None:
         import_module(name)
     control.sendall(b"ready\n")
     sys.argv = serve(control)
-    signal.signal(signal.SIGINT, before)
     execute_from_command_line(sys.argv)
 
 
