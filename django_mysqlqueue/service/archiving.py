@@ -14,8 +14,8 @@ def archived_offset(session: Session) -> int:
     Segments follow each other without a gap. If one is missing (somebody has deleted its row), the segments after the
     gap do not count.
     """
-    row = session.row(
+    (highest,) = session.one(
         f"SELECT MIN(s.hi) FROM {SEGMENTS} s {session.dialect.join_to(SEGMENTS, 'n', left=True)} ON n.lo = s.hi + 1 "
         "WHERE n.lo IS NULL"
     )
-    return 0 if row is None or row[0] is None else int(row[0])
+    return int(highest or 0)

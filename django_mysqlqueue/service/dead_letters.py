@@ -59,24 +59,12 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
     in the log, because other groups still need it. The copy has a new id: with the old one, a second dead letter of
     the message would be dropped as a duplicate.
 
-    Args:
-        session: the current transaction.
-        ref: the group.
-        failed: the deliveries, whose rows this transaction has locked and found unsettled.
+    ``failed``: the deliveries, whose rows this transaction has locked and found unsettled.
     """
     ordered = sorted(failed)
     ids = {(one.key, one.offset): new_message_id() for one in ordered}
-    for chunk in session.chunks(ordered):
-        session.execute(
-            session.dialect.update_joined(
-                STATE,
-                ("k", "o", "n"),
-                len(chunk),
-                BY_ROW,
-                {"acked": "1", **losses.NOT_HELD, "delivered_by": "''", "retry_count": "v.n"},
-            ),
-            (*flat(one[:3] for one in chunk), *ref),
-        )
+    settled = {"acked": "1", **losses.NOT_HELD, "delivered_by": "''", "retry_count": "v.n"}
+    session.update(STATE, ("k", "o", "n"), [one[:3] for one in ordered], BY_ROW, settled, after=ref)
     now = session.dialect.now_ms
     for chunk in session.chunks(ordered, weight=lambda one: len(one.error)):
         session.execute(
@@ -158,16 +146,9 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
         ordered = sorted(set(chosen.offsets))
         for start in range(0, len(ordered), size):
             piece = ordered[start : start + size]
-            found = [
-                offset
-                for (offset,) in session.rows(
-                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(piece))} "
-                    f"{session.dialect.join_to(LOG, 'm')} "
-                    f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
-                    (*piece, chosen.topic, *parameters),
-                )
-            ]
-            yield sorted(found)
+            join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s AND {condition}"
+            found = session.joined("SELECT m.`offset`", "o", piece, join, after=(chosen.topic, *parameters))
+            yield sorted(flat(found))
         return
     hint = session.dialect.force_index("queue_messages_partition")
     key, above = "", -1
@@ -186,17 +167,8 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
             return
         key, above = looked[-1]
         places = [offset for _, offset in looked]
-        matching: set[int] = set()
-        for chunk in session.chunks(places):
-            matching.update(
-                offset
-                for (offset,) in session.rows(
-                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} "
-                    f"{session.dialect.join_to(LOG, 'm')} "
-                    f"ON m.`offset` = v.o AND {condition}",
-                    (*chunk, *parameters),
-                )
-            )
+        join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
+        matching = set(flat(session.joined("SELECT m.`offset`", "o", places, join, after=parameters)))
         yield [offset for offset in places if offset in matching]
 
 
@@ -206,4 +178,4 @@ def failed_groups(session: Session, topic: str) -> set[str]:
     rows = session.rows(
         f"SELECT DISTINCT m.failed_group FROM {LOG} m{hint} WHERE m.topic = %s AND m.failed_group <> ''", (topic,)
     )
-    return {group for (group,) in rows}
+    return set(flat(rows))

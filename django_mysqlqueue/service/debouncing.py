@@ -96,15 +96,9 @@ def remember(session: Session, rows: Sequence[OutboxRow]) -> None:
 
 def forget(session: Session, ids: Sequence[int]) -> None:
     """Let those of some messages that are debounced be so no longer. Their rows of the outbox are locked."""
-    for chunk in session.chunks(sorted(ids)):
-        # At REPEATABLE READ, deleting a row that does not exist would lock a gap, and stop publishers.
-        found = session.rows(
-            f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}",
-            chunk,
-        )
-        if found:
-            _delete(session, DEBOUNCED, sorted(flat(found)))
+    # At REPEATABLE READ, deleting a row that does not exist would lock a gap, and stop publishers.
+    there = session.joined("SELECT s.outbox_id", "i", ids, f"{session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}")
+    _delete(session, DEBOUNCED, flat(there))
 
 
 # -- the sequencer ----------------------------------------------------------------
@@ -147,8 +141,9 @@ def decide(session: Session, due: Sequence[int], *, max_bytes: int) -> Decision:
     left_behind = [one.outbox_id for one in pending if not one.is_there]
     single = {one.outbox_id for one in pending if one.is_duplicate or not one.is_there}
     decision.kept.update(gone, {outbox_id for outbox_id, key in keys.items() if key in cut} - single)
-    _move(session, OUTBOX, "deliver_at", [(outbox_id, at) for outbox_id, at, _ in changed])
-    _move(session, DEBOUNCED, "deliver_by", [(outbox_id, by) for outbox_id, _, by in changed])
+    changed.sort()
+    for table, column, place in ((OUTBOX, "deliver_at", 1), (DEBOUNCED, "deliver_by", 2)):
+        session.update(table, ("i", "at"), [(row[0], row[place]) for row in changed], BY_ID, {column: "v.at"})
     _delete(session, OUTBOX, gone)
     done = {*gone, *left_behind, *decision.added, *(keys.keys() - decision.kept)}
     _delete(session, DEBOUNCED, done)
@@ -159,15 +154,9 @@ def decide(session: Session, due: Sequence[int], *, max_bytes: int) -> Decision:
 
 def _keys(session: Session, ids: Sequence[int]) -> dict[int, Key]:
     """Return the coalesce keys of those messages that are debounced, by id."""
-    found: dict[int, Key] = {}
-    for chunk in session.chunks(sorted(ids)):
-        for outbox_id, *key in session.rows(
-            "SELECT s.outbox_id, s.topic, s.partition_key, s.coalesce_key "
-            f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}",
-            chunk,
-        ):
-            found[outbox_id] = Key(*key)
-    return found
+    select = "SELECT s.outbox_id, s.topic, s.partition_key, s.coalesce_key"
+    rows = session.joined(select, "i", ids, f"{session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}")
+    return {outbox_id: Key(*key) for outbox_id, *key in rows}
 
 
 def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set[Key]]:
@@ -203,28 +192,18 @@ def _busy(session: Session, ids: Sequence[int]) -> set[int]:
 
 
 def _read(session: Session, ids: Sequence[int], suffix: str) -> list[_Locked]:
-    return [
-        _Locked(*row)
-        for chunk in session.chunks(sorted(ids))
-        for row in session.rows(
-            f"SELECT s.outbox_id, s.deliver_at, d.deliver_by, s.size, {session.dialect.now_ms} "
-            f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} ON {BY_ID} "
-            f"{session.dialect.join_to(DEBOUNCED, 'd')} ON d.outbox_id = s.outbox_id{suffix}",
-            chunk,
-        )
-    ]
-
-
-def _move(session: Session, table: str, column: str, rows: Iterable[tuple[int, int]]) -> None:
-    for chunk in session.chunks(sorted(rows)):
-        session.execute(
-            session.dialect.update_joined(table, ("i", "at"), len(chunk), BY_ID, {column: "v.at"}), flat(chunk)
-        )
+    rows = session.joined(
+        f"SELECT s.outbox_id, s.deliver_at, d.deliver_by, s.size, {session.dialect.now_ms}",
+        "i",
+        ids,
+        f"{session.dialect.join_to(OUTBOX, 's')} ON {BY_ID} "
+        f"{session.dialect.join_to(DEBOUNCED, 'd')} ON d.outbox_id = s.outbox_id{suffix}",
+    )
+    return [_Locked(*row) for row in rows]
 
 
 def _delete(session: Session, table: str, ids: Iterable[int]) -> None:
-    for chunk in session.chunks(sorted(ids)):
-        session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), BY_ID), chunk)
+    session.delete(table, "i", sorted(ids), BY_ID)
 
 
 # -- GC ---------------------------------------------------------------------------

@@ -62,20 +62,14 @@ def level(ref: GroupRef) -> str:
 
 def record(session: Session, events: Sequence[Event]) -> None:
     """Insert events, with the database's time, in multi-row statements."""
-    row = f"(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, {session.dialect.now_ms})"
+    row = f"({'%s, ' * 11}{session.dialect.now_ms})"
     for chunk in session.chunks(events, weight=lambda event: len(event.error)):
         session.execute(
             f"INSERT INTO {EVENTS} (consumer_group, topic, partition_key, message_offset, attempt, outcome, "
             "delivered_at, handled_ms, settled_by, error, related_id, settled_at) VALUES "
             + session.dialect.placeholders(len(chunk), row),
             flat(
-                (
-                    *event.ref,
-                    *event[1:7],
-                    event.by[:KEY_LENGTH],
-                    cut_error(event.error),
-                    event.related_id,
-                )
+                (*event.ref, *event[1:7], event.by[:KEY_LENGTH], cut_error(event.error), event.related_id)
                 for event in chunk
             ),
         )
@@ -108,15 +102,9 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
 
     The rows are read from the start of the primary key, so no index on the time is needed.
     """
-    ids = [
-        row_id
-        for (row_id,) in session.rows(
-            f"SELECT h.id FROM (SELECT id, {column} AS at FROM {table}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id > 0 ORDER BY id LIMIT %s) h WHERE h.at < {session.dialect.now_ms} - %s",
-            (CHUNK, keep_ms),
-        )
-    ]
-    return sum(
-        session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), "s.id = v.i"), chunk)
-        for chunk in session.chunks(sorted(ids))
+    ids = session.rows(
+        f"SELECT h.id FROM (SELECT id, {column} AS at FROM {table}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE id > 0 ORDER BY id LIMIT %s) h WHERE h.at < {session.dialect.now_ms} - %s",
+        (CHUNK, keep_ms),
     )
+    return session.delete(table, "i", sorted(flat(ids)), "s.id = v.i")

@@ -16,6 +16,7 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "subscriber_name")
+BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 FORGET_AFTER_MS = 86_400_000
 """Milliseconds after which rows are deleted: each start of a subscriber adds rows of its own."""
 
@@ -47,7 +48,7 @@ def beat(
         if round_trip is not None:
             assign["info"] = "JSON_SET(info, '$.p50_us', %s, '$.p95_us', %s)"
             took = [round(seconds * 1e6) for seconds in round_trip]
-        rows = sorted((ref.group, ref.topic, subscriber, json.dumps(info)) for ref in refs)
+        rows = sorted((*ref, subscriber, json.dumps(info)) for ref in refs)
         session.execute(
             f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at) VALUES "
             + session.dialect.placeholders(len(rows), f"(%s, %s, %s, JSON_SET(%s, '$.started_at', {now}), {now})")
@@ -98,34 +99,22 @@ def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
 
 def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Deregister a subscriber in the caller's transaction."""
-    rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
-    on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-    session.execute(
-        session.dialect.update_joined(HEARTBEATS, KEY, len(rows), on, {"deregistered_at": session.dialect.now_ms}),
-        flat(rows),
-    )
+    rows = sorted((*ref, subscriber) for ref in refs)
+    session.update(HEARTBEATS, KEY, rows, BY_KEY, {"deregistered_at": session.dialect.now_ms})
 
 
 def mark_died(session: Session, subscriber: str, handled: Mapping[GroupRef, Sequence[int]], how: str) -> None:
     """Deregister a subscriber whose process has died, and record how."""
     rows = sorted((*ref, subscriber, how, json.dumps(list(offsets))) for ref, offsets in handled.items())
-    on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
     info = "JSON_SET(s.info, '$.died', v.how, '$.handled', v.handled)"
-    values = {"deregistered_at": session.dialect.now_ms, "info": info}
-    session.execute(
-        session.dialect.update_joined(HEARTBEATS, (*KEY, "how", "handled"), len(rows), on, values), flat(rows)
-    )
+    changes = {"deregistered_at": session.dialect.now_ms, "info": info}
+    session.update(HEARTBEATS, (*KEY, "how", "handled"), rows, BY_KEY, changes)
 
 
 def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Delete a subscriber's rows, by primary key. ``InlineSubscriber`` leaves no trace."""
-
-    def delete(session: Session) -> None:
-        rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
-        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-        session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
-
-    run(using, delete)
+    rows = sorted((*ref, subscriber) for ref in refs)
+    run(using, lambda session: session.delete(HEARTBEATS, KEY, rows, BY_KEY))
 
 
 def names(session: Session) -> list[str]:
@@ -164,19 +153,14 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
     """
 
     def delete(session: Session) -> int:
-        places = sorted(
-            session.rows(
-                f"SELECT consumer_group, topic, subscriber_name FROM {HEARTBEATS} WHERE subscriber_name = %s",
-                (subscriber,),
-            )
-        )
+        rows = session.rows(f"SELECT {', '.join(KEY)} FROM {HEARTBEATS} WHERE subscriber_name = %s", (subscriber,))
+        places = sorted(rows)
         if not places:
             return 0
         # By primary key and under lock, because the subscriber may send a heartbeat at this moment.
-        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
         alive = session.rows(
             f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END "
-            f"FROM {session.dialect.rows(KEY, len(places))} {session.dialect.join_to(HEARTBEATS, 's')} ON {on}"
+            f"FROM {session.dialect.rows(KEY, len(places))} {session.dialect.join_to(HEARTBEATS, 's')} ON {BY_KEY}"
             f"{session.dialect.for_update}",
             (lease_ms, lease_ms, *flat(places)),
         )
@@ -184,7 +168,7 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
             return 0  # Somebody else has removed them in the meantime.
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(_alive_text(subscriber))
-        session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
+        session.delete(HEARTBEATS, KEY, places, BY_KEY)
         audit.once(session, "forget", len(alive), actor=actor, reason=reason, detail=subscriber)
         return len(alive)
 
@@ -240,12 +224,9 @@ def forget_old(using: str, *, limit: int = 500) -> int:
     def delete(session: Session) -> int:
         old, parameters = outdated(session)
         rows = session.rows(
-            f"SELECT consumer_group, topic, subscriber_name FROM {old} ORDER BY {', '.join(KEY)} LIMIT %s",
+            f"SELECT {', '.join(KEY)} FROM {old} ORDER BY {', '.join(KEY)} LIMIT %s",
             (*parameters, limit),
         )
-        if not rows:
-            return 0
-        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-        return session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
+        return session.delete(HEARTBEATS, KEY, rows, BY_KEY)
 
     return run(using, delete)

@@ -220,18 +220,13 @@ def _end(session: Session, ids: Collection[str]) -> tuple[set[str], int]:
     Returns:
         The jobs whose results were not locked by another transaction, and had not ended; and how many of them it ended.
     """
-    locked: list[Unfinished] = []
-    for chunk in session.chunks(sorted(ids)):
-        locked += [
-            Unfinished(*row)
-            for row in session.rows(
-                f"SELECT {', '.join(f's.{name}' for name in Unfinished._fields)} FROM {RESULTS} s"
-                f"{session.dialect.force_index('PRIMARY')} WHERE s.id IN "
-                f"({session.dialect.placeholders(len(chunk), '%s')}) AND {UNFINISHED} ORDER BY s.id"
-                f"{session.dialect.skip_locked}",
-                chunk,
-            )
-        ]
+    rows = session.among(
+        f"SELECT {', '.join(f's.{name}' for name in Unfinished._fields)} FROM {RESULTS} s"
+        f"{session.dialect.force_index('PRIMARY')} WHERE s.id IN {{keys}} AND {UNFINISHED} ORDER BY s.id"
+        f"{session.dialect.skip_locked}",
+        ids,
+    )
+    locked = [Unfinished(*row) for row in rows]
     return {job.id for job in locked}, job_results.follow(session, JobEnds(reasons=cannot_run(session, locked)))
 
 
@@ -306,16 +301,13 @@ def _in_log(session: Session, wanted: Collection[tuple[str, str, str]]) -> dict[
 
 
 def _groups(session: Session, topics: Collection[str]) -> dict[str, tuple[int, str]]:
-    found: dict[str, tuple[int, str]] = {}
-    for chunk in session.chunks(sorted(topics)):
-        for topic, *row in session.rows(
-            f"SELECT topic, start_offset, after_seek FROM {GROUPS}"
-            f"{session.dialect.force_index('queue_consumer_groups_name')} "
-            f"WHERE consumer_group = %s AND topic IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            (JOB_GROUP, *chunk),
-        ):
-            found[topic] = (row[0], row[1])
-    return found
+    rows = session.among(
+        f"SELECT topic, start_offset, after_seek FROM {GROUPS}"
+        f"{session.dialect.force_index('queue_consumer_groups_name')} WHERE consumer_group = %s AND topic IN {{keys}}",
+        topics,
+        before=(JOB_GROUP,),
+    )
+    return {row.topic: (row.start_offset, row.after_seek) for row in rows}
 
 
 def _before_log(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:

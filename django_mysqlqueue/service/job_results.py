@@ -170,14 +170,9 @@ def _end(
 
 def of_messages(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     """Return the ids of jobs by the offsets of their messages."""
-    found: dict[int, str] = {}
-    for chunk in session.chunks(sorted(offsets)):
-        found |= session.rows(
-            f"SELECT m.`offset`, {PUBLISHED_ID} FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
-            f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            chunk,
-        )
-    return found
+    hint = session.dialect.force_index("PRIMARY")
+    select = f"SELECT m.`offset`, {PUBLISHED_ID} FROM {LOG} m{hint} WHERE m.`offset` IN {{keys}}"
+    return dict(session.among(select, offsets))
 
 
 def _failed(row: JobRow, reason: tuple[str, str], attempt: JobEnd | None = None) -> tuple[JobEnd, str]:
@@ -191,9 +186,7 @@ def _failed(row: JobRow, reason: tuple[str, str], attempt: JobEnd | None = None)
 def cancel(session: Session, topics: Mapping[str, str]) -> int:
     """End jobs whose messages are not delivered any more, because somebody has cancelled them; return how many.
 
-    Args:
-        session: the current transaction.
-        topics: the topic of each job's queue, by id.
+    ``topics``: the topic of each job's queue, by id.
     """
     return _end(
         session,
@@ -279,12 +272,7 @@ def collect(using: str) -> int:
             if any(old[job] for job in ids):
                 # Only what this transaction deletes counts: another one may delete the same, or restart it.
                 gone = [job for job, row in read(session, ids, session.dialect.for_update).items() if row.is_finished]
-            number += sum(
-                session.execute(
-                    session.dialect.delete_joined(RESULTS, ("i",), len(chunk), "s.id = v.i", "s.finished_at > 0"), chunk
-                )
-                for chunk in session.chunks(gone)
-            )
+            number += session.delete(RESULTS, "i", gone, "s.id = v.i", "s.finished_at > 0")
             job_stages.forget(session, Counter(old[job] for job in gone if old[job]))
         return number
 

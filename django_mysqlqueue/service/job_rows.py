@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -21,6 +21,8 @@ from django_mysqlqueue.sql.session import Session, flat
 RESULTS = JobResult._meta.db_table
 READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
 FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
+BY_ID = "s.id = v.id"
+STARTED_AT = "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END"
 UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
 LONGEST_ERROR = 65_536
 """Maximum number of characters of a traceback; of a longer one, the end is stored."""
@@ -149,12 +151,7 @@ def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> No
     """Insert results of new jobs in the caller's transaction."""
     conflict = session.dialect.on_conflict_keep(RESULTS, (keep,)) if keep else ""
     for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
-        session.execute(
-            f"INSERT INTO {RESULTS} ({', '.join(NewResult._fields)}) VALUES "
-            + session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * len(NewResult._fields))})")
-            + conflict,
-            flat(chunk),
-        )
+        session.insert(RESULTS, NewResult._fields, chunk, conflict)
 
 
 def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]:
@@ -182,57 +179,36 @@ def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]
 
 def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
     """Store the ids of redriven messages of jobs whose results know of none, in the caller's transaction."""
-    for chunk in session.chunks(sorted(messages.items())):
-        session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                ("id", "message"),
-                len(chunk),
-                "s.id = v.id",
-                {"redriven_id": "v.message"},
-                "s.redriven_id = ''",
-            ),
-            flat(chunk),
-        )
+    changes = {"redriven_id": "v.message"}
+    session.update(RESULTS, ("id", "message"), sorted(messages.items()), BY_ID, changes, "s.redriven_id = ''")
 
 
-def _owners(session: Session, column: str, values: Sequence[str | None], how: str = "") -> dict[str, str]:
+def _owners(session: Session, column: str, values: Iterable[str | None], how: str = "") -> dict[str, str]:
     """Return the jobs with some unique keys, or with some ids, by their unique keys."""
     index = "PRIMARY" if column == "id" else "queue_job_results_unique"
-    found: dict[str, str] = {}
-    for chunk in session.chunks(values):
-        found |= session.rows(
-            f"SELECT unique_key, id FROM {RESULTS}{session.dialect.force_index(index)} "
-            f"WHERE {column} IN ({session.dialect.placeholders(len(chunk), '%s')}) AND unique_key IS NOT NULL "
-            f"ORDER BY {column}{how}",
-            chunk,
-        )
-    return found
+    rows = session.among(
+        f"SELECT unique_key, id FROM {RESULTS}{session.dialect.force_index(index)} "
+        f"WHERE {column} IN {{keys}} AND unique_key IS NOT NULL ORDER BY {column}{how}",
+        values,
+    )
+    return dict(rows)
 
 
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
     """Return results by id."""
-    found: dict[str, JobRow] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        for row in session.rows(
-            f"SELECT {', '.join(JobRow._fields)} FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) ORDER BY id{how}",
-            chunk,
-        ):
-            found[row[0]] = JobRow(*row)
-    return found
+    rows = _rows(session, ", ".join(JobRow._fields), ids, f" ORDER BY id{how}")
+    return {row.id: JobRow(*row) for row in rows}
 
 
 def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     """Return the statuses of jobs by id."""
-    found: dict[str, str] = {}
-    for chunk in session.chunks(sorted(set(ids))):
-        found |= session.rows(
-            f"SELECT id, status FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            chunk,
-        )
-    return found
+    return dict(_rows(session, "id, status", ids))
+
+
+def _rows(session: Session, columns: str, ids: Iterable[str], end: str = "") -> list[Any]:
+    """Return columns of results, by primary key."""
+    hint = session.dialect.force_index("PRIMARY")
+    return session.among(f"SELECT {columns} FROM {RESULTS}{hint} WHERE id IN {{keys}}{end}", ids)
 
 
 def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
@@ -258,59 +234,31 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
         )
     others = [(job, *key) for key, found in alike.items() if key != values for job in found]
     for chunk in session.chunks(others, weight=lambda row: len(row[2]) + len(row[3])):
-        session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                ("id", *columns),
-                len(chunk),
-                "s.id = v.id",
-                common | {name: f"v.{name}" for name in columns},
-            ),
-            flat(chunk),
-        )
+        changes = common | {name: f"v.{name}" for name in columns}
+        session.update(RESULTS, ("id", *columns), chunk, BY_ID, changes)
 
 
 def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     """Store the ends of attempts, each with the job's status, except for jobs that have ended; return how many."""
     if len(ends) == 1:  # An atomic job. For a join, MariaDB fills a temporary table, which takes eight times as long.
         return _end_one(session, *ends[0])
-    ordered, changed = sorted(ends, key=lambda one: one[0].id), 0
+    names = ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "worker_ids")
     is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"
+    changes = {
+        "status": "v.status",
+        "finished_at": f"CASE WHEN {is_over} THEN {session.dialect.now_ms} ELSE 0 END",
+        "started_at": STARTED_AT,
+        "last_attempted_at": "CASE WHEN v.attempted_at > 0 THEN v.attempted_at "
+        "WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
+        "return_value": "v.return_value",
+        **{name: f"COALESCE(v.{name}, s.{name})" for name in ("errors", "progress", "worker_ids")},
+        "unique_key": "NULL",
+    }
+    changed = 0
+    ordered = sorted(ends, key=lambda one: one[0].id)
     for chunk in session.chunks(ordered, weight=lambda one: len(one[0].return_value) + len(one[0].errors or "")):
-        changed += session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "worker_ids", "status"),
-                len(chunk),
-                "s.id = v.id",
-                {
-                    "status": "v.status",
-                    "finished_at": f"CASE WHEN {is_over} THEN {session.dialect.now_ms} ELSE 0 END",
-                    "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
-                    "last_attempted_at": "CASE WHEN v.attempted_at > 0 THEN v.attempted_at "
-                    "WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
-                    "return_value": "v.return_value",
-                    "errors": "COALESCE(v.errors, s.errors)",
-                    "progress": "COALESCE(v.progress, s.progress)",
-                    "worker_ids": "COALESCE(v.worker_ids, s.worker_ids)",
-                    "unique_key": "NULL",
-                },
-                UNFINISHED,
-            ),
-            flat(
-                (
-                    one.id,
-                    one.started_at,
-                    one.attempted_at,
-                    one.return_value,
-                    one.errors,
-                    one.progress,
-                    one.worker_ids,
-                    status,
-                )
-                for one, status in chunk
-            ),
-        )
+        rows = [(*(getattr(one, name) for name in names), status) for one, status in chunk]
+        changed += session.update(RESULTS, (*names, "status"), rows, BY_ID, changes, UNFINISHED)
     return changed
 
 
@@ -335,51 +283,18 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
     Returns:
         The ids of the jobs, without those whose rows another transaction has locked: nothing was stored for them.
     """
-    locked = set(_locked(session, [job.id for job in jobs]))
+    # With ids alone, MySQL would read the whole index of a small table.
+    locked = {job.id for job in _rows(session, "id, status", (job.id for job in jobs), session.dialect.skip_locked)}
+    changes = {"started_at": STARTED_AT, "last_attempted_at": "v.attempted_at", "progress": "v.progress"}
+    is_later = f"s.status = '{RUNNING}' AND s.last_attempted_at <= v.attempted_at"
     for chunk in session.chunks(sorted(job for job in jobs if job.id in locked), weight=lambda job: len(job.progress)):
-        session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                StartedJob._fields,
-                len(chunk),
-                "s.id = v.id",
-                {
-                    "started_at": "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END",
-                    "last_attempted_at": "v.attempted_at",
-                    "progress": "v.progress",
-                },
-                f"s.status = '{RUNNING}' AND s.last_attempted_at <= v.attempted_at",
-            ),
-            flat(chunk),
-        )
+        session.update(RESULTS, StartedJob._fields, chunk, BY_ID, changes, is_later)
     return locked
-
-
-def _locked(session: Session, ids: Iterable[str]) -> Iterator[str]:
-    """Lock those rows that no other transaction has locked, and yield their ids. It waits for none, in any order."""
-    for chunk in session.chunks(sorted(set(ids))):
-        # With ids alone, MySQL would read the whole index of a small table.
-        for job, _ in session.rows(
-            f"SELECT id, status FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-            f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}){session.dialect.skip_locked}",
-            chunk,
-        ):
-            yield job
 
 
 def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
     """Return the ids of the jobs that were asked to stop."""
-    found: set[str] = set()
-    for chunk in session.chunks(sorted(set(ids))):
-        found |= {
-            row[0]
-            for row in session.rows(
-                f"SELECT id FROM {RESULTS}{session.dialect.force_index('PRIMARY')} "
-                f"WHERE id IN ({session.dialect.placeholders(len(chunk), '%s')}) AND cancel_requested_at > 0",
-                chunk,
-            )
-        }
-    return found
+    return set(flat(_rows(session, "id", ids, " AND cancel_requested_at > 0")))
 
 
 def restart(session: Session, messages: Mapping[str, str]) -> None:
@@ -387,22 +302,13 @@ def restart(session: Session, messages: Mapping[str, str]) -> None:
 
     ``messages``: by id of a job, the id of its new message; empty: it has no new one.
     """
-    for chunk in session.chunks(sorted(messages.items())):
-        session.execute(
-            session.dialect.update_joined(
-                RESULTS,
-                ("id", "message"),
-                len(chunk),
-                "s.id = v.id",
-                {
-                    "status": f"'{READY}'",
-                    "finished_at": "0",
-                    "cancel_requested_at": "0",
-                    "progress": "''",
-                    "errors": session.dialect.appended("s.errors", RESTARTED),
-                    "redriven_id": "CASE WHEN v.message = '' THEN s.redriven_id ELSE v.message END",
-                },
-                f"s.status = '{FAILED}'",
-            ),
-            flat(chunk),
-        )
+    changes = {
+        "status": f"'{READY}'",
+        "finished_at": "0",
+        "cancel_requested_at": "0",
+        "progress": "''",
+        "errors": session.dialect.appended("s.errors", RESTARTED),
+        "redriven_id": "CASE WHEN v.message = '' THEN s.redriven_id ELSE v.message END",
+    }
+    has_failed = f"s.status = '{FAILED}'"
+    session.update(RESULTS, ("id", "message"), sorted(messages.items()), BY_ID, changes, has_failed)

@@ -22,7 +22,7 @@ from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow
-from django_mysqlqueue.sql.session import Session, flat, last_row
+from django_mysqlqueue.sql.session import Session, last_row
 
 STAGES = JobStage._meta.db_table
 NO_CHAIN = -1
@@ -106,12 +106,7 @@ def insert(session: Session, sizes: Mapping[str, int]) -> None:
     rows = [
         Stage(stage, after, size, size, size) for (stage, size), after in zip(sizes.items(), following, strict=True)
     ]
-    for chunk in session.chunks(rows):
-        session.execute(
-            f"INSERT INTO {STAGES} ({', '.join(Stage._fields)}) VALUES "
-            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)"),
-            flat(chunk),
-        )
+    session.insert(STAGES, Stage._fields, rows)
 
 
 def read(session: Session, stage: str, how: str = "") -> Stage | None:
@@ -283,9 +278,7 @@ def _alive(statuses: Iterable[str]) -> int:
 def forget(session: Session, deleted: Mapping[str, int]) -> None:
     """Delete the stages whose results were all deleted.
 
-    Args:
-        session: the current transaction.
-        deleted: the number of results that it has deleted, by stage.
+    ``deleted``: the number of results that the transaction has deleted, by stage.
     """
     for stage, number in sorted(deleted.items()):
         session.execute(f"UPDATE {STAGES} SET kept = kept - %s WHERE id = %s", (number, stage))

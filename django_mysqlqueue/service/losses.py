@@ -16,7 +16,7 @@ from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 STATE = DeliveryState._meta.db_table
 
@@ -46,14 +46,5 @@ def is_lost(token: int, delivered_by: str) -> bool:
 
 def make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int]], now: int) -> None:
     """Make lost deliveries wait. They remain suspected poison messages, and what their subscribers report is stale."""
-    for chunk in session.chunks(waits):
-        session.execute(
-            session.dialect.update_joined(
-                STATE,
-                ("k", "o", "until", "at"),
-                len(chunk),
-                BY_ROW,
-                {**NOT_HELD, "delivered_at": "v.at", "invisible_until": "v.until"},
-            ),
-            (*flat((*wait, now) for wait in chunk), *ref),
-        )
+    changes = {**NOT_HELD, "delivered_at": "v.at", "invisible_until": "v.until"}
+    session.update(STATE, ("k", "o", "until", "at"), [(*wait, now) for wait in waits], BY_ROW, changes, after=ref)

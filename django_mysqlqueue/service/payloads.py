@@ -39,18 +39,14 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     not prove that the message is deleted: see ``deleted``.
     """
     session = Session(using)
-    found: dict[int, Body] = {}
-    for chunk in session.chunks(sorted(offsets)):
-        for offset, message_id, payload, *more in session.rows(
-            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
-            "m.original_topic, m.failed_group, m.failure_count, m.last_error, m.target_group, "
-            "m.publisher_key, m.expires_at, m.coalesce_key "
-            f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
-            f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            chunk,
-        ):
-            found[offset] = Body(message_id, content(payload), *more)
-    return found
+    rows = session.among(
+        "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
+        "m.original_topic, m.failed_group, m.failure_count, m.last_error, m.target_group, "
+        "m.publisher_key, m.expires_at, m.coalesce_key "
+        f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} WHERE m.`offset` IN {{keys}}",
+        offsets,
+    )
+    return {offset: Body(message_id, content(payload), *more) for offset, message_id, payload, *more in rows}
 
 
 def deleted(using: str, offsets: Iterable[int]) -> set[int]:
@@ -59,19 +55,9 @@ def deleted(using: str, offsets: Iterable[int]) -> set[int]:
     A message that is missing from an answer may still exist: ``sql_select_limit``, or something between the server and
     this process, may have cut off the answer. So this query returns a row for each offset.
     """
-    session = Session(using)
-    found: set[int] = set()
-    for chunk in session.chunks(sorted(offsets)):
-        found.update(
-            int(offset)
-            for offset, is_there in session.rows(
-                f"SELECT v.o, EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = v.o) "
-                f"FROM {session.dialect.rows(('o',), len(chunk))}",
-                chunk,
-            )
-            if not is_there
-        )
-    return found
+    select = f"SELECT v.o, EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = v.o)"
+    rows = Session(using).joined(select, "o", offsets, "")
+    return {int(offset) for offset, is_there in rows if not is_there}
 
 
 def content(payload: object) -> bytes:

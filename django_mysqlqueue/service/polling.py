@@ -56,14 +56,12 @@ def poll(session: Session, ordered: Sequence[GroupRef] = ()) -> PollResult:
             f"{session.dialect.join_to(LEASES, 's', 'queue_leases_owner')} "
             "ON s.leased_by = '' AND s.consumer_group = v.g AND s.topic = v.t)"
         )
-    row = session.row(
+    now, earliest, scheduled, free_leases = session.one(
         f"SELECT {now_ms}, (SELECT MIN(deliver_at) FROM {OUTBOX}), "
         f"(SELECT deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
         f"WHERE deliver_at > {now_ms} ORDER BY deliver_at LIMIT 1), {free}",
         flat(ordered),
     )
-    assert row is not None  # noqa: S101  # A SELECT without FROM has one row.
-    now, earliest, scheduled, free_leases = row
     return PollResult(int(now), earliest is not None and earliest <= now, scheduled, bool(free_leases))
 
 

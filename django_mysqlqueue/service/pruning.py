@@ -97,9 +97,7 @@ def _through(collect: Callable[..., tuple[int, Any]], using: str) -> Iterator[in
 def _count(outdated: Callable[[Session], tuple[str, tuple[object, ...]]], using: str) -> int:
     session = Session(using)
     rows, parameters = outdated(session)
-    row = session.row(f"SELECT COUNT(*) FROM {rows}", parameters)
-    assert row is not None  # noqa: S101  # An aggregate has one row.
-    return int(row[0])
+    return int(session.one(f"SELECT COUNT(*) FROM {rows}", parameters)[0])
 
 
 def _left_leases(using: str) -> int:

@@ -51,35 +51,18 @@ def append_each(session: Session, append: Callable[[Sequence[int]], object], ids
 
 def in_due_order(session: Session, ids: Sequence[int]) -> list[int]:
     """Return scheduled rows of the outbox in the order in which they enter the log."""
-    places = [
-        (deliver_at, -priority, outbox_id)
-        for chunk in session.chunks(sorted(ids))
-        for outbox_id, deliver_at, priority in session.rows(
-            f"SELECT s.outbox_id, s.deliver_at, s.priority FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
-            chunk,
-        )
-    ]
-    return [outbox_id for *_, outbox_id in sorted(places)]
+    join = f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i"
+    rows = session.joined("SELECT s.outbox_id, s.deliver_at, s.priority", "i", ids, join)
+    return [row.outbox_id for row in sorted(rows, key=lambda row: (row.deliver_at, -row.priority, row.outbox_id))]
 
 
 def topics(session: Session, ids: Sequence[int], how: str = "") -> dict[int, str]:
     """Return the topics of those messages that are in the quarantine, by primary key.
 
-    Args:
-        session: the session.
-        ids: primary keys.
-        how: the end of the statement, to lock the rows.
+    ``how``: the end of the statement, to lock the rows.
     """
-    return {
-        int(key): topic
-        for chunk in session.chunks(sorted(set(ids)))
-        for key, topic in session.rows(
-            f"SELECT s.quarantine_id, s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{how}",
-            chunk,
-        )
-    }
+    join = f"{session.dialect.join_to(QUARANTINE, 's')} ON s.quarantine_id = v.i{how}"
+    return dict(session.joined("SELECT s.quarantine_id, s.topic", "i", ids, join))
 
 
 def requeue(session: Session, ids: Sequence[int]) -> int:
@@ -101,8 +84,4 @@ def requeue(session: Session, ids: Sequence[int]) -> int:
 
 def delete(session: Session, ids: Sequence[int]) -> int:
     """Delete messages of the quarantine; return how many there were."""
-    number = 0
-    for chunk in session.chunks(sorted(ids)):
-        sql = session.dialect.delete_joined(QUARANTINE, ("i",), len(chunk), "s.quarantine_id = v.i")
-        number += session.execute(sql, chunk)
-    return number
+    return session.delete(QUARANTINE, "i", sorted(ids), "s.quarantine_id = v.i")

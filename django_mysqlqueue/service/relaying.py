@@ -345,14 +345,9 @@ def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]
         Retry: the log no longer has one of them.
     """
     columns = ", ".join(f"m.{name}" for name in READ)
-    rows: list[tuple[Any, ...]] = []
-    for chunk in origin.chunks([place.offset for place in places]):
-        found = origin.rows(
-            f"SELECT m.`offset`, {columns} FROM {origin.dialect.rows(('o',), len(chunk))} "
-            f"{origin.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            chunk,
-        )
-        rows += [row[1:] for row in sorted(found, key=lambda row: row[0])]
+    join = f"{origin.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    found = origin.joined(f"SELECT m.`offset`, {columns}", "o", (place.offset for place in places), join)
+    rows = [row[1:] for row in sorted(found, key=lambda row: row[0])]
     if [row[ID] for row in rows] != [place.id for place in places]:
         raise Retry(f"The log of {origin.using!r} has changed: {len(places)} messages were read, {len(rows)} are there")
     return rows

@@ -13,7 +13,7 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import archiving, log, partitions, relaying, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
-from django_mysqlqueue.sql.session import Session, last_row, run
+from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -152,12 +152,10 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     if not starts:
         return None
     acked: dict[str, dict[str, int]] = {key: {} for key in keys}
+    join = f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}"
     for group in starts:
-        for key, offset in session.rows(
-            f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(keys))} "
-            f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
-            (*keys, group, topic),
-        ):
+        rows = session.joined("SELECT s.partition_key, s.offset_acked", "k", keys, join, after=(group, topic))
+        for key, offset in rows:
             acked[key][group] = offset
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
 
@@ -220,10 +218,7 @@ def _collect_chunk(
     if doomed and not dry_run:
         offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
         # Not len(offsets): another GC, a redrive or a discard may have deleted some of them, and counts those.
-        deleted = sum(
-            session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
-            for chunk in session.chunks(offsets)
-        )
+        deleted = session.delete(LOG, "o", offsets, "s.`offset` = v.o")
         _note(session, topic, offsets[-1], max(times))
     orphans: tuple[Orphans, ...] = ()
     if deleted and lowest is None and not settings.may_lack_groups(topic):
@@ -282,19 +277,13 @@ def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
     locked = watermarks.lock(session, ref, keys, skip_locked=True)
     if not locked:
         return 0
-    ordered = sorted(locked)
-    busy = {
-        key
-        for (key,) in session.rows(
-            f"SELECT v.k FROM {session.dialect.rows(('k',), len(ordered))} WHERE "
-            f"EXISTS (SELECT 1 FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
-            "WHERE m.topic = %s AND m.partition_key = v.k) OR "
-            f"EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
-            "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
-            (*ordered, ref.topic, *ref),
-        )
-    }
-    empty = [key for key in ordered if key not in busy]
-    for chunk in session.chunks(empty):
-        session.execute(session.dialect.delete_joined(OFFSETS, ("k",), len(chunk), BY_KEY), (*chunk, *ref))
+    is_busy = (
+        f"WHERE EXISTS (SELECT 1 FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = %s AND m.partition_key = v.k) OR "
+        f"EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
+        "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)"
+    )
+    busy = set(flat(session.joined("SELECT v.k", "k", locked, is_busy, after=(ref.topic, *ref))))
+    empty = sorted(set(locked) - busy)
+    session.delete(OFFSETS, "k", empty, BY_KEY, after=ref)
     return len(empty)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.models import Rollup
@@ -75,19 +75,18 @@ def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
             for ref, counts in counted
             if any(counts)
         ]
-        for chunk in session.chunks(rows):
-            session.execute(
-                f"INSERT INTO {ROLLUPS} ({', '.join(KEY)}) VALUES "
-                + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s)")
-                + session.dialect.on_conflict_keep(ROLLUPS, KEY),
-                flat(row[: len(KEY)] for row in chunk),
-            )
+        insert_missing(session, [row[: len(KEY)] for row in rows])
         assign = ", ".join(f"{name} = {name} + %s" for name in COUNTS)
         where = " AND ".join(f"{name} = %s" for name in KEY)
         for row in sorted(rows):
             session.execute(f"UPDATE {ROLLUPS} SET {assign} WHERE {where}", (*row[len(KEY) :], *row[: len(KEY)]))
 
     run(using, write)
+
+
+def insert_missing(session: Session, keys: Sequence[tuple[Any, ...]]) -> None:
+    """Insert the rows of some keys that there are not."""
+    session.insert(ROLLUPS, KEY, keys, session.dialect.on_conflict_keep(ROLLUPS, KEY))
 
 
 def _kept_ms() -> dict[int, int]:
@@ -115,8 +114,7 @@ def collect(using: str) -> int:
                 f"WHERE grain = %s AND bucket_at < %s ORDER BY {', '.join(KEY)} LIMIT %s",
                 (grain, now - kept, CHUNK),
             )
-            for chunk in session.chunks(rows):
-                deleted += session.execute(session.dialect.delete_joined(ROLLUPS, KEY, len(chunk), BY_KEY), flat(chunk))
+            deleted += session.delete(ROLLUPS, KEY, rows, BY_KEY)
         return deleted
 
     return run(using, delete)
@@ -203,16 +201,15 @@ def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef
     """
     length = grain * 1000
     times = range(-(-moment // length) * length, now + 1, length)
-    found: list[Bucket] = []
-    for chunk in session.chunks([(at, *ref) for ref in refs for at in times]):
-        rows = session.rows(
-            f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in (*SAMPLED, *COUNTS))} "
-            f"FROM {session.dialect.rows(('b', 'g', 't'), len(chunk))} {session.dialect.join_to(ROLLUPS, 's')} "
-            "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
-            (*flat(chunk), grain),
-        )
-        found += [_bucket(*row) for row in rows]
-    return sorted(found, key=lambda bucket: bucket.at)
+    rows = session.joined(
+        f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in (*SAMPLED, *COUNTS))}",
+        "bgt",
+        [(at, *ref) for ref in refs for at in times],
+        f"{session.dialect.join_to(ROLLUPS, 's')} "
+        "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
+        after=(grain,),
+    )
+    return sorted((_bucket(*row) for row in rows), key=lambda bucket: bucket.at)
 
 
 def summed(buckets: Sequence[Bucket]) -> Bucket | None:

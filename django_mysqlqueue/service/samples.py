@@ -15,8 +15,8 @@ from django_mysqlqueue.service import unclaimed
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.groups import waiting_since
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.rollups import HOUR, KEY, MINUTE, ROLLUPS
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.service.rollups import HOUR, KEY, MINUTE, ROLLUPS, insert_missing
+from django_mysqlqueue.sql.session import Session, run
 
 LOG = QueueMessage._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
@@ -49,17 +49,15 @@ def claim(
     """
     session = Session(using)
     minute = _begin(session.now(), MINUTE)
-    sampled: set[tuple[str, str]] = set()
-    for chunk in session.chunks(refs):
-        sampled.update(
-            session.rows(
-                f"SELECT s.consumer_group, s.topic FROM {session.dialect.rows(('g', 't'), len(chunk))} "
-                f"{session.dialect.join_to(ROLLUPS, 's')} ON s.grain = %s AND s.bucket_at = %s "
-                "AND s.consumer_group = v.g AND s.topic = v.t WHERE s.sampled_at > 0",
-                (*flat(chunk), MINUTE, minute),
-            )
-        )
-    wanted = sorted(ref for ref in refs if tuple(ref) not in sampled)
+    sampled = session.joined(
+        "SELECT s.consumer_group, s.topic",
+        "gt",
+        refs,
+        f"{session.dialect.join_to(ROLLUPS, 's')} ON s.grain = %s AND s.bucket_at = %s "
+        "AND s.consumer_group = v.g AND s.topic = v.t WHERE s.sampled_at > 0",
+        after=(MINUTE, minute),
+    )
+    wanted = sorted(set(refs).difference(sampled))
     if not wanted:
         return {}
     before = minute - MINUTE * 1000
@@ -69,14 +67,7 @@ def claim(
 
     def write(session: Session) -> dict[GroupRef, int]:
         # In the order in which rollups.add locks rows.
-        rows = sorted((*period, *ref) for period in {*periods, *past} for ref in wanted)
-        for chunk in session.chunks(rows):
-            session.execute(
-                f"INSERT INTO {ROLLUPS} ({', '.join(KEY)}) VALUES "
-                + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s)")
-                + session.dialect.on_conflict_keep(ROLLUPS, KEY),
-                flat(chunk),
-            )
+        insert_missing(session, sorted((*period, *ref) for period in {*periods, *past} for ref in wanted))
         won = {}
         for ref in wanted:
             if not session.execute(
@@ -149,14 +140,12 @@ class Sample:
     def begin(self) -> None:
         """Count the messages that are claimed and not settled."""
         session = Session(self._using)
-        row = session.row(
+        number, self._first, self._start = session.one(
             f"SELECT COUNT(*), MIN(w.message_offset), (SELECT start_offset FROM {GROUPS} "
             "WHERE consumer_group = %s AND topic = %s) FROM "
             f"(SELECT message_offset {log_queries.claimed(session)} LIMIT %s) w",
             (*self._ref, *self._ref, False, MOST_CLAIMED + 1),
         )
-        assert row is not None  # noqa: S101  # An aggregate has one row.
-        number, self._first, self._start = row
         self._number, self._exact = min(number, MOST_CLAIMED), number <= MOST_CLAIMED
 
     def add(self, keys: Sequence[str]) -> None:

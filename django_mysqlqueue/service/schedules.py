@@ -98,27 +98,18 @@ def home_of(definition: Definition) -> str:
 
 def read(session: Session, names: Iterable[str]) -> dict[str, Row]:
     """Return rows by name, without locks."""
-    found: dict[str, Row] = {}
-    for chunk in session.chunks(sorted(set(names))):
-        for row in session.rows(
-            f"SELECT {_columns(session)} FROM {session.dialect.rows(('n',), len(chunk))} "
-            f"{session.dialect.join_to(SCHEDULES, 's')} ON s.name = v.n",
-            chunk,
-        ):
-            found[row[0]] = Row(*row)
-    return found
+    join = f"{session.dialect.join_to(SCHEDULES, 's')} ON s.name = v.n"
+    return {row.name: Row(*row) for row in session.joined(f"SELECT {_columns(session)}", "n", names, join)}
 
 
 def read_all(session: Session, most: int, after: str = "") -> list[Row]:
     """Return rows in the order of their names, without locks."""
-    return [
-        Row(*row)
-        for row in session.rows(
-            f"SELECT {_columns(session)} FROM {SCHEDULES} s{session.dialect.force_index('PRIMARY')} "
-            "WHERE s.name > %s ORDER BY s.name LIMIT %s",
-            (after, most),
-        )
-    ]
+    rows = session.rows(
+        f"SELECT {_columns(session)} FROM {SCHEDULES} s{session.dialect.force_index('PRIMARY')} "
+        "WHERE s.name > %s ORDER BY s.name LIMIT %s",
+        (after, most),
+    )
+    return [Row(*row) for row in rows]
 
 
 def lock(session: Session, name: str, how: str | None = None) -> Row | None:
@@ -200,13 +191,7 @@ def _store_seen(using: str, names: Collection[str], change: Callable[[str], tupl
 
     def write(session: Session) -> None:
         seen_at, where = change(session.dialect.now_ms)
-        for chunk in session.chunks(sorted(names)):
-            session.execute(
-                session.dialect.update_joined(
-                    SCHEDULES, ("n",), len(chunk), "s.name = v.n", {"seen_at": seen_at}, where
-                ),
-                chunk,
-            )
+        session.update(SCHEDULES, "n", sorted(names), "s.name = v.n", {"seen_at": seen_at}, where)
 
     if names:
         run(using, write)
@@ -264,11 +249,7 @@ def has_unfinished(session: Session, name: str) -> bool:
 def publish(session: Session, definition: Definition, ids: Sequence[str], now: int) -> list[str]:
     """Publish messages of a schedule in the caller's transaction, as ``enqueue`` or ``publish`` do.
 
-    Args:
-        session: the current transaction.
-        definition: the definition.
-        ids: the ids of the messages.
-        now: the database's time in epoch milliseconds.
+    ``now``: the database's time in epoch milliseconds.
 
     Returns:
         The ids of those that were published: jobs whose ids have results were enqueued before.
@@ -304,11 +285,7 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
             for one in new
         ],
     )
-    publishing.publish_many(
-        definition.topic,
-        [_message(definition, one) for one in new],
-        using=session.using,
-    )
+    publishing.publish_many(definition.topic, [_message(definition, one) for one in new], using=session.using)
     return new
 
 

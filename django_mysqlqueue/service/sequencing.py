@@ -62,9 +62,7 @@ class Sequenced:
 
 def count_due(session: Session) -> int:
     """Return how many rows of the outbox are due."""
-    row = session.row(f"SELECT COUNT(*) FROM {OUTBOX} WHERE deliver_at <= {session.dialect.now_ms}")
-    assert row is not None  # noqa: S101  # An aggregate has one row.
-    return int(row[0])
+    return int(session.one(f"SELECT COUNT(*) FROM {OUTBOX} WHERE deliver_at <= {session.dialect.now_ms}")[0])
 
 
 def idle_for(session: Session) -> float:
@@ -127,10 +125,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool
                 quarantined += quarantine.append_each(session, append, chunk)
             else:
                 append(chunk)
-    for chunk in session.chunks(ids):
-        session.execute(
-            session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
-        )
+    session.delete(OUTBOX, ("outbox_id",), ids, "s.outbox_id = v.outbox_id")
     if due.has_keys:
         coalescing.follow(session, mutex.last_offset)
     end = f"{session.dialect.greatest}({MUTEX}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
@@ -341,21 +336,18 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     Returns:
         Those that are locked by their ids, in the given order.
     """
-    time = f"s.deliver_at > 0 AND s.deliver_at <= {session.dialect.now_ms}"
-    if not due:
-        time = f"s.deliver_at > {session.dialect.now_ms}"
+    now = session.dialect.now_ms
+    time = f"s.deliver_at > 0 AND s.deliver_at <= {now}" if due else f"s.deliver_at > {now}"
     suffix = session.dialect.for_update if wait else session.dialect.skip_locked
-    got: dict[int, Scheduled] = {}
-    for chunk in session.chunks(sorted(ids)):
-        # By primary key: with any other index, further rows and gaps would be locked too.
-        for outbox_id, *row in session.rows(
-            "SELECT s.outbox_id, s.coalesce_key IS NOT NULL, s.topic, s.id "
-            f"FROM {session.dialect.rows(('i',), len(chunk))} "
-            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
-            chunk,
-        ):
-            got[outbox_id] = Scheduled(*row)
-    return {outbox_id: got[outbox_id] for outbox_id in ids if outbox_id in got}
+    # By primary key: with any other index, further rows and gaps would be locked too.
+    rows = session.joined(
+        "SELECT s.outbox_id, s.coalesce_key IS NOT NULL, s.topic, s.id",
+        "i",
+        ids,
+        f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
+    )
+    locked = {outbox_id: Scheduled(*row) for outbox_id, *row in rows}
+    return {outbox_id: locked[outbox_id] for outbox_id in ids if outbox_id in locked}
 
 
 def _within(rows: Sequence[tuple[Any, ...]], max_rows: int, max_bytes: int) -> tuple[list[int], bool]:

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -129,8 +129,8 @@ class Session:
     def joined(
         self,
         select: str,
-        names: str,
-        keys: Collection[Any],
+        names: Sequence[str],
+        keys: Iterable[Any],
         joins: str,
         *,
         before: Sequence[Any] = (),
@@ -138,15 +138,78 @@ class Session:
     ) -> list[Any]:
         """Return the rows of a SELECT from some keys that are joined to tables as named tuples, in chunks of the keys.
 
-        ``names``: the columns of the keys as ``v``, one letter each; keys are tuples if there are several. ``before``,
+        ``names``: the columns of the keys as ``v``, such as ``"gt"``; keys are tuples if there are several. ``before``,
         ``after``: parameters of the SELECT and of the joins.
         """
         found: list[Any] = []
         for chunk in self.chunks(sorted(set(keys))):
-            values = flat(chunk) if len(names) > 1 else chunk
             sql = f"{select} FROM {self.dialect.rows(names, len(chunk))} {joins}"
-            found += self.named(sql, (*before, *values, *after))
+            found += self.named(sql, (*before, *_values(names, chunk), *after))
         return found
+
+    def among(
+        self, sql: str, keys: Iterable[Any], *, before: Sequence[Any] = (), after: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Return the rows of a SELECT that has ``IN {keys}`` as named tuples, in chunks of the keys.
+
+        ``before``, ``after``: parameters before and after those of the keys.
+        """
+        found: list[Any] = []
+        for chunk in self.chunks(sorted(set(keys))):
+            marks = f"({self.dialect.placeholders(len(chunk), '%s')})"
+            found += self.named(sql.replace("{keys}", marks), (*before, *chunk, *after))
+        return found
+
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any], end: str = "") -> None:
+        """Insert rows, in chunks. ``end``: the end of the statement, such as the clause for keys that exist."""
+        row = f"({', '.join(['%s'] * len(columns))})"
+        for chunk in self.chunks(rows):
+            values = self.dialect.placeholders(len(chunk), row)
+            self.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}{end}", flat(chunk))
+
+    def update(
+        self,
+        table: str,
+        names: Sequence[str],
+        rows: Sequence[Any],
+        on: str,
+        assign: Mapping[str, str],
+        where: str = "",
+        *,
+        after: Sequence[Any] = (),
+    ) -> int:
+        """Update the rows of a table (``s``) that have the keys in some rows of values (``v``), in chunks of these.
+
+        ``after``: parameters of ``on`` and of ``where``.
+
+        Returns:
+            The number of rows that matched.
+        """
+        changed = 0
+        for chunk in self.chunks(rows):
+            sql = self.dialect.update_joined(table, names, len(chunk), on, assign, where)
+            changed += self.execute(sql, (*_values(names, chunk), *after))
+        return changed
+
+    def delete(
+        self,
+        table: str,
+        names: Sequence[str],
+        keys: Sequence[Any],
+        on: str,
+        where: str = "",
+        *,
+        after: Sequence[Any] = (),
+    ) -> int:
+        """Delete the rows of a table (``s``) that have some keys (``v``), in chunks of these; return how many.
+
+        ``after``: parameters of ``on`` and of ``where``.
+        """
+        deleted = 0
+        for chunk in self.chunks(keys):
+            sql = self.dialect.delete_joined(table, names, len(chunk), on, where)
+            deleted += self.execute(sql, (*_values(names, chunk), *after))
+        return deleted
 
     def force_index(self, name: str) -> str:
         """Return the hint, after a table's alias, that makes the optimizer use an index."""
@@ -170,9 +233,7 @@ class Session:
 
     def now(self) -> int:
         """Return the database's time in epoch milliseconds."""
-        row = self.row(f"SELECT {self.dialect.now_ms}")
-        assert row is not None  # noqa: S101  # A SELECT without FROM has one row.
-        return int(row[0])
+        return int(self.one(f"SELECT {self.dialect.now_ms}")[0])
 
 
 @functools.lru_cache
@@ -184,6 +245,11 @@ def built(cls: type[T], row: Any, **values: Any) -> T:
     """Return a dataclass: its fields are the columns with their names of a named row, and other values."""
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return cls(**{name: value for name, value in row._asdict().items() if name in fields} | values)
+
+
+def _values(names: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of rows, which are no tuples if there is one name."""
+    return flat(rows) if len(names) > 1 else rows
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
