@@ -82,6 +82,18 @@ def sync_only(instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def arguments_of(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Return a decorator: a function that only hands its arguments on has the signature of the one that takes them."""
+
+    def decorate(hands_on: Callable[..., R]) -> Callable[P, R]:
+        returns = inspect.signature(hands_on).return_annotation
+        signature = inspect.signature(function).replace(return_annotation=returns)
+        hands_on.__signature__ = signature  # type: ignore[attr-defined]
+        return hands_on
+
+    return decorate
+
+
 def shown(value: object) -> str:
     """Return a value as an error shows it."""
     text = repr(value)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue import Delivery, Message, cancel, publish, publish_many, reschedule, subscriber
+from django_mysqlqueue import (
+    Delivery,
+    Message,
+    acancel,
+    apublish,
+    cancel,
+    publish,
+    publish_many,
+    reschedule,
+    subscriber,
+)
 from django_mysqlqueue.testing import deliver_all, delivery, published
 
 intervals: dict[str, int] = {"initial": 1}
@@ -62,3 +72,11 @@ def use() -> None:
     size: int = many([delivery()])
     print(published("t")[0].payload, deliver_all(advance=3600)[size].outcome)
     publish("t", 1, on_mismatch="never")  # type: ignore[arg-type]
+
+
+async def use_from_async_code() -> None:
+    message_id: str = await apublish("t", {"n": 1}, key="k", on_mismatch="on_commit")
+    changed: int = await acancel(message_id, topic="t")
+    print(changed)
+    await apublish("t", {"n": 1}, no_such_argument=1)  # type: ignore[call-arg]
+    await acancel(message_id, topic=1)  # type: ignore[arg-type]

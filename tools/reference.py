@@ -95,6 +95,8 @@ class Source:
         assert isinstance(package, griffe.Module)
         if "operations" in package.members:
             _spell_out_how(package["operations"])
+        if "service" in package.members:
+            _spell_out_arguments(package["service"])
         return cls(package, root)
 
     def find(self, path: str) -> griffe.Object | None:
@@ -106,6 +108,15 @@ class Source:
             return found.final_target if isinstance(found, griffe.Alias) else found
         except (KeyError, griffe.AliasResolutionError):
             return None
+
+
+def _spell_out_arguments(service: griffe.Module) -> None:
+    """Give functions with ``@arguments_of(…)`` the arguments of the other function, as the decorator does."""
+    for module in service.modules.values():
+        for function in module.functions.values():
+            for decorator in function.decorators:
+                if found := re.fullmatch(r"arguments_of\((\w+)\)", str(decorator.value)):
+                    function.parameters = module.functions[found[1]].parameters
 
 
 def _spell_out_how(operations: griffe.Module) -> None:

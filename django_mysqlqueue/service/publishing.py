@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
 
-from django_mysqlqueue.arguments import sync_only
+from django_mysqlqueue.arguments import arguments_of, sync_only
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.names.rules import relayed_topic
@@ -161,47 +161,15 @@ def publish_many(
     return count
 
 
-async def apublish(
-    topic: str,
-    payload: Any,
-    *,
-    key: str | None = None,
-    id: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    delay: float | datetime.timedelta | None = None,
-    deliver_at: datetime.datetime | None = None,
-    priority: int = 0,
-    expires_at: datetime.datetime | None = None,
-    expires_in: float | datetime.timedelta | None = None,
-    coalesce: str | None = None,
-    max_delay: float | datetime.timedelta | None = None,
-    using: str | None = None,
-    via: str | None = None,
-    on_mismatch: OnMismatch = "error",
-) -> str:
+@arguments_of(publish)
+async def apublish(*arguments: Any, **options: Any) -> str:
     """Publish a message from async code, with the arguments of ``publish``.
 
     The message commits in a transaction of its own: Django has no transactions in async code. To publish in a
     transaction with your data, put both into a sync function, and call it through ``sync_to_async``. (If sync code with
     an open transaction calls this through ``async_to_sync``, the message joins that transaction.)
     """
-    return await sync_to_async(publish)(
-        topic,
-        payload,
-        key=key,
-        id=id,
-        metadata=metadata,
-        delay=delay,
-        deliver_at=deliver_at,
-        priority=priority,
-        expires_at=expires_at,
-        expires_in=expires_in,
-        coalesce=coalesce,
-        max_delay=max_delay,
-        using=using,
-        via=via,
-        on_mismatch=on_mismatch,
-    )
+    return await sync_to_async(publish)(*arguments, **options)
 
 
 async def apublish_many(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mysqlqueue.arguments import sync_only
+from django_mysqlqueue.arguments import arguments_of, sync_only
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.names.keys import check_key
@@ -28,6 +28,7 @@ from django_mysqlqueue.service.sequencing import lock_scheduled
 from django_mysqlqueue.sql.session import Session, flat, run
 
 OUTBOX = OutboxMessage._meta.db_table
+BY_ID = "s.outbox_id = v.i"
 
 
 class Found(NamedTuple):
@@ -111,33 +112,22 @@ def reschedule(
     )
 
 
-async def acancel(
-    id: str, *, topic: str, key: str | None = None, using: str | None = None, via: str | None = None
-) -> int:
+@arguments_of(cancel)
+async def acancel(*arguments: Any, **options: Any) -> int:
     """Cancel from async code, with the arguments of ``cancel``.
 
     The change commits in a transaction of its own (see ``apublish``).
     """
-    return await sync_to_async(cancel)(id, topic=topic, key=key, using=using, via=via)
+    return await sync_to_async(cancel)(*arguments, **options)
 
 
-async def areschedule(
-    id: str,
-    *,
-    topic: str,
-    delay: float | datetime.timedelta | None = None,
-    deliver_at: datetime.datetime | None = None,
-    key: str | None = None,
-    using: str | None = None,
-    via: str | None = None,
-) -> int:
+@arguments_of(reschedule)
+async def areschedule(*arguments: Any, **options: Any) -> int:
     """Reschedule from async code, with the arguments of ``reschedule``.
 
     The change commits in a transaction of its own (see ``apublish``).
     """
-    return await sync_to_async(reschedule)(
-        id, topic=topic, delay=delay, deliver_at=deliver_at, key=key, using=using, via=via
-    )
+    return await sync_to_async(reschedule)(*arguments, **options)
 
 
 def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[[Session, list[int]], int]) -> int:
@@ -210,16 +200,8 @@ def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str |
 
 def count_scheduled(session: Session, ids: Sequence[int]) -> int:
     """Return how many of the scheduled messages with these primary keys of the outbox have not come due."""
-    number = 0
-    for chunk in session.chunks(sorted(set(ids))):
-        row = session.row(
-            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
-            f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
-            chunk,
-        )
-        assert row is not None  # noqa: S101  # An aggregate has one row.
-        number += int(row[0])
-    return number
+    join = f"{session.dialect.join_to(OUTBOX, 's')} ON {BY_ID} AND s.deliver_at > {session.dialect.now_ms}"
+    return sum(flat(session.joined("SELECT COUNT(*)", "i", ids, join)))
 
 
 def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
@@ -232,10 +214,7 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     job_results.cancel(
         session, {row.message_id: row.topic for row in locked.values() if job_queues.is_queue(row.topic)}
     )
-    return sum(
-        session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
-        for chunk in session.chunks(list(locked))
-    )
+    return session.delete(OUTBOX, "i", list(locked), BY_ID)
 
 
 def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at: int, *, wait: bool) -> int:
@@ -247,10 +226,5 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
     value = deliver_at if delay_ms is None else delay_ms
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
     debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
-    return sum(
-        session.execute(
-            session.dialect.update_joined(OUTBOX, ("i", "at"), len(chunk), "s.outbox_id = v.i", {"deliver_at": at}),
-            flat((outbox_id, value) for outbox_id in chunk),
-        )
-        for chunk in session.chunks(list(locked))
-    )
+    rows = [(outbox_id, value) for outbox_id in locked]
+    return session.update(OUTBOX, ("i", "at"), rows, BY_ID, {"deliver_at": at})
