@@ -6,11 +6,11 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
-from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
-class ConsumerGroup(models.Model):
+class ConsumerGroup(QueueModel):
     """A consumer group on a topic. It is registered before its first subscriber starts, because GC must wait for it."""
 
     class Mode(models.TextChoices):
@@ -61,8 +61,6 @@ class ConsumerGroup(models.Model):
         _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")
     )
 
-    objects = QueueManager["ConsumerGroup"]()
-
     class Meta:
         db_table = "queue_consumer_groups"
         verbose_name = _("consumer group")
@@ -105,7 +103,7 @@ class Topic(models.Model):
         return self.name
 
 
-class DeliveryState(models.Model):
+class DeliveryState(QueueModel):
     """A message's state for one group, from its claim until the watermark includes it."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "message_offset")
@@ -124,8 +122,6 @@ class DeliveryState(models.Model):
     delivered_at = models.BigIntegerField(_("delivered at"), db_default=0)
     last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
 
-    objects = QueueManager["DeliveryState"]()
-
     class Meta:
         db_table = "queue_delivery_state"
         verbose_name = _("delivery state")
@@ -137,7 +133,7 @@ class DeliveryState(models.Model):
         ]
 
 
-class PartitionLease(models.Model):
+class PartitionLease(QueueModel):
     """A subscriber's ownership of a partition, valid while its heartbeat is recent.
 
     ``leased_by`` is empty if the partition has work but no owner.
@@ -150,8 +146,6 @@ class PartitionLease(models.Model):
     leased_by = BytewiseCharField(_("leased by"), max_length=KEY_LENGTH, db_default="", blank=True)
     leased_at = models.BigIntegerField(_("leased at"), db_default=0)
 
-    objects = QueueManager["PartitionLease"]()
-
     class Meta:
         db_table = "queue_partition_leases"
         verbose_name = _("partition lease")
@@ -159,7 +153,7 @@ class PartitionLease(models.Model):
         indexes = [models.Index(fields=["leased_by"], name="queue_leases_owner")]
 
 
-class ConsumerOffset(models.Model):
+class ConsumerOffset(QueueModel):
     """A group's watermark (``offset_acked``) and position (``offset_claimed``) in a partition."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key")
@@ -170,8 +164,6 @@ class ConsumerOffset(models.Model):
     offset_claimed = models.BigIntegerField(_("cursor"), db_default=0)
     updated_at = models.BigIntegerField(_("updated at"), db_default=0)
 
-    objects = QueueManager["ConsumerOffset"]()
-
     class Meta:
         db_table = "queue_offsets"
         verbose_name = _("consumer offset")
@@ -181,7 +173,7 @@ class ConsumerOffset(models.Model):
         ]
 
 
-class Slots(models.Model):
+class Slots(QueueModel):
     """The slots of a limited key of a group: when the next one is free, or how many of them a subscriber holds."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "limit_key", "subscriber_name")
@@ -202,8 +194,6 @@ class Slots(models.Model):
     )
     held = models.BigIntegerField(_("held"), db_default=0, help_text=_("messages that the subscriber has in flight"))
 
-    objects = QueueManager["Slots"]()
-
     class Meta:
         db_table = "queue_slots"
         verbose_name = _("slots")
@@ -211,7 +201,7 @@ class Slots(models.Model):
         indexes = [models.Index(fields=["full_at"], name="queue_slots_full_at")]
 
 
-class SubscriberHeartbeat(models.Model):
+class SubscriberHeartbeat(QueueModel):
     """A subscriber's heartbeat, one row for each of its groups."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "subscriber_name")
@@ -221,8 +211,6 @@ class SubscriberHeartbeat(models.Model):
     heartbeat_at = models.BigIntegerField(_("heartbeat at"))
     deregistered_at = models.BigIntegerField(_("deregistered at"), db_default=0)
     info = models.JSONField(_("info"), db_default=models.Value({}, models.JSONField()))
-
-    objects = QueueManager["SubscriberHeartbeat"]()
 
     class Meta:
         db_table = "queue_subscriber_heartbeats"

@@ -7,12 +7,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
 from django_mysqlqueue.db.sizes import LATENCY_COLUMNS
-from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
 
 
-class DeliveryEvent(models.Model):
+class DeliveryEvent(QueueModel):
     """The outcome of a delivery, or an operator's action on a message. It remains when the state row is deleted."""
 
     class Outcome(models.TextChoices):
@@ -50,8 +50,6 @@ class DeliveryEvent(models.Model):
         help_text=_("id of the new dead letter, or of the message that replaced it"),
     )
 
-    objects = QueueManager["DeliveryEvent"]()
-
     class Meta:
         db_table = "queue_delivery_events"
         verbose_name = _("delivery event")
@@ -65,7 +63,7 @@ class DeliveryEvent(models.Model):
         return f"{self.topic}[{self.message_offset}] {self.outcome} for {self.consumer_group}"
 
 
-class Operation(models.Model):
+class Operation(QueueModel):
     """An operation in the audit log, with the number of messages that it has changed so far."""
 
     id = models.BigAutoField(primary_key=True)
@@ -81,8 +79,6 @@ class Operation(models.Model):
     progress_at = models.BigIntegerField(_("last progress at"), db_default=0, help_text=_("0: none since its start"))
     ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: running, or interrupted"))
 
-    objects = QueueManager["Operation"]()
-
     class Meta:
         db_table = "queue_operations"
         verbose_name = _("operation")
@@ -92,7 +88,7 @@ class Operation(models.Model):
         return f"{self.action} by {self.actor}"
 
 
-class Rollup(models.Model):
+class Rollup(QueueModel):
     """The counts of a minute or an hour for one group. Subscribers add to them every few seconds.
 
     The columns ``latency_…`` count acked messages by the time from entering the log to the ack, see
@@ -125,8 +121,6 @@ class Rollup(models.Model):
         _("minutes"), db_default=0, help_text=_("number of minutes in which these messages were counted")
     )
 
-    objects = QueueManager["Rollup"]()
-
     class Meta:
         db_table = "queue_rollups"
         verbose_name = _("rollup")
@@ -137,7 +131,7 @@ for _column in LATENCY_COLUMNS:
     Rollup.add_to_class(_column, models.BigIntegerField(db_default=0))
 
 
-class ArchiveSegment(models.Model):
+class ArchiveSegment(QueueModel):
     """A range of the log that is in the archive. This row commits it: files that no row names are garbage."""
 
     lo = models.BigIntegerField(_("first offset"), primary_key=True)
@@ -147,8 +141,6 @@ class ArchiveSegment(models.Model):
     path = BytewiseCharField(_("path"), max_length=KEY_LENGTH, help_text=_("below the archive's root"))
     files = models.JSONField(_("files"))
     archived_at = models.BigIntegerField(_("archived at"), db_default=NowMilliseconds())
-
-    objects = QueueManager["ArchiveSegment"]()
 
     class Meta:
         db_table = "queue_archive_segments"

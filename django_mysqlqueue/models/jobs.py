@@ -7,12 +7,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, PROGRESS_LENGTH
-from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH, STAGE_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH
 
 
-class JobResult(models.Model):
+class JobResult(QueueModel):
     """A job: what was enqueued, and what has become of it. Its message carries its id."""
 
     class Status(models.TextChoices):
@@ -71,8 +71,6 @@ class JobResult(models.Model):
         help_text=_("of the message that the last redrive has published; empty: none"),
     )
 
-    objects = QueueManager["JobResult"]()
-
     class Meta:
         db_table = "queue_job_results"
         verbose_name = _("job result")
@@ -87,7 +85,7 @@ class JobResult(models.Model):
         return f"{self.task_path} {self.id}"
 
 
-class JobStage(models.Model):
+class JobStage(QueueModel):
     """A stage of a chain of jobs. Its row is the lock under which the jobs of the stage after it are published."""
 
     id = BytewiseCharField(primary_key=True, max_length=STAGE_LENGTH)
@@ -104,8 +102,6 @@ class JobStage(models.Model):
         _("size"), help_text=_("number of its jobs; their ids are that of the stage and a number")
     )
 
-    objects = QueueManager["JobStage"]()
-
     class Meta:
         db_table = "queue_job_stages"
         verbose_name = _("stage of jobs")
@@ -115,7 +111,7 @@ class JobStage(models.Model):
         return self.id
 
 
-class Schedule(models.Model):
+class Schedule(QueueModel):
     """A recurring schedule: what it publishes, and up to which time its ticks were decided."""
 
     name = BytewiseCharField(primary_key=True, max_length=SCHEDULE_NAME_LENGTH)
@@ -136,8 +132,6 @@ class Schedule(models.Model):
     seen_at = models.BigIntegerField(
         _("seen at"), db_default=NowMilliseconds(), help_text=_("when a process that declares it was last seen")
     )
-
-    objects = QueueManager["Schedule"]()
 
     class Meta:
         db_table = "queue_schedules"

@@ -8,18 +8,16 @@ from django.utils.translation import gettext_lazy as _
 from django_mysqlqueue.db.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY, REFUSAL_LENGTH
-from django_mysqlqueue.models.managers import QueueManager
+from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.ids import LOG_ID_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
-class QueueMessage(LogKey, MessageColumns):
+class QueueMessage(LogKey, MessageColumns, QueueModel):
     """A message of the log, which is append-only, in commit order, and written only by the sequencer."""
 
     created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
     published_at = models.BigIntegerField(_("published at"), help_text=_("when it entered the log"))
-
-    objects = QueueManager["QueueMessage"]()
 
     class Meta:
         db_table = "queue_messages"
@@ -36,13 +34,11 @@ class QueueMessage(LogKey, MessageColumns):
         return f"{self.topic}[{self.offset}] {self.message_id}"
 
 
-class OutboxMessage(OutboxKey, MessageColumns):
+class OutboxMessage(OutboxKey, MessageColumns, QueueModel):
     """A message of the outbox: publishers' transactions insert it, and the sequencer moves it into the log."""
 
     deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
     created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
-
-    objects = QueueManager["OutboxMessage"]()
 
     class Meta:
         db_table = "queue_outbox"
@@ -57,15 +53,13 @@ class OutboxMessage(OutboxKey, MessageColumns):
         return f"{self.topic} {self.message_id}"
 
 
-class QuarantinedMessage(QuarantineKey, MessageColumns):
+class QuarantinedMessage(QuarantineKey, MessageColumns, QueueModel):
     """A message of the outbox that the log has refused, until an operator requeues or deletes it."""
 
     deliver_at = models.BigIntegerField(_("deliver at"))
     created_at = models.BigIntegerField(_("created at"))
     reason = BytewiseTextField(_("reason"), help_text=_("the error of the database"))
     quarantined_at = models.BigIntegerField(_("quarantined at"), db_default=NowMilliseconds())
-
-    objects = QueueManager["QuarantinedMessage"]()
 
     class Meta:
         db_table = "queue_quarantine"
@@ -82,7 +76,7 @@ for _name, (_least, _most) in OUTBOX_TEXTS.items():
         _model._meta.get_field(_name).max_length = _most + 1  # type: ignore[union-attr]
 
 
-class Sequencer(models.Model):
+class Sequencer(QueueModel):
     """The one-row mutex that makes offsets visible in order."""
 
     id = models.PositiveSmallIntegerField(primary_key=True)
@@ -101,8 +95,6 @@ class Sequencer(models.Model):
     )
     routes = json_object(_("routes"), _("by topic that moves, the databases from which and to which its messages go"))
 
-    objects = QueueManager["Sequencer"]()
-
     class Meta:
         db_table = "queue_sequencer"
         verbose_name = _("sequencer")
@@ -112,7 +104,7 @@ class Sequencer(models.Model):
         return f"sequencer at {self.last_offset}"
 
 
-class CoalesceKey(models.Model):
+class CoalesceKey(QueueModel):
     """The latest message with a coalesce key in the log; and for a group, which ones it has claimed and will get."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "coalesce_key")
@@ -129,15 +121,13 @@ class CoalesceKey(models.Model):
         help_text=_("the message for which the group has given up earlier ones, so that it passes any filter; 0: none"),
     )
 
-    objects = QueueManager["CoalesceKey"]()
-
     class Meta:
         db_table = "queue_coalesce_keys"
         verbose_name = _("coalesce key")
         verbose_name_plural = _("coalesce keys")
 
 
-class DebouncedMessage(models.Model):
+class DebouncedMessage(QueueModel):
     """A message of the outbox that a later one with its coalesce key replaces, until it enters the log."""
 
     outbox_id = models.BigIntegerField(_("outbox id"), primary_key=True)
@@ -151,8 +141,6 @@ class DebouncedMessage(models.Model):
         help_text=_("when the message, or the one that replaces it, enters the log at the latest"),
     )
 
-    objects = QueueManager["DebouncedMessage"]()
-
     class Meta:
         db_table = "queue_debounced"
         verbose_name = _("debounced message")
@@ -165,15 +153,13 @@ class DebouncedMessage(models.Model):
         return f"{self.topic} {self.coalesce_key}"
 
 
-class CollectedTopic(models.Model):
+class CollectedTopic(QueueModel):
     """The highest offset that GC has deleted from a topic, so that a reader by offset notices missing messages."""
 
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True)
     collected_offset = models.BigIntegerField(_("highest offset collected"))
     published_at = models.BigIntegerField(_("published at"), help_text=_("when the last of them entered the log"))
     collected_at = models.BigIntegerField(_("collected at"), db_default=NowMilliseconds())
-
-    objects = QueueManager["CollectedTopic"]()
 
     class Meta:
         db_table = "queue_collected"
@@ -184,7 +170,7 @@ class CollectedTopic(models.Model):
         return f"{self.topic} up to {self.collected_offset}"
 
 
-class RelayWatermark(models.Model):
+class RelayWatermark(QueueModel):
     """How far this log's messages for another database have arrived there. GC keeps later ones."""
 
     target = BytewiseCharField(_("target"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True, help_text=_("its alias"))
@@ -202,8 +188,6 @@ class RelayWatermark(models.Model):
         _("refusal"), max_length=REFUSAL_LENGTH, db_default="", blank=True, help_text=_("the target's error")
     )
 
-    objects = QueueManager["RelayWatermark"]()
-
     class Meta:
         db_table = "queue_relay_watermarks"
         verbose_name = _("relay watermark")
@@ -213,7 +197,7 @@ class RelayWatermark(models.Model):
         return f"{self.target} up to {self.read_offset}"
 
 
-class RelayPosition(models.Model):
+class RelayPosition(QueueModel):
     """The last message that this database has received from another database's log."""
 
     pk = models.CompositePrimaryKey("source_log", "target")
@@ -223,8 +207,6 @@ class RelayPosition(models.Model):
     relayed_offset = models.BigIntegerField(_("position"), db_default=0)
     relayed_id = BytewiseCharField(_("id"), max_length=KEY_LENGTH, db_default="", blank=True)
     relayed_at = models.BigIntegerField(_("relayed at"), db_default=NowMilliseconds())
-
-    objects = QueueManager["RelayPosition"]()
 
     class Meta:
         db_table = "queue_relay_positions"

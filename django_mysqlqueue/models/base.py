@@ -1,8 +1,8 @@
-"""The manager of the queue's models."""
+"""What the models of the queue have in common."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from django.db import models
 
@@ -21,3 +21,12 @@ class QueueManager(models.Manager[_M]):
         """Return a queryset on the queue's database."""
         rows = super().get_queryset()
         return rows if self._db is not None else rows.using(get_settings().database)
+
+
+class QueueModel(models.Model):
+    """A model of the queue."""
+
+    objects: ClassVar[QueueManager[Self]] = QueueManager()
+
+    class Meta:
+        abstract = True
