@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from django_mysqlqueue.admin.formatting import INDENTED_CHARACTERS, json_lines
 from django_mysqlqueue.inspection import MessageContent
 from django_mysqlqueue.service.databases import queue_aliases
-from django_mysqlqueue.service.message_values import message_values
 from django_mysqlqueue.service.payloads import Body
-from django_mysqlqueue.service.received import ReceivedMessage
+from django_mysqlqueue.service.received import ReceivedMessage, message_values
 from django_mysqlqueue.text.escaping import visible_lines
 
 

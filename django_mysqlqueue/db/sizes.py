@@ -46,11 +46,8 @@ def check_json_column(value: Any, depth: int = 1) -> None:
         raise InvalidMessage(
             f"metadata: nested more than {MAX_METADATA_DEPTH} levels deep, which MariaDB does not accept"
         )
-    if isinstance(value, dict):
-        for item in value.values():
-            check_json_column(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
             check_json_column(item, depth + 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise InvalidMessage(

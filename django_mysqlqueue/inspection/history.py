@@ -151,7 +151,7 @@ def read_history(session: Session, ref: GroupRef, span: Span, now: int) -> list[
     length = span.length * 1000
     first = now // length - span.points + 1
     parts: dict[int, list[Bucket]] = {}
-    for bucket in rollups.of_group(session, span.grain, first * length, ref, now=now):
+    for bucket in rollups.of_groups(session, span.grain, first * length, [ref], now=now):
         parts.setdefault(bucket.at // length, []).append(bucket)
     return [
         _point(place * length, parts.get(place, []), min(span.length, now / 1000 - place * span.length))

@@ -23,11 +23,7 @@ LANE_KEY_LENGTH = KEY_LENGTH - LANE_LENGTH
 
 
 def check_key(key: object) -> str:
-    """Return a publisher's key if it is valid.
-
-    Raises:
-        InvalidMessage: the key is invalid; the text names the value and the rule.
-    """
+    """Return a publisher's key if it is valid; else raise InvalidMessage."""
     text = check_text("key", key)
     if text.startswith(PARTITION_PREFIX):
         raise InvalidMessage(
@@ -37,11 +33,7 @@ def check_key(key: object) -> str:
 
 
 def check_coalesce_key(key: object) -> str:
-    """Return a coalesce key if it is valid.
-
-    Raises:
-        InvalidMessage: the key is invalid; the text names the value and the rule.
-    """
+    """Return a coalesce key if it is valid; else raise InvalidMessage."""
     text = check_text("coalesce", key)
     if not text:
         raise InvalidMessage("coalesce '': must not be empty")
@@ -87,11 +79,7 @@ class Lane(NamedTuple):
 
 
 def check_priority(priority: object) -> int:
-    """Return a priority if it is valid.
-
-    Raises:
-        InvalidMessage: it is not an integer from -100 to 100; the text names the value and the rule.
-    """
+    """Return a priority if it is an integer from -100 to 100; else raise InvalidMessage."""
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > HIGHEST_PRIORITY:
         raise InvalidMessage(
             f"priority {priority!r}: must be an integer from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}, higher first"
@@ -100,12 +88,9 @@ def check_priority(priority: object) -> int:
 
 
 def lane(partition: str, priority: int) -> str:
-    """Return the name of the partition for messages with a priority: the lane.
+    """Return the name of the partition for messages with a priority, the lane; InvalidMessage if the key is too long.
 
     For 10, the lane of the key ``a`` is ``__p:+010:a``, that of the hashed partition ``__p:3`` is ``__p:+010:__p:3``.
-
-    Raises:
-        InvalidMessage: the key is too long for a lane; the text names the value and the rule.
     """
     if not priority:
         return partition

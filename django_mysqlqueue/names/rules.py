@@ -30,13 +30,7 @@ REPLAYED_FROM = "replayed_from"
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return a name if it is valid for a topic or group.
-
-    ``kind``: noun for the error, such as ``"topic"``.
-
-    Raises:
-        InvalidMessage: the name is invalid; the text names the value and the rule.
-    """
+    """Return a name if it is valid for a topic or group (``kind``); else raise InvalidMessage."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidMessage(f"{kind} {name!r}: must be 1 to {NAME_LENGTH} letters, digits, '.', '_' or '-'")
     return name
@@ -45,8 +39,7 @@ def check_name(kind: str, name: object) -> str:
 def relayed_topic(topic: str, target: str) -> str:
     """Return the topic under which a log stores messages that are on their way to another database.
 
-    Raises:
-        InvalidMessage: the result does not fit its column.
+    If it does not fit its column, it is an InvalidMessage.
     """
     name = f"{topic}{RELAY_MARK}{target}"
     if len(name) > TOPIC_COLUMN_LENGTH:
@@ -68,12 +61,9 @@ def relayed_from(topic: str) -> str:
 
 
 def check_text(kind: str, value: object) -> str:
-    """Return a key or an id if it is valid: at most ``KEY_LENGTH`` characters that UTF-8 can encode.
+    """Return a key or an id (``kind``) if it has at most ``KEY_LENGTH`` characters that UTF-8 can encode.
 
-    ``kind``: noun for the error, such as ``"key"``.
-
-    Raises:
-        InvalidMessage: the value is invalid; the text names the value and the rule.
+    If not, raise InvalidMessage.
     """
     if not isinstance(value, str):
         raise InvalidMessage(f"{kind} {value!r}: must be a str, not {type(value).__name__}")

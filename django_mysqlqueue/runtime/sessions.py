@@ -28,11 +28,11 @@ from django_mysqlqueue.sql.connection import (
     forget_queries,
     has_failed,
     has_unread,
-    hides_changes,
     holds_transaction,
     in_savepoint,
     is_astray,
     is_read_only,
+    is_server,
     keeps_transaction,
     leave_blocks,
     left_open,
@@ -246,7 +246,7 @@ def _note(connection: Any, statement: str, own: HandlerTransaction | None) -> No
     if own is not None and connection.connection is own.raw:
         own.mark(statement)
     changed: dict[str, str] | None = getattr(_role, "changed", None)
-    if changed is None or not hides_changes(connection):
+    if changed is None or not is_server(connection):
         return  # The connection was lent to another thread, or the driver will know.
     if connection.alias not in changed or not is_call(statement):  # Of several, what has most likely changed it.
         changed[connection.alias] = statement

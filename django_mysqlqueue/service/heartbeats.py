@@ -124,11 +124,7 @@ def names(session: Session) -> list[str]:
 
 
 def count_lost(session: Session, subscriber: str, lease_ms: int) -> int:
-    """Return how many heartbeat rows a lost subscriber has, one for each of its groups.
-
-    Raises:
-        OperationRefused: the subscriber is alive.
-    """
+    """Return how many heartbeat rows a lost subscriber has, one for each of its groups. A live one is refused."""
     rows = session.rows(
         f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} s WHERE s.subscriber_name = %s",
         (lease_ms, lease_ms, subscriber),
@@ -143,13 +139,9 @@ def _alive_text(subscriber: str) -> str:
 
 
 def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: str = "") -> int:
-    """Delete the rows of a lost subscriber for all its groups, so that its leases can be acquired at once.
+    """Delete the rows of a lost subscriber for all its groups, so that its leases can be acquired; return how many.
 
-    Returns:
-        The number of rows.
-
-    Raises:
-        OperationRefused: the subscriber is alive.
+    A live one is refused.
     """
 
     def delete(session: Session) -> int:

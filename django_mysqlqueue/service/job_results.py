@@ -123,12 +123,9 @@ def _begun(row: JobRow, worker: str, now: int) -> JobRow:
 
 
 def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
-    """Write what has become of jobs, except those that have ended already.
+    """Write what has become of jobs, except those that have ended already; return how many results were changed.
 
     Without ``waits``, results of released jobs that another transaction has locked stay RUNNING until their next claim.
-
-    Returns:
-        The number of results that were changed.
     """
     by_job: dict[str, tuple[JobEnd, str]] = {}
     for one in jobs.ends:

@@ -29,9 +29,6 @@ def require(topic: str) -> None:
 
     Handlers are discovered only if the topic is not known yet, and again for each such topic: that is cheap if the
     modules are imported, and waits if another thread is importing them.
-
-    Raises:
-        UnknownTopic: neither ``TOPICS`` nor a handler of this project names it.
     """
     settings = get_settings()
     if settings.topics.declares(topic) or topic in _handled:

@@ -93,8 +93,7 @@ class OutboxRow(NamedTuple):
 def encode(topic: str, message: Message) -> OutboxRow:
     """Check and encode a message for a valid topic, and choose its partition.
 
-    Raises:
-        InvalidMessage: the message breaks a rule. The error names the value and the rule.
+    Each rule that it breaks is an InvalidMessage, whose text names the value and the rule.
     """
     message_id = new_message_id() if message.id is None else check_text("id", message.id)
     if not message_id:
@@ -126,9 +125,6 @@ def encode_body(payload: Any, metadata: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return a payload and its metadata as they are stored. The metadata may include the queue's own.
 
     A content type that ``publish`` has set is set again for the payload; another one is kept.
-
-    Raises:
-        InvalidMessage: the message breaks a rule. The error names the value and the rule.
     """
     kept = {name: value for name, value in metadata.items() if (name, value) not in GIVEN_TYPES}
     body = _payload(payload, kept)
@@ -223,11 +219,7 @@ def _partition(topic: str, key: str | None, value: str, priority: int) -> tuple[
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
-    """Return ``delay`` in milliseconds, or None and ``deliver_at`` in epoch milliseconds (0 if both are None).
-
-    Raises:
-        InvalidMessage: a value breaks a rule. The error names the value and the rule.
-    """
+    """Return ``delay`` in milliseconds, or None and ``deliver_at`` in epoch milliseconds (0 if both are None)."""
     if delay is not None and deliver_at is not None:
         raise InvalidMessage("delay and deliver_at were both given: pass one of them")
     if delay is not None:
@@ -239,13 +231,7 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
 
 
 def _max_delay(message: Message, delay_ms: int | None) -> int | None:
-    """Return the maximum delay of a debounced message in milliseconds; None if it has none.
-
-    ``delay_ms``: its delay in milliseconds; None if it has none.
-
-    Raises:
-        InvalidMessage: the maximum delay breaks a rule. The error names the value and the rule.
-    """
+    """Return the maximum delay of a debounced message in milliseconds; None if it has none."""
     longest = message.max_delay
     if longest is None:
         return None
@@ -258,20 +244,15 @@ def _max_delay(message: Message, delay_ms: int | None) -> int | None:
 
 
 def _expiry(message: Message) -> tuple[int | None, int | None]:
-    """Return ``expires_in`` and ``expires_at`` in milliseconds, each None if it was not given.
-
-    Raises:
-        InvalidMessage: a value breaks a rule. The error names the value and the rule.
-    """
+    """Return ``expires_in`` and ``expires_at`` in milliseconds, each None if it was not given."""
     at, within = message.expires_at, message.expires_in
     if at is not None and within is not None:
         raise InvalidMessage("expires_at and expires_in were both given: pass one of them")
     if at is not None:
-        if message.deliver_at is not None and _moment_ms("expires_at", at) <= _moment_ms(
-            "deliver_at", message.deliver_at
-        ):
+        milliseconds = _moment_ms("expires_at", at)
+        if message.deliver_at is not None and milliseconds <= _moment_ms("deliver_at", message.deliver_at):
             raise InvalidMessage(f"expires_at {at!r}: must be after deliver_at {message.deliver_at!r}")
-        return None, _moment_ms("expires_at", at)
+        return None, milliseconds
     if within is None:
         return None, None
     # Relative to the database's time: the publisher's clock may be wrong.
@@ -284,11 +265,7 @@ def _expiry(message: Message) -> tuple[int | None, int | None]:
 
 
 def _moment_ms(what: str, moment: object) -> int:
-    """Return a datetime in epoch milliseconds, from 1 to the end of the year 9999.
-
-    Raises:
-        InvalidMessage: the value breaks a rule. The error names the value and the rule.
-    """
+    """Return a datetime in epoch milliseconds, from 1 to the end of the year 9999."""
     if not isinstance(moment, datetime.datetime):
         raise InvalidMessage(f"{what} {moment!r}: must be a datetime")
     if timezone.is_naive(moment):
@@ -299,11 +276,7 @@ def _moment_ms(what: str, moment: object) -> int:
 
 
 def duration_ms(what: str, value: object, *, longest: float) -> int:
-    """Return a duration in milliseconds.
-
-    Raises:
-        InvalidMessage: the value breaks a rule. The error names the value and the rule.
-    """
+    """Return a duration in milliseconds; InvalidMessage if it is no duration, or above ``longest`` seconds."""
     seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= longest:
         days = f" ({longest / 86400:.0f} days)" if longest >= 86400 else ""
@@ -368,9 +341,7 @@ def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def publisher_key(partition_key: str, stored: str | None) -> str | None:
     """Return the publisher's key, even if it was hashed to a partition; None if there was none.
 
-    Args:
-        partition_key: the partition, which may be a lane.
-        stored: the column ``publisher_key``.
+    ``stored``: the column ``publisher_key``.
     """
     if stored is not None:
         return stored

@@ -29,7 +29,8 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     ``after``: the partition after which to continue; None: from the start. ``since``: the first partition, if ``after``
     is None.
     """
-    return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
+    hint = session.dialect.force_index("queue_messages_partition")
+    return _keys(session, f"FROM {LOG}{hint} WHERE topic = %s", (topic,), after, limit, since)
 
 
 def last_offsets(
@@ -122,18 +123,12 @@ def ends(session: Session, topic: str, keys: Sequence[str]) -> dict[str, int]:
 
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:
     """Return the next partitions that have state rows of a group, in order of key."""
-    return _keys(session, STATE, "PRIMARY", "consumer_group = %s AND topic = %s", ref, after, limit)
+    hint = session.dialect.force_index("PRIMARY")
+    return _keys(session, f"FROM {STATE}{hint} WHERE consumer_group = %s AND topic = %s", ref, after, limit)
 
 
 def _keys(
-    session: Session,
-    table: str,
-    index: str,
-    where: str,
-    place: Sequence[Any],
-    after: str | None,
-    limit: int,
-    since: str = "",
+    session: Session, rows_of: str, place: Sequence[Any], after: str | None, limit: int, since: str = ""
 ) -> list[str]:
     """Return distinct keys in index order, at a cost that grows with the partitions read, not with their rows.
 
@@ -145,8 +140,7 @@ def _keys(
     while len(found) < limit:
         above, parameters = _beyond(after, since)
         rows = session.rows(
-            f"SELECT partition_key FROM {table}{session.dialect.force_index(index)} "
-            f"WHERE {where}{above} ORDER BY partition_key LIMIT %s",
+            f"SELECT partition_key {rows_of}{above} ORDER BY partition_key LIMIT %s",
             (*place, *parameters, page),
         )
         keys = list(dict.fromkeys(key for (key,) in rows))

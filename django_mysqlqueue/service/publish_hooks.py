@@ -49,11 +49,7 @@ def sending(topic: str, using: str, message: Message | None) -> AbstractContextM
 
 
 def encode_stamped(topic: str, message: Message, span: Sending) -> OutboxRow:
-    """Encode a message, with the trace's context in its metadata if it fits.
-
-    Raises:
-        InvalidMessage: the message, as it was given, breaks a rule.
-    """
+    """Encode a message, with the trace's context in its metadata if it fits."""
     stamped = span.stamped(message)
     if stamped is not message:
         try:

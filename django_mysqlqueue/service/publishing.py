@@ -24,7 +24,7 @@ from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.service import debouncing, known_topics, publish_hooks, wakeups
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.messages import Message, OutboxRow, encode
-from django_mysqlqueue.sql.connection import in_testcase, is_manual, tells_commit
+from django_mysqlqueue.sql.connection import in_testcase, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -191,11 +191,7 @@ async def apublish_many(
 
 
 def stored_at(topic: str, using: str | None, via: str | None) -> tuple[str, str]:
-    """Return the database whose outbox takes a topic's messages, and the topic under which it stores them.
-
-    Raises:
-        InvalidMessage: a value breaks a rule. The error names the value and the rule.
-    """
+    """Return the database whose outbox takes a topic's messages, and the topic under which it stores them."""
     if using is not None and via is not None:
         raise InvalidMessage(f"using={using!r}, via={via!r}: pass one of them")
     target = queue_alias(using, topic=topic)
@@ -209,11 +205,7 @@ def stored_at(topic: str, using: str | None, via: str | None) -> tuple[str, str]
 
 
 def check(topic: str, message: Message) -> OutboxRow:
-    """Return the row that ``publish`` would store, without storing it.
-
-    Raises:
-        InvalidMessage: a value breaks a rule. The error names the value and the rule.
-    """
+    """Return the row that ``publish`` would store, without storing it."""
     return encode(_checked(topic), message)
 
 
@@ -256,11 +248,7 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
 
 
 def require_transaction(alias: str) -> None:
-    """Require that a message commits with the caller's transaction, if there is one.
-
-    Raises:
-        TransactionMismatch: the database has no open transaction, but another one has.
-    """
+    """Raise TransactionMismatch if a database has no open transaction, but another one has."""
     other = transaction_elsewhere(alias)
     if other is None:
         return
@@ -299,7 +287,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
 
 def _all_or_nothing(session: Session) -> transaction.Atomic:
     """Return a transaction or, inside a caller's, a savepoint: all or nothing, even if the caller catches an error."""
-    if is_manual(session.connection):
+    if not tells_commit(session.connection):  # Autocommit is off.
         session.dialect.begin_manual(session.connection)
     return transaction.atomic(session.using)
 

@@ -66,11 +66,7 @@ def topics(session: Session, ids: Sequence[int], how: str = "") -> dict[int, str
 
 
 def requeue(session: Session, ids: Sequence[int]) -> int:
-    """Move messages of the quarantine back into the outbox; return how many there were.
-
-    Raises:
-        django.db.Error: the outbox refuses one of them.
-    """
+    """Move messages of the quarantine back into the outbox; return how many there were."""
     # Locked, so that two operators do not requeue one twice.
     found = list(topics(session, ids, session.dialect.for_update))
     for chunk in session.chunks(found):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 from functools import cached_property
 from typing import Any
 
+from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.service.messages import decode, decode_metadata, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
@@ -82,12 +84,12 @@ class ReceivedMessage:
     @property
     def published_at(self) -> datetime.datetime:
         """When the message entered the log (aware, UTC, by the database's clock)."""
-        return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)
+        return _utc(self._stored.published_at)
 
     @property
     def created_at(self) -> datetime.datetime:
         """When the publisher wrote the message (aware, UTC, by the database's clock)."""
-        return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
+        return _utc(self._stored.created_at)
 
     @property
     def expires_at(self) -> datetime.datetime | None:
@@ -96,7 +98,41 @@ class ReceivedMessage:
         A handler is called before this time only. It is not interrupted when the time comes, but the message is not
         retried after it.
         """
-        at = self._stored.expires_at
-        if at is None:
-            return None
-        return datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+        return None if self._stored.expires_at is None else _utc(self._stored.expires_at)
+
+
+def message_values(message: ReceivedMessage) -> dict[str, Any]:
+    """Return a message as JSON values, with the names that ``tails.formats.as_dict`` documents."""
+    found: dict[str, Any] = {
+        "offset": message.offset,
+        "topic": message.topic,
+        "key": message.key,
+        "id": message.id,
+        "priority": message.priority,
+        "created_at": message.created_at.isoformat(timespec="milliseconds"),
+        "published_at": message.published_at.isoformat(timespec="milliseconds"),
+        "metadata": message.metadata,
+        **_payload(message),
+    }
+    if message.expires_at is not None:
+        found["expires_at"] = message.expires_at.isoformat(timespec="milliseconds")
+    if message.target_group:
+        found["target_group"] = message.target_group
+    if message.failed_group:
+        for name in ("original_topic", "failed_group", "failure_count", "last_error"):
+            found[name] = getattr(message, name)
+    return found
+
+
+def _utc(milliseconds: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+
+
+def _payload(message: ReceivedMessage) -> dict[str, Any]:
+    try:
+        payload = message.payload
+    except InvalidMessage:  # Its content type is JSON, but it is not.
+        payload = message.body
+    if isinstance(payload, bytes):
+        return {"payload_base64": base64.b64encode(payload).decode()}
+    return {"payload": payload}

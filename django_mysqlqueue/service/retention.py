@@ -7,10 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.models import (
+    ArchiveSegment,
+    CollectedTopic,
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    QueueMessage,
+)
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import archiving, log, partitions, relaying, watermarks
+from django_mysqlqueue.service import log, partitions, relaying, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
@@ -19,6 +26,7 @@ LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 COLLECTED = CollectedTopic._meta.db_table
+SEGMENTS = ArchiveSegment._meta.db_table
 NO_FLOOR = 2**62
 
 
@@ -95,13 +103,7 @@ def by_topic(found: Iterable[Orphans]) -> tuple[Orphans, ...]:
 
 
 def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
-    """Delete one chunk, even of partitions in use, in one short transaction.
-
-    ``dry_run``: if True, only count.
-
-    Returns:
-        The counts, and the place from which to continue.
-    """
+    """Delete one chunk, even of partitions in use, in one short transaction; with ``dry_run``, only count."""
     session = Session(using)
     if place.group is not None:
         return _forget_step(session, place, place.group, limits.rows)
@@ -182,6 +184,19 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, seconds: float) 
     return min(held, most), True
 
 
+def archived_offset(session: Session) -> int:
+    """Return the highest offset up to which everything is, or was, in the archive; 0 if nothing is.
+
+    Segments follow each other without a gap. If one is missing (somebody has deleted its row), the segments after the
+    gap do not count.
+    """
+    (highest,) = session.one(
+        f"SELECT MIN(s.hi) FROM {SEGMENTS} s {session.dialect.join_to(SEGMENTS, 'n', left=True)} ON n.lo = s.hi + 1 "
+        "WHERE n.lo IS NULL"
+    )
+    return int(highest or 0)
+
+
 def _collect_chunk(
     session: Session, topic: str, above: dict[str, int], last: str, rows: int, *, dry_run: bool
 ) -> Collected:
@@ -198,7 +213,7 @@ def _collect_chunk(
     if retention is None:
         return Collected(0, 0, Checkpoint(topic, last))
     youngest = session.now() - int(retention * 1000)
-    ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
+    ceiling = archived_offset(session) if settings.archive_required else NO_FLOOR
     one = (
         "SELECT partition_key, `offset`, published_at "
         f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
@@ -29,6 +29,7 @@ KEY = ("grain", "bucket_at", "consumer_group", "topic")
 PASSED = ("filtered", "expired", "superseded")
 """The counts of messages that were settled without a call of the handler."""
 COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *LATENCY_COLUMNS)
+SUMMED = ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
 SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
@@ -138,12 +139,12 @@ class Bucket:
     backlog: Count | None
     """The number of unsettled messages in the sample of the minute, or the highest one of the hour; None without one.
     """
-    oldest_ms: int
-    """The age of the oldest of them in milliseconds; of an hour, the highest one."""
     entered: int
     """How many messages of the topic have entered the log, without those that only another group receives."""
     entered_minutes: int
     """In how many minutes these were counted; 0 if nobody has counted them."""
+    oldest_ms: int = 0
+    """The age of the oldest message in the sample in milliseconds; of an hour, the highest one."""
     sampled_at: int = 0
     """When the sample of the minute was taken, in epoch milliseconds; 0 without one, and in hours."""
 
@@ -163,12 +164,12 @@ def since(session: Session, grain: int, moment: int) -> list[Bucket]:
 
     ``grain``: ``MINUTE`` or ``HOUR``.
     """
-    rows = session.rows(
+    rows = session.named(
         f"SELECT consumer_group, topic, bucket_at, {', '.join((*SAMPLED, *COUNTS))} FROM {ROLLUPS} "
         "WHERE grain = %s AND bucket_at >= %s",
         (grain, moment),
     )
-    return sorted((_bucket(*row) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
+    return sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
 
 
 def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> list[Bucket]:
@@ -177,21 +178,14 @@ def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> l
     ``grain``: ``MINUTE`` or ``HOUR``. ``by``: ``OF_GROUPS`` for the sum of each group, or ``OF_TOPICS`` for that of the
     groups on each topic, by minute or hour. What is not distinguished is empty, or the first time.
     """
-    totals = ", ".join(f"SUM({name})" for name in ("entered", "entered_minutes", *COUNTS))
+    names = ("entered", "entered_minutes", *COUNTS)
+    totals = ", ".join(f"SUM({name})" for name in names)
     key = ", ".join(name if name in by else other for name, other in KEY_OF_SUMS.items())
     rows = session.rows(
         f"SELECT {key}, {totals} FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY {', '.join(by)}",
         (grain, moment),
     )
-    return [_bucket(group, topic, at, 0, None, 1, 0, *map(int, counts)) for group, topic, at, *counts in rows]
-
-
-def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
-    """Return the rows of one group since a time, in order of time, by their primary keys.
-
-    ``grain``: ``MINUTE`` or ``HOUR``.
-    """
-    return of_groups(session, grain, moment, [ref], now=now)
+    return [_bucket(dict(zip((*KEY_OF_SUMS, *names), (*row[:3], *map(int, row[3:])), strict=True))) for row in rows]
 
 
 def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef], *, now: int) -> list[Bucket]:
@@ -209,52 +203,27 @@ def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef
         "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
         after=(grain,),
     )
-    return sorted((_bucket(*row) for row in rows), key=lambda bucket: bucket.at)
+    return sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: bucket.at)
 
 
 def summed(buckets: Sequence[Bucket]) -> Bucket | None:
     """Return the sum of rows of one group, without samples; None if there are none."""
     if not buckets:
         return None
-    totals = [
-        sum(getattr(one, name) for one in buckets)
-        for name in ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
-    ]
-    latency = [sum(column) for column in zip(*(one.latency for one in buckets), strict=True)]
-    return _bucket(*buckets[0].ref, buckets[0].at, 0, None, 1, 0, *totals, *latency)
+    latency = tuple(sum(column) for column in zip(*(one.latency for one in buckets), strict=True))
+    totals = {name: sum(getattr(one, name) for one in buckets) for name in SUMMED}
+    return replace(buckets[0], latency=latency, backlog=None, oldest_ms=0, sampled_at=0, **totals)
 
 
-def _bucket(
-    group: str,
-    topic: str,
-    at: int,
-    sampled_at: int,
-    backlog: int | None,
-    exact: int,
-    oldest_ms: int,
-    entered: int,
-    entered_minutes: int,
-    acked: int,
-    failed: int,
-    dead_lettered: int,
-    *counts: int,
-) -> Bucket:
-    filtered, expired, superseded = counts[: len(PASSED)]
+def _bucket(row: Mapping[str, Any]) -> Bucket:
+    """Return the bucket of a row, or of sums, which have no sample."""
+    backlog = row.get("backlog")
     return Bucket(
-        ref=GroupRef(group, topic),
-        at=at,
-        acked=acked,
-        failed=failed,
-        dead_lettered=dead_lettered,
-        filtered=filtered,
-        expired=expired,
-        superseded=superseded,
-        latency=counts[len(PASSED) :],
-        backlog=None if backlog is None else Count(backlog, bool(exact)),
-        oldest_ms=oldest_ms,
-        entered=entered,
-        entered_minutes=entered_minutes,
-        sampled_at=sampled_at,
+        ref=GroupRef(row["consumer_group"], row["topic"]),
+        at=row["bucket_at"],
+        latency=tuple(row[name] for name in LATENCY_COLUMNS),
+        backlog=None if backlog is None else Count(backlog, bool(row["backlog_exact"])),
+        **{name: row[name] for name in (*SUMMED, "oldest_ms", "sampled_at") if name in row},
     )
 
 

@@ -86,8 +86,7 @@ class Tick(NamedTuple):
 def home_of(definition: Definition) -> str:
     """Return the alias of the database that has the row of a schedule: where its messages are stored.
 
-    Raises:
-        InvalidMessage: its messages could not be published. The error names the value and the rule.
+    If its messages could not be published, raise InvalidMessage.
     """
     encode(definition.topic, _message(definition, "id"))
     if definition.task:

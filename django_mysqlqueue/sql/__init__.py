@@ -28,9 +28,9 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
 
         return sqlite.DIALECT
     if connection.vendor == "mysql":
-        from django_mysqlqueue.sql import mariadb, mysql
+        from django_mysqlqueue.sql import mysql
 
-        return mariadb.DIALECT if connection.mysql_is_mariadb else mysql.DIALECT  # type: ignore[attr-defined]
+        return mysql.MARIADB if connection.mysql_is_mariadb else mysql.DIALECT  # type: ignore[attr-defined]
     raise ImproperlyConfigured(
         f"django_mysqlqueue: the database {connection.alias!r} runs on {connection.vendor}; "
         "the queue needs MySQL, MariaDB or SQLite"

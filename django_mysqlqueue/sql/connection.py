@@ -16,7 +16,7 @@ from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.sql import FailureKind, dialect_of
+from django_mysqlqueue.sql import FailureKind, dialect_of, mysql, sqlite
 from django_mysqlqueue.sql.statements import execute_unseen
 
 CONNECT_SECONDS = 10.0
@@ -119,11 +119,7 @@ def client_timeouts(
     Unlike ``dialect_of``, this sends no query: a server that is away must not keep a thread from starting, and at
     this time the connection has no timeouts.
     """
-    if connection.vendor != "mysql":
-        return {}
-    from django_mysqlqueue.sql import mysql
-
-    return mysql.client_timeouts(read=read, connect=connect)
+    return mysql.client_timeouts(read=read, connect=connect) if is_server(connection) else {}
 
 
 def limited_settings(
@@ -137,36 +133,19 @@ def limited_settings(
 
 def failure_kind(connection: BaseDatabaseWrapper, error: Error) -> FailureKind | None:
     """Return why the database refused or did not answer, or None for other errors, without a query."""
-    if connection.vendor == "mysql":
-        from django_mysqlqueue.sql import mysql
-
-        return mysql.failure_kind(error)
-    from django_mysqlqueue.sql import sqlite
-
-    return sqlite.failure_kind(error)
+    return mysql.failure_kind(error) if is_server(connection) else sqlite.failure_kind(error)
 
 
 def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
     """Return whether the server refuses writes, because it is no longer, or not yet, the primary."""
-    if connection.vendor != "mysql":
-        return False
-    from django_mysqlqueue.sql import mysql
-
-    return mysql.is_read_only(error)
-
-
-def hides_changes(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether SQL may change a session without the driver's knowledge, so that statements must be watched."""
-    return connection.vendor == "mysql"
+    return is_server(connection) and mysql.is_read_only(error)
 
 
 def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
     """Return whether it is certain that the server has rolled back the whole transaction with this error."""
     if connection.connection is None:
         return True
-    if connection.vendor == "mysql":
-        from django_mysqlqueue.sql import mysql
-
+    if is_server(connection):
         return mysql.ends_transaction(connection.connection, error)
     return not keeps_transaction(connection, "", error)
 
@@ -179,9 +158,7 @@ def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Er
     """
     if connection.connection is None:
         return False
-    if connection.vendor == "mysql":
-        from django_mysqlqueue.sql import mysql
-
+    if is_server(connection):
         return mysql.keeps_transaction(connection.connection, statement, error)
     # SQLite tells it: some errors (for example a full disk) roll back everything.
     return bool(connection.connection.in_transaction)
@@ -190,7 +167,7 @@ def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Er
 def is_astray(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the driver's connection was closed, or lost autocommit, without Django's knowledge (no query)."""
     raw: Any = connection.connection
-    if connection.vendor == "mysql":
+    if is_server(connection):
         return not raw.open or bool(raw.get_autocommit()) != connection.get_autocommit()
     return connection.vendor == "sqlite" and connection.get_autocommit() and bool(raw.in_transaction)
 
@@ -235,11 +212,6 @@ def tells_commit(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or connection.get_autocommit()
 
 
-def is_manual(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether autocommit is off, so that the caller commits by hand."""
-    return not tells_commit(connection)
-
-
 def begin_in_one_statement(connection: Any) -> None:
     """Make ``atomic()`` begin with START TRANSACTION, instead of switching autocommit off and later on again.
 
@@ -252,7 +224,7 @@ def begin_in_one_statement(connection: Any) -> None:
         with connection.wrap_database_errors:
             connection.connection.query("START TRANSACTION")
 
-    if connection.vendor == "mysql":
+    if is_server(connection):
         connection._start_transaction_under_autocommit = begin
 
 
@@ -312,9 +284,7 @@ def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
     Raises:
         django.db.Error: the server does not answer.
     """
-    if connection.vendor == "mysql":
-        from django_mysqlqueue.sql import mysql
-
+    if is_server(connection):
         return mysql.holds_transaction(connection)
     raw: Any = connection.connection
     # Of other engines, only what Django knows.

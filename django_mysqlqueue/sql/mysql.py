@@ -218,62 +218,49 @@ class MySQL(Dialect):
         """Driver connections for which the server has confirmed that autocommit is on."""
 
     def rows(self, names: Sequence[str], count: int) -> str:
-        """Return a UNION ALL of SELECTs of literals."""
         first = ", ".join(f"%s AS {name}" for name in names)
         more = f" UNION ALL SELECT {', '.join(['%s'] * len(names))}"
         return f"(SELECT {first}{more * (count - 1)}) v"
 
     def force_index(self, name: str) -> str:
-        """Return FORCE INDEX."""
         return f" FORCE INDEX ({name})"
 
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
-        """Return a STRAIGHT_JOIN, or a LEFT JOIN, with FORCE INDEX."""
         return f"{'LEFT JOIN' if left else 'STRAIGHT_JOIN'} {table} {alias}{self.force_index(index)}"
 
     def ending(self, column: str, characters: int) -> str:
-        """Return RIGHT()."""
         return f"RIGHT({column}, {characters})"
 
     def appended(self, column: str, text: str) -> str:
-        """Return CONCAT()."""
         return f"CONCAT({column}, '{text}')"
 
     def union(self, *selects: str) -> str:
-        """Return a UNION ALL of SELECTs in parentheses."""
         return " UNION ALL ".join(f"({select})" for select in selects)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
-        """Return an UPDATE of a join."""
         sets = ", ".join(f"s.{column} = {value}" for column, value in assign.items())
         condition = f" WHERE {where}" if where else ""
         return f"UPDATE {self.rows(names, count)} {self.join_to(table, 's')} ON {on} SET {sets}{condition}"
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
-        """Return a DELETE from a join."""
         condition = f" WHERE {where}" if where else ""
         return f"DELETE s FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
-        """Return ON DUPLICATE KEY UPDATE."""
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = {value}" for column, value in assign.items())
 
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
-        """Return ON DUPLICATE KEY UPDATE that assigns a column to itself."""
         return f" ON DUPLICATE KEY UPDATE {key[0]} = {table}.{key[0]}"
 
     def matches(self, column: str) -> str:
-        """Return LIKE with an escape character."""
         return f"{column} LIKE %s ESCAPE '!'"
 
     def pattern(self, text: str) -> str:
-        """Return a pattern for LIKE."""
         return text.translate({ord("!"): "!!", ord("%"): "!%", ord("_"): "!_", ord("*"): "%", ord("?"): "_"})
 
     def shard(self, column: str) -> str:
-        """Return MOD(CRC32())."""
         return f"MOD(CRC32({column}), %s) = %s"
 
     def inserted_id(self, table: str, column: str, place: int, count: int) -> str:
@@ -285,7 +272,6 @@ class MySQL(Dialect):
         return f"LAST_INSERT_ID() + {place} * @@SESSION.auto_increment_increment" if place else "LAST_INSERT_ID()"
 
     def is_retryable(self, error: Error) -> bool:
-        """Return whether it is a deadlock, a lock wait timeout, or a row that was changed since the snapshot."""
         return isinstance(error, OperationalError) and error.args[:1] in (
             (DEADLOCK,),
             (LOCK_WAIT_TIMEOUT,),
@@ -293,23 +279,19 @@ class MySQL(Dialect):
         )
 
     def refuses_row(self, error: Error) -> bool:
-        """Return whether it is an error of the data, or of a trigger that refuses it (SIGNAL)."""
         return super().refuses_row(error) or (
             isinstance(error, OperationalError) and error.args[:1] in ((SIGNALLED,), (INCORRECT_TEXT,))
         )
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Return SET TRANSACTION, unless the connection's isolation level is READ COMMITTED."""
         if connection.isolation_level == "read committed":  # type: ignore[attr-defined]
             return None
         return "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
     def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the connection's isolation level is SERIALIZABLE."""
         return bool(connection.isolation_level == "serializable")  # type: ignore[attr-defined]
 
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
-        """Return the timeouts of idle sessions, of the network, and of lock waits."""
         return {
             "wait_timeout": f"{math.ceil(idle)}",
             "net_read_timeout": f"{math.ceil(network)}",
@@ -318,7 +300,6 @@ class MySQL(Dialect):
         }
 
     def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
-        """Return ``value``, or an IF() that overflows in a session with autocommit off."""
         # As cursor() does: the statement is written for the connection that will execute it.
         connection.close_if_health_check_failed()
         connection.ensure_connection()
@@ -331,15 +312,12 @@ class MySQL(Dialect):
         return f"IF(@@autocommit, {value}, ~0 + 1)"
 
     def has_committed(self, connection: BaseDatabaseWrapper) -> None:
-        """Note that autocommit is on for the driver's connection."""
         self._committing.add(connection.connection)
 
     def is_uncommitted(self, error: Error) -> bool:
-        """Return whether it is the overflow of ``if_autocommit``."""
         return error.args[:1] == (OUT_OF_RANGE,)
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
-        """Return max_allowed_packet."""
         # Read once per server connection, so that publishing does not pay for it.
         connection.ensure_connection()
         raw = connection.connection
@@ -350,8 +328,14 @@ class MySQL(Dialect):
         return self._packets[raw]
 
     def hides_transactions(self, error: Error) -> bool:
-        """Return whether the user lacks a privilege, or the server cannot convert a running statement."""
         return error.args[:1] in ((NEEDS_PRIVILEGE,), (TABLE_ACCESS_DENIED,), (CANNOT_CONVERT,))
 
 
-DIALECT = MySQL()
+class MariaDB(MySQL):
+    """The dialect of MariaDB 10.11 and later."""
+
+    name = "mariadb"
+    sequencer_holder = (LOCKED_ROWS,)
+
+
+DIALECT, MARIADB = MySQL(), MariaDB()

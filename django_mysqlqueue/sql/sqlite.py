@@ -51,92 +51,74 @@ class SQLite(Dialect):
     has_row_locks = False
 
     def rows(self, names: Sequence[str], count: int) -> str:
-        """Return a SELECT from VALUES."""
         named = ", ".join(f"column{number} AS {name}" for number, name in enumerate(names, 1))
         row = f"({', '.join(['%s'] * len(names))})"
         return f"(SELECT {named} FROM (VALUES {self.placeholders(count, row)})) AS v"
 
     def force_index(self, name: str) -> str:
-        """Return nothing: SQLite locks no rows."""
-        return ""
+        return ""  # It locks no rows.
 
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
-        """Return a CROSS JOIN, or a LEFT JOIN, which SQLite does not reorder."""
+        # SQLite does not reorder a CROSS JOIN.
         return f"{'LEFT JOIN' if left else 'CROSS JOIN'} {table} {alias}"
 
     def ending(self, column: str, characters: int) -> str:
-        """Return SUBSTR() with a negative start."""
         return f"SUBSTR({column}, -{characters})"
 
     def appended(self, column: str, text: str) -> str:
-        """Return ``||``."""
         return f"{column} || '{text}'"
 
     def union(self, *selects: str) -> str:
-        """Return a UNION ALL of subqueries."""
         return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
-        """Return UPDATE … FROM."""
         sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
         condition = f" AND {where}" if where else ""
         return f"UPDATE {table} AS s SET {sets} FROM {self.rows(names, count)} WHERE {on}{condition}"
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
-        """Return a DELETE by rowid, from a join in a subquery."""
         condition = f" WHERE {where}" if where else ""
         joined = f"SELECT s.rowid FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
         return f"DELETE FROM {table} WHERE rowid IN ({joined})"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
-        """Return ON CONFLICT … DO UPDATE."""
         sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sets}"
 
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
-        """Return ON CONFLICT … DO NOTHING."""
         return f" ON CONFLICT ({', '.join(key)}) DO NOTHING"
 
     def matches(self, column: str) -> str:
-        """Return GLOB."""
         return f"{column} GLOB %s"
 
     def pattern(self, text: str) -> str:
-        """Return a pattern for GLOB."""
         return text.replace("[", "[[]")
 
     def shard(self, column: str) -> str:
-        """Return a condition on a function that ``_add_functions`` registers."""
-        return f"mysqlqueue_crc32({column}) %% %s = %s"
+        return f"mysqlqueue_crc32({column}) %% %s = %s"  # See ``_add_functions``.
 
     def inserted_id(self, table: str, column: str, place: int, count: int) -> str:
-        """Return a subquery: until the transaction ends, no other one inserts, and ids grow."""
-        # last_insert_rowid() changes with each row of the next INSERT.
+        # No other transaction inserts before this one ends. last_insert_rowid() changes with each row that is inserted.
         return f"(SELECT MAX({column}) FROM {table}) - {count - 1 - place}"
 
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
-        """Send BEGIN IMMEDIATE if no transaction is open."""
         # On SQLite, an outermost SAVEPOINT is a transaction, and its RELEASE would commit.
         if not connection.connection.in_transaction:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN IMMEDIATE")
 
     def is_retryable(self, error: Error) -> bool:
-        """Return whether the database is locked."""
         return isinstance(error, OperationalError) and "locked" in str(error)
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Return None: SQLite has only one isolation level."""
         return None
 
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
-        """Return nothing: there is no server to close a session."""
         return {}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
-        """Return the default of SQLITE_MAX_LENGTH."""
         return 1_000_000_000  # SQLITE_MAX_LENGTH
 
 

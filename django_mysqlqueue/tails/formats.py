@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django_mysqlqueue.service.message_values import message_values
+from django_mysqlqueue.service.received import message_values
 from django_mysqlqueue.tails.reading import Event, Gap
 
 

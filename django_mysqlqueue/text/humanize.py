@@ -82,22 +82,25 @@ def moment(milliseconds: int | None) -> str:
     """
     if not milliseconds:
         return ""
-    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    try:
-        value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
-    except (OverflowError, ValueError, OSError):
+    value = _local(milliseconds)
+    if value is None:
         return _("%(number)s ms after 1970") % {"number": milliseconds}
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
-def clock_text(milliseconds: int, now: int) -> str:
-    """Return a time of day, localised: ``2:03 p.m.``; with the date if it is not today."""
+def _local(milliseconds: int) -> datetime.datetime | None:
+    """Return epoch milliseconds in the project's time zone; None outside the years of Python's dates."""
     zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
     try:
-        at, today = (
-            datetime.datetime.fromtimestamp(one / 1000, datetime.UTC).astimezone(zone) for one in (milliseconds, now)
-        )
+        return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
     except (OverflowError, ValueError, OSError):
+        return None
+
+
+def clock_text(milliseconds: int, now: int) -> str:
+    """Return a time of day, localised: ``2:03 p.m.``; with the date if it is not today."""
+    at, today = _local(milliseconds), _local(now)
+    if at is None or today is None:
         return moment(milliseconds)
     is_today = at.date() == today.date()
     return formats.time_format(at) if is_today else formats.date_format(at, "SHORT_DATETIME_FORMAT")

@@ -18,7 +18,7 @@ from django_mysqlqueue.pipeline.reading import Span
 from tests.support.archives import HOME, held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
-from tests.support.internals import Session, archiving
+from tests.support.internals import Session, retention
 from tests.support.roles import PASSWORD, account, user_of
 from tests.support.spark_log import HOSTILE, LANES, expected
 
@@ -89,7 +89,7 @@ def test_what_was_gone_before_the_first_run_costs_nothing(job, monkeypatch):
     monkeypatch.setattr(run, "spread", lambda spark, work, items: jobs.append(items) or [work(one) for one in items])
     assert run.grow(job, segment_offsets=10).segments == 1
     assert jobs == [[Span(50_000 - 1, 50_000)]]
-    assert archiving.archived_offset(Session(USING)) == 50_000
+    assert retention.archived_offset(Session(USING)) == 50_000
 
 
 @pytest.mark.any_engine
@@ -104,7 +104,7 @@ def test_a_gap_in_the_log_is_archived_as_a_gap(job):
     QueueMessage.objects.filter(offset__in=known[5:15]).delete()
     run.grow(job, segment_offsets=5)
     assert held(job) == expected()
-    assert archiving.archived_offset(Session(USING)) == known[-1]
+    assert retention.archived_offset(Session(USING)) == known[-1]
 
 
 @pytest.mark.any_engine
@@ -258,7 +258,7 @@ def test_a_hole_is_filled(job):
     run.grow(job, segment_offsets=5)
     lost = ArchiveSegment.objects.order_by("lo")[1].lo
     ArchiveSegment.objects.filter(lo=lost).delete()
-    assert archiving.archived_offset(Session(USING)) == lost - 1
+    assert retention.archived_offset(Session(USING)) == lost - 1
     assert [fault.says for fault in run.verify(job)] == ["no segment contains these offsets"]
     assert run.grow(job).segments == 1
     assert held(job) == expected()

@@ -16,7 +16,7 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from tests.support.archives import held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING
-from tests.support.internals import Session, archiving
+from tests.support.internals import Session, retention
 from tests.support.spark_log import expected
 
 
@@ -181,10 +181,10 @@ def test_expire_lets_old_segments_go_but_the_newest(job):
         QueueMessageFactory(published_at=1_700_000_000_000 + number * day)
         run.grow(job)
     limit = datetime.datetime.fromtimestamp(1_700_000_000 + 2 * 86_400, datetime.UTC).date()
-    last = archiving.archived_offset(Session(USING))
+    last = retention.archived_offset(Session(USING))
     assert len(run.expire(job, before=limit)) == 2
     assert len(held(job)) == 2
-    assert archiving.archived_offset(Session(USING)) == last
+    assert retention.archived_offset(Session(USING)) == last
     assert len(run.expire(job, before=datetime.date(2200, 1, 1))) == 1
     assert run.grow(job).segments == 0
     assert len(run.sweep(job, grace=datetime.timedelta(0))) == 3

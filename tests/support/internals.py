@@ -89,7 +89,6 @@ from django_mysqlqueue.runtime.threads import about, worker_thread
 from django_mysqlqueue.runtime.timers import SPARE, Timers
 from django_mysqlqueue.runtime.transactions import AfterCommit
 from django_mysqlqueue.service import (
-    archiving,
     audit,
     claiming,
     clocks,

@@ -652,7 +652,7 @@ def _operate(ref: GroupRef) -> None:
     now = session.now()
     for by in (rollups.OF_GROUPS, rollups.OF_TOPICS):
         rollups.sums(session, rollups.MINUTE, now - 3_600_000, by=by)
-    rollups.of_group(session, rollups.MINUTE, now - 3_600_000, ref, now=now)
+    rollups.of_groups(session, rollups.MINUTE, now - 3_600_000, [ref], now=now)
     _look(session, ref, places)
     _look_at_operations(session, ref)
     with as_role("subscriber"):
