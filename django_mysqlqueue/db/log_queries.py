@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-LOG = "queue_messages"
-SEQUENCER = "queue_sequencer"
-SEQUENCER_ID = 1
-"""The id of the sequencer's only row."""
-OFFSETS = "queue_offsets"
-STATE = "queue_delivery_state"
+from django_mysqlqueue.db.tables import LOG, OFFSETS, SEQUENCER, SEQUENCER_ID, STATE
+
 BY_PARTITION = "queue_messages_partition"
 """The log's index on (topic, partition_key, offset)."""
 BY_DUE = "queue_delivery_state_due"

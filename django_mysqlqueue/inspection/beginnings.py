@@ -11,16 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from django_mysqlqueue.db.tables import EVENTS, HEARTBEATS, OFFSETS
 from django_mysqlqueue.inspection.operations_log import pauses_of
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.delivery_events import EVENTS
-from django_mysqlqueue.service.heartbeats import HEARTBEATS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, MINUTES_KEPT, Bucket
-from django_mysqlqueue.service.unclaimed import OFFSETS
 from django_mysqlqueue.sql.session import Session
 
 MINUTE_MS, HOUR_MS = MINUTE * 1000, HOUR * 1000

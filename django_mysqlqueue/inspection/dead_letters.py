@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.log import LOG, all_topics
+from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
 

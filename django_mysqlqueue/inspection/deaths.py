@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.db.tables import HEARTBEATS, LOG, RESULTS, STATE
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import Problem, age
 from django_mysqlqueue.inspection.subscribers import replaced
-from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS, HEARTBEATS
-from django_mysqlqueue.service.job_rows import RESULTS
-from django_mysqlqueue.service.log import LOG, PUBLISHED_ID
-from django_mysqlqueue.service.partitions import STATE
+from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS
+from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import duration

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
+from django_mysqlqueue.db.tables import EVENTS, LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.models import DeliveryEvent
@@ -23,9 +24,7 @@ from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.delivery_events import EVENTS
 from django_mysqlqueue.service.groups import registered_refs
-from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import JobResult
@@ -21,7 +22,7 @@ from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
-from django_mysqlqueue.service.job_rows import RESULTS, lines
+from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.sql.session import Session, built
 
 STATUSES = tuple(JobResult.Status.values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from django_mysqlqueue.db.tables import SLOTS
 from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import SLOTS
 from django_mysqlqueue.sql.session import Session
 
 LAST = 2**63 - 1

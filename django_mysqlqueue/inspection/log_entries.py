@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.names.keys import hashed_partition
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import log, log_places, messages, partitions, payloads
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.log import LOG, first_since
+from django_mysqlqueue.service.log import first_since
 from django_mysqlqueue.sql.session import Session, built
 
 CLOCK_MS = 2000

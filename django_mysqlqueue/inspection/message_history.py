@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import EVENTS, GROUPS, LOG, OFFSETS, STATE
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -24,13 +25,9 @@ from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.coalescing import NOTHING, THE_LOG, is_superseding, read
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.delivery_events import EVENTS
-from django_mysqlqueue.service.groups import GROUPS, OptionColumns
-from django_mysqlqueue.service.log import LOG
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
-from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.unclaimed import OFFSETS
 from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.options import limits_of
 

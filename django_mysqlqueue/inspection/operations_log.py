@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
+from django_mysqlqueue.db.tables import OPERATIONS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
-from django_mysqlqueue.service.audit import OPERATIONS, SILENT_MS
+from django_mysqlqueue.service.audit import SILENT_MS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.text.humanize import duration, moment

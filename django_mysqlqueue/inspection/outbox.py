@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import log_places, relaying
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.log import LOG
-from django_mysqlqueue.service.quarantine import QUARANTINE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.sequencing import DUE_ORDER, OUTBOX
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session, built
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
+from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
@@ -32,7 +33,7 @@ from django_mysqlqueue.service import groups, routing
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.groups import GROUPS, OptionColumns, waiting_since
+from django_mysqlqueue.service.groups import OptionColumns, waiting_since
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.log import Ends, all_topics
 from django_mysqlqueue.service.refs import GroupRef

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LEASES, LOG, OFFSETS, STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
-from django_mysqlqueue.service.leasing import LEASES
-from django_mysqlqueue.service.log import LOG, newest
+from django_mysqlqueue.service.log import newest
 from django_mysqlqueue.service.losses import HELD_BY
-from django_mysqlqueue.service.partitions import STATE, ends, in_log, last_offsets
+from django_mysqlqueue.service.partitions import ends, in_log, last_offsets
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.unclaimed import OFFSETS, many_positions, positions
+from django_mysqlqueue.service.unclaimed import many_positions, positions
 from django_mysqlqueue.sql.session import Session, built
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_mysqlqueue.db.tables import LEASES, LOG, RESULTS
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
@@ -21,8 +22,6 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import groups, job_rows, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
-from django_mysqlqueue.service.leasing import LEASES
-from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import DECLARED_MS
@@ -441,7 +440,7 @@ def jobs_of(session: Session, path: str, queue: str, now: int, *, most: int) -> 
     """Return the newest jobs of a task that are in a queue, along the index of tasks, of which ``most`` are read."""
     rows = session.rows(
         f"SELECT queue_name, status, run_after, {session.dialect.ending('worker_ids', KEY_LENGTH + 1)} "
-        f"FROM {job_rows.RESULTS}{session.dialect.force_index('queue_job_results_task')} "
+        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_task')} "
         "WHERE task_path = %s ORDER BY enqueued_at DESC, id DESC LIMIT %s",
         (path, most),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from django_mysqlqueue.db.tables import STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.limited import read_reached
 from django_mysqlqueue.inspection.message_history import GroupState, MessageContent
@@ -19,7 +20,6 @@ from django_mysqlqueue.service import messages, unclaimed
 from django_mysqlqueue.service.coalescing import KEYS
 from django_mysqlqueue.service.leasing import MAX_PENDING
 from django_mysqlqueue.service.losses import HELD_BY, is_lost
-from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.slots import LONGEST_REST_US
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure

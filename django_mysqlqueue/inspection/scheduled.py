@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import DEBOUNCED, OUTBOX
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.names.keys import public_coalesce_key
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.debouncing import DEBOUNCED
-from django_mysqlqueue.service.sequencing import DUE_ORDER, OUTBOX
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session, built
 
 START = (0, 0, 0)

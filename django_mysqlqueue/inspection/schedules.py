@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.models import JobResult
@@ -17,7 +18,6 @@ from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.job_rows import RESULTS
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import Session

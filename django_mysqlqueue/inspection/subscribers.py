@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.db import log_queries
+from django_mysqlqueue.db.tables import EVENTS, HEARTBEATS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.service import delivery_events, heartbeats
-from django_mysqlqueue.service.delivery_events import EVENTS
-from django_mysqlqueue.service.heartbeats import HEARTBEATS, RoundTrip
+from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session

@@ -6,6 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
+from django_mysqlqueue.db.tables import GROUPS, HEARTBEATS, LEASES, OFFSETS, SLOTS, STATE
 from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
@@ -62,7 +63,7 @@ class ConsumerGroup(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_consumer_groups"
+        db_table = GROUPS
         verbose_name = _("consumer group")
         verbose_name_plural = _("consumer groups")
         constraints = [
@@ -123,7 +124,7 @@ class DeliveryState(QueueModel):
     last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
 
     class Meta:
-        db_table = "queue_delivery_state"
+        db_table = STATE
         verbose_name = _("delivery state")
         verbose_name_plural = _("delivery states")
         indexes = [
@@ -147,7 +148,7 @@ class PartitionLease(QueueModel):
     leased_at = models.BigIntegerField(_("leased at"), db_default=0)
 
     class Meta:
-        db_table = "queue_partition_leases"
+        db_table = LEASES
         verbose_name = _("partition lease")
         verbose_name_plural = _("partition leases")
         indexes = [models.Index(fields=["leased_by"], name="queue_leases_owner")]
@@ -165,7 +166,7 @@ class ConsumerOffset(QueueModel):
     updated_at = models.BigIntegerField(_("updated at"), db_default=0)
 
     class Meta:
-        db_table = "queue_offsets"
+        db_table = OFFSETS
         verbose_name = _("consumer offset")
         verbose_name_plural = _("consumer offsets")
         indexes = [
@@ -195,7 +196,7 @@ class Slots(QueueModel):
     held = models.BigIntegerField(_("held"), db_default=0, help_text=_("messages that the subscriber has in flight"))
 
     class Meta:
-        db_table = "queue_slots"
+        db_table = SLOTS
         verbose_name = _("slots")
         verbose_name_plural = _("slots")
         indexes = [models.Index(fields=["full_at"], name="queue_slots_full_at")]
@@ -213,6 +214,6 @@ class SubscriberHeartbeat(QueueModel):
     info = models.JSONField(_("info"), db_default=models.Value({}, models.JSONField()))
 
     class Meta:
-        db_table = "queue_subscriber_heartbeats"
+        db_table = HEARTBEATS
         verbose_name = _("subscriber heartbeat")
         verbose_name_plural = _("subscriber heartbeats")

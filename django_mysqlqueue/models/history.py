@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
 from django_mysqlqueue.db.sizes import LATENCY_COLUMNS
+from django_mysqlqueue.db.tables import EVENTS, OPERATIONS, ROLLUPS, SEGMENTS
 from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
@@ -51,7 +52,7 @@ class DeliveryEvent(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_delivery_events"
+        db_table = EVENTS
         verbose_name = _("delivery event")
         verbose_name_plural = _("delivery events")
         indexes = [
@@ -80,7 +81,7 @@ class Operation(QueueModel):
     ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: running, or interrupted"))
 
     class Meta:
-        db_table = "queue_operations"
+        db_table = OPERATIONS
         verbose_name = _("operation")
         verbose_name_plural = _("operations")
 
@@ -122,7 +123,7 @@ class Rollup(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_rollups"
+        db_table = ROLLUPS
         verbose_name = _("rollup")
         verbose_name_plural = _("rollups")
 
@@ -143,7 +144,7 @@ class ArchiveSegment(QueueModel):
     archived_at = models.BigIntegerField(_("archived at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = "queue_archive_segments"
+        db_table = SEGMENTS
         verbose_name = _("archive segment")
         verbose_name_plural = _("archive segments")
 

@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, PROGRESS_LENGTH
+from django_mysqlqueue.db.tables import RESULTS, SCHEDULES, STAGES
 from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH, STAGE_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH
@@ -72,7 +73,7 @@ class JobResult(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_job_results"
+        db_table = RESULTS
         verbose_name = _("job result")
         verbose_name_plural = _("job results")
         indexes = [
@@ -103,7 +104,7 @@ class JobStage(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_job_stages"
+        db_table = STAGES
         verbose_name = _("stage of jobs")
         verbose_name_plural = _("stages of jobs")
 
@@ -134,7 +135,7 @@ class Schedule(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_schedules"
+        db_table = SCHEDULES
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
 

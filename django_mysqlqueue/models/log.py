@@ -8,6 +8,17 @@ from django.utils.translation import gettext_lazy as _
 from django_mysqlqueue.db.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
 from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY, REFUSAL_LENGTH
+from django_mysqlqueue.db.tables import (
+    COALESCE_KEYS,
+    COLLECTED,
+    DEBOUNCED,
+    LOG,
+    OUTBOX,
+    QUARANTINE,
+    RELAY_POSITIONS,
+    RELAY_WATERMARKS,
+    SEQUENCER,
+)
 from django_mysqlqueue.models.base import QueueModel
 from django_mysqlqueue.names.ids import LOG_ID_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
@@ -20,7 +31,7 @@ class QueueMessage(LogKey, MessageColumns, QueueModel):
     published_at = models.BigIntegerField(_("published at"), help_text=_("when it entered the log"))
 
     class Meta:
-        db_table = "queue_messages"
+        db_table = LOG
         verbose_name = _("message")
         verbose_name_plural = _("messages")
         constraints = [
@@ -41,7 +52,7 @@ class OutboxMessage(OutboxKey, MessageColumns, QueueModel):
     created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = "queue_outbox"
+        db_table = OUTBOX
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
@@ -62,7 +73,7 @@ class QuarantinedMessage(QuarantineKey, MessageColumns, QueueModel):
     quarantined_at = models.BigIntegerField(_("quarantined at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = "queue_quarantine"
+        db_table = QUARANTINE
         verbose_name = _("quarantined message")
         verbose_name_plural = _("quarantined messages")
         indexes = [models.Index(fields=["topic", "quarantine_id"], name="queue_quarantine_topic")]
@@ -96,7 +107,7 @@ class Sequencer(QueueModel):
     routes = json_object(_("routes"), _("by topic that moves, the databases from which and to which its messages go"))
 
     class Meta:
-        db_table = "queue_sequencer"
+        db_table = SEQUENCER
         verbose_name = _("sequencer")
         verbose_name_plural = _("sequencer")
 
@@ -122,7 +133,7 @@ class CoalesceKey(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_coalesce_keys"
+        db_table = COALESCE_KEYS
         verbose_name = _("coalesce key")
         verbose_name_plural = _("coalesce keys")
 
@@ -142,7 +153,7 @@ class DebouncedMessage(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_debounced"
+        db_table = DEBOUNCED
         verbose_name = _("debounced message")
         verbose_name_plural = _("debounced messages")
         indexes = [
@@ -162,7 +173,7 @@ class CollectedTopic(QueueModel):
     collected_at = models.BigIntegerField(_("collected at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = "queue_collected"
+        db_table = COLLECTED
         verbose_name = _("collected topic")
         verbose_name_plural = _("collected topics")
 
@@ -189,7 +200,7 @@ class RelayWatermark(QueueModel):
     )
 
     class Meta:
-        db_table = "queue_relay_watermarks"
+        db_table = RELAY_WATERMARKS
         verbose_name = _("relay watermark")
         verbose_name_plural = _("relay watermarks")
 
@@ -209,7 +220,7 @@ class RelayPosition(QueueModel):
     relayed_at = models.BigIntegerField(_("relayed at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = "queue_relay_positions"
+        db_table = RELAY_POSITIONS
         verbose_name = _("relay position")
         verbose_name_plural = _("relay positions")
 

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.names.rules import relayed_topic
@@ -197,7 +198,7 @@ def _receivers(session: Session, topic: str, metadata: Mapping[str, Any]) -> tup
     columns = ("consumer_group", "paused", "after_seek", *OptionColumns._fields)
     rows = sorted(
         session.rows(
-            f"SELECT {', '.join(columns)} FROM {groups.GROUPS} WHERE topic = %s LIMIT %s",
+            f"SELECT {', '.join(columns)} FROM {GROUPS} WHERE topic = %s LIMIT %s",
             (topic, MOST_GROUPS + 1),
         )
     )

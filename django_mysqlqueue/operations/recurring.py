@@ -8,6 +8,7 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.db.tables import SCHEDULES
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import text
@@ -18,7 +19,7 @@ from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import audit, schedules
 from django_mysqlqueue.service.databases import queue_aliases
-from django_mysqlqueue.service.schedules import SCHEDULES, Row
+from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.text.humanize import duration, moment
 

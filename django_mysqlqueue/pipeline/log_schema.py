@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from django_mysqlqueue.db.log_queries import BY_PARTITION as BY_PARTITION
-from django_mysqlqueue.db.log_queries import LOG as LOG
+from django_mysqlqueue.db.tables import LOG as LOG
 
 OUTBOX = "queue_outbox"
 COLLECTED = "queue_collected"

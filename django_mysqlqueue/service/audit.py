@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from django.db.models import F
 
 from django_mysqlqueue.db.fields import NowMilliseconds
+from django_mysqlqueue.db.tables import OPERATIONS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.sql.session import Session, run
-
-OPERATIONS = Operation._meta.db_table
 
 KEEP_SECONDS = 365 * 86400.0
 """Seconds for which rows are kept."""

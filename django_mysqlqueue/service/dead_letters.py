@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.outcomes import Outcome
@@ -17,10 +17,6 @@ from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat
-
-STATE = DeliveryState._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
 
 
 class FailedDelivery(NamedTuple):

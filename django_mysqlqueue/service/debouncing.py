@@ -15,13 +15,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
-from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage
+from django_mysqlqueue.db.tables import DEBOUNCED, LOG, OUTBOX
 from django_mysqlqueue.service.messages import OutboxRow
 from django_mysqlqueue.sql.session import Session, flat, run
 
-DEBOUNCED = DebouncedMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
 BY_ID = "s.outbox_id = v.i"
 SAME = "{t}.topic = s.topic AND {t}.partition_key = s.partition_key AND {t}.id = s.id"
 IS_THERE = f"EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id AND {SAME.format(t='o')})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.db.tables import EVENTS
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.messages import cut_error
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from django_mysqlqueue.service.deliveries import Claimed
     from django_mysqlqueue.service.refs import GroupRef
 
-EVENTS = DeliveryEvent._meta.db_table
 CHUNK = 1000
 
 

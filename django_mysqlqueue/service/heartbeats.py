@@ -6,15 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from django_mysqlqueue.db.tables import HEARTBEATS
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
-HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "subscriber_name")
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 FORGET_AFTER_MS = 86_400_000

@@ -24,15 +24,11 @@ from typing import NamedTuple
 
 from django.db.models import Model
 
+from django_mysqlqueue.db.tables import GROUPS, LOG, OFFSETS, OUTBOX, QUARANTINE, RESULTS, STATE
 from django_mysqlqueue.models import (
     ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
     JobResult,
     JobStage,
-    OutboxMessage,
-    QuarantinedMessage,
-    QueueMessage,
 )
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import LANE_KEY_LENGTH, hashed_partition, lane
@@ -40,16 +36,10 @@ from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_results, job_stages, partitions
 from django_mysqlqueue.service.deliveries import JobEnds
-from django_mysqlqueue.service.job_rows import READY, RESULTS, RUNNING, UNFINISHED
+from django_mysqlqueue.service.job_rows import READY, RUNNING, UNFINISHED
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-QUARANTINE = QuarantinedMessage._meta.db_table
-GROUPS = ConsumerGroup._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 PAGE = 500
 """Number of results that one step looks at."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.db.tables import LOG, RESULTS
 from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
@@ -22,7 +22,6 @@ from django_mysqlqueue.service.job_rows import (
     EXCEPTIONS,
     FAILED,
     READY,
-    RESULTS,
     RUNNING,
     SUCCESSFUL,
     JobRow,
@@ -35,7 +34,6 @@ from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 
-LOG = QueueMessage._meta.db_table
 CHUNK = 1000
 UNCALLED = {
     Outcome.EXPIRED: ("JobExpired", "The job expired before it started."),

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
+from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.sql.session import Session, flat
 
-RESULTS = JobResult._meta.db_table
 READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
 FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
 BY_ID = "s.id = v.id"

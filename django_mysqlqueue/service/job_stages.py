@@ -16,15 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import Enum, auto
 from typing import NamedTuple
 
+from django_mysqlqueue.db.tables import STAGES
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.models import JobStage
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow
 from django_mysqlqueue.sql.session import Session, last_row
 
-STAGES = JobStage._meta.db_table
 NO_CHAIN = -1
 """The place of jobs in no chain."""
 FIRST = ":0000"

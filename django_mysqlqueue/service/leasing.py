@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from django_mysqlqueue.db.tables import GROUPS, HEARTBEATS
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, losses, partitions, unclaimed
 from django_mysqlqueue.service.clocks import DatabaseClock
@@ -90,7 +91,7 @@ def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
         f"SELECT s.consumer_group, s.topic, s.partition_key, s.leased_by, h.subscriber_name IS NOT NULL "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(LEASES, 's')} ON s.consumer_group = v.g AND s.topic = v.t "
-        f"{session.dialect.join_to(heartbeats.HEARTBEATS, 'h', left=True)} "
+        f"{session.dialect.join_to(HEARTBEATS, 'h', left=True)} "
         "ON h.consumer_group = s.consumer_group AND h.topic = s.topic "
         f"AND h.subscriber_name = s.leased_by AND {heartbeats.fresh('h', session)}",
         (*flat(refs), lease_ms, lease_ms),
@@ -312,7 +313,7 @@ def collect(
         f"SELECT {names}, s.leased_by, s.leased_at < {session.dialect.now_ms} - %s AND "
         "(s.leased_by = '' OR h.subscriber_name IS NULL) "
         f"FROM {LEASES} s{session.dialect.force_index('PRIMARY')} "
-        f"{session.dialect.join_to(heartbeats.HEARTBEATS, 'h', left=True)} ON h.consumer_group = s.consumer_group "
+        f"{session.dialect.join_to(HEARTBEATS, 'h', left=True)} ON h.consumer_group = s.consumer_group "
         f"AND h.topic = s.topic AND h.subscriber_name = s.leased_by WHERE {above(KEY)} ORDER BY {names} LIMIT %s",
         (heartbeats.FORGET_AFTER_MS, *above_values(after or ("", "", "")), limit),
     )
@@ -331,7 +332,7 @@ def collect(
 def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
     """Return the partitions that have messages above the position, a watermark below it, or state rows."""
     busy: set[str] = set()
-    start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
+    start = f"(SELECT start_offset FROM {GROUPS} WHERE consumer_group = %s AND topic = %s)"
     # With constants in each term, both servers read only the end of the index for MAX. With the position of a joined
     # row, they would walk the settled messages that the partition still has in the log. The rest is joined: as
     # subqueries of each term it cost six times as much.

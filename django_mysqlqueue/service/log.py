@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QuarantinedMessage, QueueMessage
+from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
+from django_mysqlqueue.models import CollectedTopic, ConsumerGroup
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import partitions
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.sql.session import Session
 
-LOG = QueueMessage._meta.db_table
-QUARANTINE = QuarantinedMessage._meta.db_table
 PUBLISHED_ID = "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END"
 """SQL, with the log as ``m``, for the id that ``publish`` returned. Dead letters and redriven messages have others."""
 NEWEST = 2000

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.sql.session import Session, last_row
 
-LOG = QueueMessage._meta.db_table
 COLUMNS = "`offset`, topic, partition_key, size, id"
 
 

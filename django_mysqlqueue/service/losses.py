@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.db.tables import STATE
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
-
-STATE = DeliveryState._meta.db_table
 
 HELD_BY = "CASE WHEN s.delivery_token = 0 THEN '' ELSE s.delivered_by END"
 """The subscriber that holds a row of delivery state (``s``) or was lost with it, in SQL. A row that waits may still

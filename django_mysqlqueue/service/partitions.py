@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 JUMPS = ("for group-by", "skip scan for grouping")
 """Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
 ROWS = (4, 20)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.sql.session import Session
-
-LOG = QueueMessage._meta.db_table
 
 
 class Body(NamedTuple):

@@ -6,15 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.db.tables import LEASES, LOG, OUTBOX, STATE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session, flat
-
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-LEASES = PartitionLease._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue.arguments import arguments_of, sync_only
+from django_mysqlqueue.db.tables import OUTBOX
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
-from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic
@@ -27,7 +27,6 @@ from django_mysqlqueue.service.messages import Message, OutboxRow, encode
 from django_mysqlqueue.sql.connection import in_testcase, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
 
-OUTBOX = OutboxMessage._meta.db_table
 ALWAYS = {
     "topic": "topic",
     "partition_key": "partition_key",

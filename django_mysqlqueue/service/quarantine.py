@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from django.db import Error, transaction
 
 from django_mysqlqueue.db.columns import COPIED_COLUMNS
-from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage
+from django_mysqlqueue.db.tables import OUTBOX, QUARANTINE
 from django_mysqlqueue.sql.session import Session
 
-OUTBOX = OutboxMessage._meta.db_table
-QUARANTINE = QuarantinedMessage._meta.db_table
 COLUMNS = ", ".join((*COPIED_COLUMNS, "deliver_at", "created_at"))
 REQUEUED = COLUMNS.replace("coalesce_key, ", "")
 """Without the coalesce key: a message that comes late must not supersede a later one."""

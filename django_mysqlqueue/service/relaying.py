@@ -25,24 +25,18 @@ from django.db.models.functions import Least
 
 from django_mysqlqueue.db.columns import COPIED_COLUMNS
 from django_mysqlqueue.db.sizes import REFUSAL_LENGTH
+from django_mysqlqueue.db.tables import LOG, OUTBOX, RELAY_POSITIONS, RELAY_WATERMARKS, SEQUENCER, SEQUENCER_ID
 from django_mysqlqueue.models import (
     CollectedTopic,
-    OutboxMessage,
-    QueueMessage,
     RelayPosition,
     RelayWatermark,
 )
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.log_places import Place
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, identify
+from django_mysqlqueue.service.sequencing import identify
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
-
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
-POSITIONS = RelayPosition._meta.db_table
-WATERMARKS = RelayWatermark._meta.db_table
 
 PAGE = 5000
 """Messages of the source's log, of all topics, that a pass reads."""
@@ -235,7 +229,7 @@ def note_refusal(source: str, target: str, place: Place, error: str) -> None:
 
     def store(session: Session) -> None:
         session.execute(
-            f"INSERT INTO {WATERMARKS} (target, refused_offset, refusal) SELECT %s, %s, %s {FROM_SAME_LOG}"
+            f"INSERT INTO {RELAY_WATERMARKS} (target, refused_offset, refusal) SELECT %s, %s, %s {FROM_SAME_LOG}"
             + session.dialect.on_conflict(("target",), assign),
             (target, *values, place.offset, place.id, *values),
         )
@@ -245,7 +239,7 @@ def note_refusal(source: str, target: str, place: Place, error: str) -> None:
 
 def refusal(session: Session, target: str) -> Refusal:
     """Return the last message of this log that a target has refused; it may have accepted it since."""
-    row = session.row(f"SELECT refused_offset, refusal FROM {WATERMARKS} WHERE target = %s", (target,))
+    row = session.row(f"SELECT refused_offset, refusal FROM {RELAY_WATERMARKS} WHERE target = %s", (target,))
     return Refusal() if row is None else Refusal(*row)
 
 
@@ -271,8 +265,8 @@ def _lock(session: Session, log_id: str, source: str, target: str) -> _Position 
     if found.exists():
         return None
     session.execute(
-        f"INSERT INTO {POSITIONS} (source_log, target, source) VALUES (%s, %s, %s)"
-        f"{session.dialect.on_conflict_keep(POSITIONS, ('source_log', 'target'))}",
+        f"INSERT INTO {RELAY_POSITIONS} (source_log, target, source) VALUES (%s, %s, %s)"
+        f"{session.dialect.on_conflict_keep(RELAY_POSITIONS, ('source_log', 'target'))}",
         (log_id, target, source),
     )
     # Another process may have inserted it, and moved it, in the meantime.
@@ -293,13 +287,13 @@ def _read(origin: Session, target: str, position: _Position, known: Watermark) -
 
 def _look(origin: Session, target: str, offset: int = 0) -> _Source:
     """Read what the source knows of a target, and its log's end and message at an offset, in one statement."""
-    mutex = f"FROM {MUTEX} s WHERE s.id = %s"
-    known = f"FROM {WATERMARKS} w WHERE w.target = %s"
+    mutex = f"FROM {SEQUENCER} s WHERE s.id = %s"
+    known = f"FROM {RELAY_WATERMARKS} w WHERE w.target = %s"
     ((log_id, sequenced, appended, relayed_offset, read_offset, message_id),) = origin.rows(
         f"SELECT (SELECT s.log_id {mutex}), (SELECT s.last_offset {mutex}), (SELECT MAX(m.`offset`) FROM {LOG} m), "
         f"(SELECT w.relayed_offset {known}), (SELECT w.read_offset {known}), "
         f"(SELECT m.id FROM {LOG} m WHERE m.`offset` = %s)",
-        (MUTEX_ID, MUTEX_ID, target, target, offset),
+        (SEQUENCER_ID, SEQUENCER_ID, target, target, offset),
     )
     return _Source(
         log_id or "", max(sequenced or 0, appended or 0), Watermark(relayed_offset or 0, read_offset or 0), message_id
@@ -371,7 +365,7 @@ def _weight(row: Sequence[Any]) -> int:
 
 def _move(session: Session, log_id: str, target: str, offset: int, message_id: str) -> None:
     session.execute(
-        f"UPDATE {POSITIONS} SET relayed_offset = %s, relayed_id = %s, relayed_at = {session.dialect.now_ms} "
+        f"UPDATE {RELAY_POSITIONS} SET relayed_offset = %s, relayed_id = %s, relayed_at = {session.dialect.now_ms} "
         "WHERE source_log = %s AND target = %s",
         (offset, message_id, log_id, target),
     )
@@ -389,9 +383,9 @@ def _note(
     """
     now, greatest = session.dialect.now_ms, session.dialect.greatest
     reached = Watermark(0 if arrived is None else arrived.offset, last.offset)
-    assign = {name: f"{greatest}({WATERMARKS}.{name}, %s)" for name in Watermark._fields} | {"read_at": now}
+    assign = {name: f"{greatest}({RELAY_WATERMARKS}.{name}, %s)" for name in Watermark._fields} | {"read_at": now}
     session.execute(
-        f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) SELECT %s, %s, %s, {now} "
+        f"INSERT INTO {RELAY_WATERMARKS} (target, relayed_offset, read_offset, read_at) SELECT %s, %s, %s, {now} "
         + FROM_SAME_LOG
         + session.dialect.on_conflict(("target",), assign),
         (target, *reached, last.offset, last.id, *reached),

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django_mysqlqueue.db.tables import COLLECTED, LOG, OFFSETS, SEGMENTS, STATE
 from django_mysqlqueue.models import (
-    ArchiveSegment,
-    CollectedTopic,
     ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
-    QueueMessage,
 )
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.options.conf import get_settings
@@ -22,11 +18,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
-LOG = QueueMessage._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
-COLLECTED = CollectedTopic._meta.db_table
-SEGMENTS = ArchiveSegment._meta.db_table
 NO_FLOOR = 2**62
 
 

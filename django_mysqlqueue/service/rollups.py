@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
-from django_mysqlqueue.models import Rollup
+from django_mysqlqueue.db.tables import ROLLUPS
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
-ROLLUPS = Rollup._meta.db_table
 MINUTE, HOUR = 60, 3600
 """Length in seconds of the period of a row."""
 MINUTES_KEPT = 6 * HOUR

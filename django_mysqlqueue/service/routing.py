@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, identify
+from django_mysqlqueue.db.tables import SEQUENCER, SEQUENCER_ID
+from django_mysqlqueue.service.sequencing import identify
 from django_mysqlqueue.sql.session import Session
 
 HERE = ""
@@ -31,7 +32,7 @@ class Route(NamedTuple):
 
 def route_of(session: Session, topic: str) -> Route | None:
     """Return the route of a topic, or None."""
-    row = session.row(f"SELECT routes FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
+    row = session.row(f"SELECT routes FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,))
     return None if row is None else decoded(row[0]).get(topic)
 
 
@@ -52,7 +53,9 @@ def set_route(
     raises an exception to refuse the change.
     """
     identify(session.using)  # The row may be missing.
-    row = session.row(f"SELECT routes, last_offset FROM {MUTEX} WHERE id = %s{session.dialect.for_update}", (MUTEX_ID,))
+    row = session.row(
+        f"SELECT routes, last_offset FROM {SEQUENCER} WHERE id = %s{session.dialect.for_update}", (SEQUENCER_ID,)
+    )
     assert row is not None  # noqa: S101  # It has been inserted.
     changed = decoded(row[0])
     present = changed.pop(topic, None)
@@ -60,7 +63,7 @@ def set_route(
         check(present)
     if route is not None:
         changed[topic] = route
-    session.execute(f"UPDATE {MUTEX} SET routes = %s WHERE id = %s", (_encoded(changed), MUTEX_ID))
+    session.execute(f"UPDATE {SEQUENCER} SET routes = %s WHERE id = %s", (_encoded(changed), SEQUENCER_ID))
     return int(row[1])
 
 

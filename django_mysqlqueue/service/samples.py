@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.models import ConsumerGroup, QueueMessage
+from django_mysqlqueue.db.tables import GROUPS, LOG, ROLLUPS
 from django_mysqlqueue.service import unclaimed
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.groups import waiting_since
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.rollups import HOUR, KEY, MINUTE, ROLLUPS, insert_missing
+from django_mysqlqueue.service.rollups import HOUR, KEY, MINUTE, insert_missing
 from django_mysqlqueue.sql.session import Session, run
 
-LOG = QueueMessage._meta.db_table
-GROUPS = ConsumerGroup._meta.db_table
 MOST = 100_000
 """A sample stops counting here, and is then marked as not exact."""
 MOST_CLAIMED = 10_000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from django_mysqlqueue.models import Schedule
+from django_mysqlqueue.db.tables import SCHEDULES
 from django_mysqlqueue.names.ids import new_message_id, run_id, run_ids
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options import job_queues
@@ -23,7 +23,6 @@ from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.messages import Message, encode
 from django_mysqlqueue.sql.session import Session, run
 
-SCHEDULES = Schedule._meta.db_table
 MOST = 100
 """Maximum number of missed ticks that run after an outage."""
 SEEN_MS = 20_000

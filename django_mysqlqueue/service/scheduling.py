@@ -15,8 +15,8 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_mysqlqueue.arguments import arguments_of, sync_only
+from django_mysqlqueue.db.tables import OUTBOX
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
-from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.names.keys import check_key
 from django_mysqlqueue.names.rules import RELAY_MARK, check_text, relayed_from
 from django_mysqlqueue.options import job_queues
@@ -27,7 +27,6 @@ from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled
 from django_mysqlqueue.sql.session import Session, flat, run
 
-OUTBOX = OutboxMessage._meta.db_table
 BY_ID = "s.outbox_id = v.i"
 
 

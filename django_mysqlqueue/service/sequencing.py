@@ -18,18 +18,14 @@ from typing import Any, NamedTuple
 from django.db import Error
 
 from django_mysqlqueue.db.columns import COPIED_COLUMNS
-from django_mysqlqueue.db.log_queries import SEQUENCER_ID
-from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.db.tables import LOG, OUTBOX, SEQUENCER, SEQUENCER_ID
+from django_mysqlqueue.models import Sequencer
 from django_mysqlqueue.names.rules import RELAY_MARK
 from django_mysqlqueue.service import coalescing, debouncing, quarantine
 from django_mysqlqueue.sql.session import Session, run
 
 logger = logging.getLogger("django_mysqlqueue.service")
 
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
-MUTEX = Sequencer._meta.db_table
-MUTEX_ID = SEQUENCER_ID
 
 BATCH_ROWS = 2000
 BATCH_BYTES = 8 * 1_048_576
@@ -68,9 +64,9 @@ def count_due(session: Session) -> int:
 def idle_for(session: Session) -> float:
     """Return for how many seconds nobody has moved messages into the log; 0 if nobody ever has."""
     row = session.row(
-        f"SELECT CASE WHEN sequenced_at > 0 THEN {session.dialect.now_ms} - sequenced_at ELSE 0 END FROM {MUTEX} "
+        f"SELECT CASE WHEN sequenced_at > 0 THEN {session.dialect.now_ms} - sequenced_at ELSE 0 END FROM {SEQUENCER} "
         "WHERE id = %s",
-        (MUTEX_ID,),
+        (SEQUENCER_ID,),
     )
     return 0.0 if row is None else int(row[0]) / 1000
 
@@ -109,11 +105,13 @@ def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool
     replaced = debounced.replaced
     more = debounced.more or (due.more and bool(ids or replaced))
     if replaced:
-        session.execute(f"UPDATE {MUTEX} SET debounced = debounced + %s WHERE id = %s", (replaced, MUTEX_ID))
+        session.execute(f"UPDATE {SEQUENCER} SET debounced = debounced + %s WHERE id = %s", (replaced, SEQUENCER_ID))
     if not ids:
         if due.scheduled or due.is_locked:
             # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
-            session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
+            session.execute(
+                f"UPDATE {SEQUENCER} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (SEQUENCER_ID,)
+            )
         return Sequenced(0, more=more, replaced=replaced)
     quarantined = 0
     if isolates:
@@ -128,9 +126,10 @@ def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool
     session.delete(OUTBOX, ("outbox_id",), ids, "s.outbox_id = v.outbox_id")
     if due.has_keys:
         coalescing.follow(session, mutex.last_offset)
-    end = f"{session.dialect.greatest}({MUTEX}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
+    end = f"{session.dialect.greatest}({SEQUENCER}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
     session.execute(
-        f"UPDATE {MUTEX} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,)
+        f"UPDATE {SEQUENCER} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s",
+        (SEQUENCER_ID,),
     )
     return Sequenced(len(ids), more, replaced=replaced, quarantined=quarantined)
 
@@ -145,22 +144,22 @@ class Mutex(NamedTuple):
 
 def take_mutex(session: Session) -> Mutex | None:
     """Lock the mutex row if it is free, and return it, else None. A missing row (a flushed database) is inserted."""
-    mutex = Sequencer.objects.using(session.using).filter(pk=MUTEX_ID)
+    mutex = Sequencer.objects.using(session.using).filter(pk=SEQUENCER_ID)
     for row in mutex.select_for_update(skip_locked=True).values_list(*Mutex._fields):
         return Mutex(*row)
     # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
     if mutex.exists():
         return None
     session.execute(
-        f"INSERT INTO {MUTEX} (id, log_id) VALUES (%s, %s){session.dialect.on_conflict_keep(MUTEX, ('id',))}",
-        (MUTEX_ID, str(uuid.uuid4())),
+        f"INSERT INTO {SEQUENCER} (id, log_id) VALUES (%s, %s){session.dialect.on_conflict_keep(SEQUENCER, ('id',))}",
+        (SEQUENCER_ID, str(uuid.uuid4())),
     )
     return Mutex()
 
 
 def log_id(session: Session) -> str:
     """Return the id of a log, which no other log has; empty if it has none, as in a flushed database."""
-    row = session.row(f"SELECT log_id FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
+    row = session.row(f"SELECT log_id FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,))
     return "" if row is None else str(row[0])
 
 

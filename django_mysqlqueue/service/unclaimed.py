@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.models import ConsumerOffset
+from django_mysqlqueue.db.tables import OFFSETS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-
-OFFSETS = ConsumerOffset._meta.db_table
 
 
 def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
