@@ -100,7 +100,7 @@ def _fill(name: str, text: str, values: Mapping[str, str]) -> str:
 
 def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> dict[str, str]:
     bytewise = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
-    numbers = {
+    constants = {
         "key_length": KEY_LENGTH,
         "lease_ms": round(settings.lease_duration * 1000),
         "clock_step_ms": CLOCK_STEP_MS,
@@ -115,16 +115,13 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "priority_share": settings.priority_share,
         "longest_delay": round(LONGEST_DELAY),
         "latest": 2**62,
-    }
-    names = {
+        "looks_ahead": LOOKS_AHEAD,
         "replaces": REPLACES,
         "lanes": PARTITION_PREFIX,
         "version": __version__,
-        "looks_ahead": str(LOOKS_AHEAD),
     }
     return {
-        **{name: str(number) for name, number in numbers.items()},
-        **names,
+        **{name: str(value) for name, value in constants.items()},
         "now": "@queue__now",
         "select_in_utc": (
             "SET STATEMENT time_zone = '+00:00' FOR SELECT"

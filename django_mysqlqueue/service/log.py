@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django_mysqlqueue.db import log_queries
+from django_mysqlqueue.db.log_queries import end_of_log as end_of_log
+from django_mysqlqueue.db.log_queries import first_since as first_since
 from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup
 from django_mysqlqueue.options import job_queues
@@ -19,19 +20,6 @@ NEWEST = 2000
 """Number of the newest messages that are searched for partitions beyond those that are read."""
 WAITING = 2500
 """Number of the oldest rows of the outbox that are searched for topics."""
-
-
-def end_of_log(session: Session) -> int:
-    """Return the highest offset that is or was in the log, or 0 if there was none. The log is final up to it."""
-    return log_queries.end_of_log(session)
-
-
-def first_since(session: Session, moment: int) -> int:
-    """Return the lowest offset from which all messages entered the log at a time (epoch milliseconds) or later.
-
-    It is one above the end of the log if all messages are older, or if GC has deleted all of them.
-    """
-    return log_queries.first_since(session, moment)
 
 
 def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:

@@ -25,9 +25,6 @@ name its last subscriber, because it is a suspected poison message."""
 NOT_HELD = {"delivery_token": "0", "suspect": "0"}
 """The assignments that take the token out of a row of delivery state."""
 
-NO_WAIT = Backoff(initial=0)
-"""The backoff of a claimant that takes lost messages at once."""
-
 
 def wait_ms(retries: int, backoff: Backoff, *, suspect: bool) -> int:
     """Return how long a message waits whose delivery a claim has found lost, in milliseconds.

@@ -407,7 +407,7 @@ def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
         return
     limit = session.dialect.max_statement_bytes(session.connection)
     if size * 2 > limit:
-        largest = max(len(row.payload) for row in chunk)
         raise InvalidMessage(
-            f"payload of {largest} bytes: the server's max_allowed_packet of {limit} bytes allows at most half of that"
+            f"payload of {len(row.payload)} bytes: the server's max_allowed_packet of {limit} bytes allows at most "
+            "half of that"
         )

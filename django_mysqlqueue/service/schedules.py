@@ -7,7 +7,7 @@ together, and no other process finds the tick due again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -171,25 +171,21 @@ def _register(session: Session, *, name: str, definition: Definition) -> None:
 
 def note_seen(using: str, names: Collection[str]) -> None:
     """Note that a running process declares schedules, unless another one has just noted it."""
-    _store_seen(using, names, lambda now: (now, f"s.seen_at < {now} - {SEEN_MS // 2}"))
+    _store_seen(using, names, "{now}", f"s.seen_at < {{now}} - {SEEN_MS // 2}")
 
 
 def note_ended(using: str, names: Collection[str]) -> None:
     """Note that a process that declares schedules stops: unless another one notes it again, none declares them soon."""
-
-    def ended(now: str) -> tuple[str, str]:
-        seen_at = f"{now} - {DECLARED_MS - ENDED_MS}"
-        return seen_at, f"s.seen_at > {seen_at}"
-
-    _store_seen(using, names, ended)
+    seen_at = f"{{now}} - {DECLARED_MS - ENDED_MS}"
+    _store_seen(using, names, seen_at, f"s.seen_at > {seen_at}")
 
 
-def _store_seen(using: str, names: Collection[str], change: Callable[[str], tuple[str, str]]) -> None:
-    """Store when a process that declares schedules was last seen."""
+def _store_seen(using: str, names: Collection[str], seen_at: str, where: str) -> None:
+    """Store when a process that declares schedules was last seen. ``{now}`` stands for the database's time."""
 
     def write(session: Session) -> None:
-        seen_at, where = change(session.dialect.now_ms)
-        session.update(SCHEDULES, "n", sorted(names), "s.name = v.n", {"seen_at": seen_at}, where)
+        value, condition = (sql.format(now=session.dialect.now_ms) for sql in (seen_at, where))
+        session.update(SCHEDULES, "n", sorted(names), "s.name = v.n", {"seen_at": value}, condition)
 
     if names:
         run(using, write)

@@ -28,6 +28,7 @@ from django_mysqlqueue.names.keys import (
 from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, KEY_LENGTH, relay_target, relayed_from, relayed_topic
 from django_mysqlqueue.operations import dead_lettering, recurring, redriving, retrying, scheduled, seeking, steps
 from django_mysqlqueue.options.allowed_users import is_allowed, parse_allowed_users
+from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.conf import HealthSettings, Settings, get_settings, problems
 from django_mysqlqueue.options.table import IN_CODE, OPTIONS, OVERRIDABLE, as_text, parse_text, storable
 from django_mysqlqueue.options.topic_settings import TopicSettings
@@ -155,7 +156,6 @@ from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.leasing import MAX_PENDING, Acquired
 from django_mysqlqueue.service.log_places import Place
-from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.messages import (
     EPOCH,
     ERROR_LENGTH,
@@ -203,3 +203,6 @@ from django_mysqlqueue.text.error_texts import error_class, masked
 from django_mysqlqueue.text.escaping import HIDDEN, visible, visible_lines
 from django_mysqlqueue.text.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
 from django_mysqlqueue.version import __version__
+
+NO_WAIT = Backoff(initial=0)
+"""The backoff of a claimant that takes lost messages at once."""
