@@ -136,7 +136,7 @@ def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMess
 
     ``message_id``: the id, as ``publish`` returned it.
     """
-    return _by_id(session, [one.outbox_id for one in scheduling.find(session, [topic], [message_id])])
+    return _by_id(session, list(scheduling.find(session, [topic], [message_id])))
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:

@@ -143,14 +143,14 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
     topics = {_topic_of(of_queue[job]) for job in (*waiting, *running)}
     # The search reads the whole index of scheduled messages.
     scheduled = [job for job in ids if (job in waiting and rows[job].run_after) or (topic and job not in rows)]
-    there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else []
+    there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else {}
     return Found(
-        tuple(sorted(waiting | {one.message_id for one in there})),
+        tuple(sorted(waiting.union(there.values()))),
         tuple(new),
         tuple(job for job in running if job not in new),
         frozenset(of_queue[job].stage for job in (*waiting, *new)) - {""},
         frozenset(topics),
-        tuple((one.message_id, one.outbox_id) for one in there),
+        tuple((message_id, outbox_id) for outbox_id, message_id in there.items()),
     )
 
 

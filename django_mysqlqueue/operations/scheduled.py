@@ -137,12 +137,12 @@ def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[
     if key is not None:
         text("key", key, most=KEY_LENGTH)
     found = scheduling.find(Session(alias), scheduling.stored_topics(topic, alias), wanted, key)
-    there = {one.message_id for one in found}
+    there = set(found.values())
     missing = [one for one in wanted if one not in there]
     if not found:
         check_topic(alias, topic)
         raise OperationRefused(f"Nothing was changed. {not_scheduled_text(topic, missing)}")
-    return [one.outbox_id for one in found], missing
+    return list(found), missing
 
 
 def _action(at: int) -> str:

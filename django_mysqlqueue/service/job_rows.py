@@ -112,11 +112,7 @@ def since_restart(errors: str) -> list[str]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped.
-
-    Raises:
-        TypeError, ValueError: the value is not JSON-serializable.
-    """
+    """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

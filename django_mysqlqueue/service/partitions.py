@@ -34,7 +34,7 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
 def last_offsets(
     session: Session, topic: str, *, limit: int, after: str | None = None, since: str = ""
 ) -> tuple[dict[str, int], bool]:
-    """Return the last offsets of a topic's next partitions that have messages in the log, in order of key.
+    """Return the last offsets of a topic's next partitions in the log, in order of key, and whether these are all.
 
     Both servers jump along the index from partition to partition, but only if their statistics of the whole log say
     that a partition has 10 to 24 messages or more. If another topic has very many short ones, they would read all
@@ -44,9 +44,6 @@ def last_offsets(
 
     ``after``: the partition after which to continue; None: from the start. ``since``: the first partition, if ``after``
     is None.
-
-    Returns:
-        The last offsets by partition, and whether these are all partitions.
     """
     above, place = _beyond(after, since)
     sql, parameters = _grouped(session, topic, above, place, limit + 1)

@@ -333,11 +333,7 @@ def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[
 
 
 def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]:
-    """Return the columns ``READ`` of messages, in the order of the log.
-
-    Raises:
-        Retry: the log no longer has one of them.
-    """
+    """Return the columns ``READ`` of messages, in the order of the log; Retry if it no longer has one of them."""
     columns = ", ".join(f"m.{name}" for name in READ)
     join = f"{origin.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
     found = origin.joined(f"SELECT m.`offset`, {columns}", "o", (place.offset for place in places), join)

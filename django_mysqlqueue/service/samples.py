@@ -34,16 +34,13 @@ BY_KEY = " AND ".join(f"{name} = %s" for name in KEY)
 def claim(
     using: str, refs: Sequence[GroupRef], entered: Mapping[int, Mapping[tuple[str, str], int]]
 ) -> dict[GroupRef, int]:
-    """Claim the samples of the current minute that no subscriber has claimed, by one short transaction.
+    """Claim the samples of the current minute that no subscriber has claimed; return its beginning, by group.
 
     For these groups, the numbers of messages that entered the log in the minute before are added to its row and to that
     of its hour, without those that only another group receives.
 
     ``entered``: by the beginning of a minute in epoch milliseconds, the number of messages by topic and
     ``target_group``. Minutes of which this process did not read the whole log are missing.
-
-    Returns:
-        The beginning of the minute, by group.
     """
     session = Session(using)
     minute = _begin(session.now(), MINUTE)

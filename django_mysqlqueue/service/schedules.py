@@ -128,12 +128,9 @@ def _columns(session: Session) -> str:
 
 
 def register(using: str, wanted: Mapping[str, Definition]) -> dict[str, bool]:
-    """Register schedules, each in a transaction of its own; without a write if their definitions are registered.
+    """Register schedules, each in a transaction of its own; return those that are new (True) or have changed (False).
 
     A new schedule begins with its next tick, and so does one whose times have changed.
-
-    Returns:
-        Those that are new (True) or have changed (False).
     """
     known = read(Session(using), wanted)
     done: dict[str, bool] = {}

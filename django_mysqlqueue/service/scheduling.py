@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
@@ -28,13 +28,6 @@ from django_mysqlqueue.service.sequencing import lock_scheduled
 from django_mysqlqueue.sql.session import Session, flat, run
 
 BY_ID = "s.outbox_id = v.i"
-
-
-class Found(NamedTuple):
-    """A scheduled message that was found by its id."""
-
-    outbox_id: int
-    message_id: str
 
 
 @sync_only("acancel")
@@ -146,7 +139,7 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
         )
 
     def operation(session: Session) -> int:
-        changed = change(session, [found.outbox_id for found in find(session, topics, [id], key)])
+        changed = change(session, list(find(session, topics, [id], key)))
         if changed:
             wake_on_commit(session)
         return changed
@@ -173,15 +166,15 @@ def stored_topics(topic: str, alias: str) -> list[str]:
     return list(dict.fromkeys([topic, plain, *others]))
 
 
-def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str | None = None) -> list[Found]:
-    """Return the scheduled messages of topics with one of the given ids, and with the publisher's key if it is given.
+def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str | None = None) -> dict[int, str]:
+    """Return the ids of scheduled messages by primary key: of topics, with one of the ids, and the key if it is given.
 
     This reads the index from the current time to its end: 17 to 34 ms for 200,000 scheduled messages. It locks
     nothing. A locking search would, at REPEATABLE READ, lock gaps too, and block the publishing of other messages.
     """
     columns = "s.outbox_id, s.id" if key is None else "s.outbox_id, s.id, s.partition_key, s.publisher_key"
     hint = session.dialect.force_index("queue_outbox_due")
-    found: list[Found] = []
+    found: dict[int, str] = {}
     for chunk in session.chunks(sorted(set(ids)), weight=len):
         rows = session.rows(
             f"SELECT {columns} FROM {OUTBOX} s{hint} WHERE s.deliver_at > {session.dialect.now_ms} "
@@ -189,12 +182,12 @@ def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str |
             f"AND s.topic IN ({session.dialect.placeholders(len(topics), '%s')})",
             (*chunk, *topics),
         )
-        found += [
-            Found(outbox_id, message_id)
+        found |= {
+            outbox_id: message_id
             for outbox_id, message_id, *of_key in rows
             if key is None or messages.publisher_key(*of_key) == key
-        ]
-    return sorted(found)
+        }
+    return dict(sorted(found.items()))
 
 
 def count_scheduled(session: Session, ids: Sequence[int]) -> int:

@@ -55,9 +55,6 @@ def count(session: Session, ref: GroupRef, piece: Sequence[tuple[int, str]], *, 
     """Count the messages of partitions that the group has not claimed, by one statement.
 
     ``piece``: offset up to which the group has claimed, and partition key; few enough for one statement.
-
-    Returns:
-        The partitions that have such messages.
     """
     select = (
         "SELECT %s AS k, COUNT(*), MIN(w.place), MAX(w.place) FROM (SELECT m.`offset` AS place "

@@ -11,11 +11,7 @@ _listeners: dict[str, list[Callable[[], None]]] = {}
 
 
 def listen(using: str, wake: Callable[[], None]) -> Callable[[], None]:
-    """Call ``wake`` after every publish that commits on ``using``.
-
-    Returns:
-        A function that ends this.
-    """
+    """Call ``wake`` after every publish that commits on ``using``, until the returned function is called."""
     _listeners.setdefault(using, []).append(wake)
 
     def stop() -> None:

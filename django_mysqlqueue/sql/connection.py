@@ -251,11 +251,7 @@ NO_SUCH_SAVEPOINT = 1305
 
 
 def mark_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Mark the open transaction for ``prove_transaction``, before a statement that may end it.
-
-    Raises:
-        django.db.Error: the statement has failed.
-    """
+    """Mark the open transaction for ``prove_transaction``, before a statement that may end it."""
     execute_unseen(connection, f"SAVEPOINT {_PROOF}")
 
 
@@ -263,9 +259,6 @@ def prove_transaction(connection: BaseDatabaseWrapper, cursor: Any = None) -> bo
     """Remove the mark, and return whether the transaction that was marked is still open.
 
     ``cursor``: a cursor with results of a procedure that may not have been read. They are skipped.
-
-    Raises:
-        django.db.Error: the database does not answer.
     """
     while getattr(cursor, "nextset", bool)():  # Neither None nor a cursor of SQLite has the method.
         pass
@@ -279,11 +272,7 @@ def prove_transaction(connection: BaseDatabaseWrapper, cursor: Any = None) -> bo
 
 
 def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open that may have been begun without Django's knowledge.
-
-    Raises:
-        django.db.Error: the server does not answer.
-    """
+    """Return whether a transaction is open that may have been begun without Django's knowledge."""
     if is_server(connection):
         return mysql.holds_transaction(connection)
     raw: Any = connection.connection
@@ -439,10 +428,9 @@ def close_connections() -> None:
 
 
 def detach(connection: BaseDatabaseWrapper) -> Any:
-    """Take the driver's connection out without closing it. The next statement opens another one.
+    """Take the driver's connection out without closing it, and return it. The next statement opens another one.
 
-    Returns:
-        The driver's connection. As long as it is referenced, the session on the server does not end.
+    As long as it is referenced, the session on the server does not end.
     """
     driver = connection.connection
     connection.connection = None

@@ -94,9 +94,6 @@ def holds_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Ask the server whether a transaction is open: only MariaDB has a variable for it.
 
     If none is, the statement has no effect: READ WRITE is what the next transaction would be anyway.
-
-    Raises:
-        django.db.Error: the server does not answer.
     """
     if not connection.connection.open:
         return False

@@ -178,12 +178,9 @@ class Session:
         *,
         after: Sequence[Any] = (),
     ) -> int:
-        """Update the rows of a table (``s``) that have the keys in some rows of values (``v``), in chunks of these.
+        """Update the rows of a table (``s``) that have the keys in rows of values (``v``); return how many matched.
 
         ``after``: parameters of ``on`` and of ``where``.
-
-        Returns:
-            The number of rows that matched.
         """
         changed = 0
         for chunk in self.chunks(rows):
@@ -201,7 +198,7 @@ class Session:
         *,
         after: Sequence[Any] = (),
     ) -> int:
-        """Delete the rows of a table (``s``) that have some keys (``v``), in chunks of these; return how many.
+        """Delete the rows of a table (``s``) that have some keys (``v``); return how many.
 
         ``after``: parameters of ``on`` and of ``where``.
         """
@@ -263,9 +260,6 @@ def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMP
     After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``attempts``
     times in all. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation
     level, and runs only once.
-
-    Returns:
-        The result of the operation.
 
     Raises:
         CommitOutcomeUnknown: the connection broke during COMMIT.

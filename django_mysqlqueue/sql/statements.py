@@ -54,10 +54,6 @@ def shortened(statement: str) -> str:
 
 
 def execute_unseen(connection: BaseDatabaseWrapper, statement: str) -> None:
-    """Execute a statement by a cursor of the driver: without execute wrappers, logs, and checks of Django.
-
-    Raises:
-        django.db.Error: the statement has failed.
-    """
+    """Execute a statement by a cursor of the driver: without execute wrappers, logs, and checks of Django."""
     with connection.wrap_database_errors, contextlib.closing(connection.connection.cursor()) as cursor:
         cursor.execute(statement)
