@@ -96,8 +96,21 @@ def arguments_of(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Cal
 
 def shown(value: object) -> str:
     """Return a value as an error shows it."""
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """Return a text, without what is beyond ``SHOWN`` characters."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: it has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _rule(hint: Any, name: str) -> _Rule:
@@ -144,19 +157,9 @@ def _rule_of_class(kind: Any, name: str) -> _Rule:
             "a number of at least 0", lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0
         )
     if kind is str:
-        return _Rule("a str (valid Unicode)", _is_text)
+        return _Rule("a str (valid Unicode)", lambda value: isinstance(value, str) and is_unicode(value))
     if kind is NoneType:
         return _Rule("None", lambda value: value is None)
     if kind is Any or not isinstance(kind, type):  # A variable of types has no class.
         return _Rule("any value", lambda _: True)
     return _Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
-
-
-def _is_text(value: object) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

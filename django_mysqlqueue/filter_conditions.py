@@ -10,16 +10,16 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
 
+from django_mysqlqueue.arguments import SHOWN, cut, is_unicode, shown
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 SHOWN_VALUES = 10
 """Maximum number of values in the text of one condition."""
-SHOWN_CHARACTERS = 60
-"""Maximum length of a value in a text."""
 IGNORE_CASE = "equals-ignore-case"
 ANYTHING_BUT = "anything-but"
 UNSUPPORTED = ("wildcard",)
@@ -112,9 +112,7 @@ def parse_string(value: object, place: str) -> str:
     if not isinstance(value, str):
         refuse(place, f"must be a string, not {named(value)}")
     text = str.__str__(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not is_unicode(text):
         refuse(place, "contains a lone surrogate, which UTF-8 cannot encode")
     return text
 
@@ -140,11 +138,11 @@ def parse_number(value: object, place: str) -> float:
 def exact(values: Iterable[Any]) -> Condition:
     """Return the condition that a value is one of some values. Python's ``True == 1`` does not count."""
     given = list(values)
-    booleans = frozenset(one for one in given if type(one) is bool)
-    others = frozenset(one for one in given if type(one) is not bool)
-    ordered: list[Any] = [*([None] if None in others else []), *sorted(booleans)]
-    ordered += sorted(one for one in others if type(one) in (int, float))
-    ordered += sorted(one for one in others if type(one) is str)
+    booleans = frozenset(value for value in given if type(value) is bool)
+    others = frozenset(value for value in given if type(value) is not bool)
+    numbers = sorted(value for value in others if type(value) in (int, float))
+    strings = sorted(value for value in others if type(value) is str)
+    ordered: list[Any] = [*({None} & others), *sorted(booleans), *numbers, *strings]
 
     def test(value: Any) -> bool:
         return value in booleans if type(value) is bool else value in others
@@ -169,23 +167,14 @@ def parse_operator(value: Mapping[Any, Any], place: str) -> Condition:
     if not isinstance(name, str) or name not in OPERATORS:
         near = close_names(name, OPERATORS, most=1) if isinstance(name, str) else []
         hint = did_you_mean(near) or f"Operators: {', '.join(OPERATORS)}"
-        refuse(place, f"there is no operator {_cut(repr(name))}. {hint}")
+        refuse(place, f"there is no operator {shown(name)}. {hint}")
     return OPERATORS[name](operand, f"{place}[{name!r}]")
 
 
-def _prefix(operand: object, place: str) -> Condition:
-    text = _affix(operand, place)
-    return Condition([{"prefix": text}], f"begins with {quoted(text)}", _begins_with([text]))
-
-
-def _suffix(operand: object, place: str) -> Condition:
-    text = _affix(operand, place)
-    return Condition([{"suffix": text}], f"ends with {quoted(text)}", _ends_with([text]))
-
-
-def _ignore_case(operand: object, place: str) -> Condition:
-    text = _folded(operand, place)
-    return Condition([{IGNORE_CASE: text}], f"equals {quoted(text)} in any case", _equals_in_any_case([text]))
+def _of_text(name: str, operand: object, place: str) -> Condition:
+    kind = TEXT_OPERATORS[name]
+    text = kind.parse(operand, place)
+    return Condition([{name: text}], kind.text.format(quoted(text)), kind.make([text]))
 
 
 def _anything_but(operand: object, place: str) -> Condition:
@@ -198,13 +187,14 @@ def _anything_but(operand: object, place: str) -> Condition:
 
 def _anything_but_texts(operand: Mapping[Any, Any], place: str) -> Condition:
     name = next(iter(operand), None)
-    if len(operand) != 1 or name not in NEGATED:
-        refuse(place, f"must be a value, a list of values, or a dict with one of {', '.join(NEGATED)}")
-    parse, make, text = NEGATED[name]
-    found = _each(operand[name], f"{place}[{name!r}]", parse)
-    values = sorted(set(found))
+    if len(operand) != 1 or name not in TEXT_OPERATORS:
+        refuse(place, f"must be a value, a list of values, or a dict with one of {', '.join(TEXT_OPERATORS)}")
+    kind = TEXT_OPERATORS[name]
+    given = _each(operand[name], f"{place}[{name!r}]", kind.parse)
+    values = sorted(set(given))
+    text = _counted(kind.negated, kind.negated, values)
     canonical = values[0] if len(values) == 1 else values
-    return Condition([{ANYTHING_BUT: {name: canonical}}], _counted(text, text, values), _not(make(values)), len(found))
+    return Condition([{ANYTHING_BUT: {name: canonical}}], text, _not(kind.make(values)), len(given))
 
 
 def _numeric(operand: object, place: str) -> Condition:
@@ -312,22 +302,28 @@ def _is_in(network: Network) -> Test:
     return test
 
 
+class _TextOperator(NamedTuple):
+    parse: Callable[[object, str], str]
+    make: Callable[[list[str]], Test]
+    """Returns the test for some strings, of which one must match."""
+    text: str
+    negated: str
+    """The text in ``anything-but``."""
+
+
+TEXT_OPERATORS: dict[Any, _TextOperator] = {
+    "prefix": _TextOperator(_affix, _begins_with, "begins with {}", "does not begin with {}"),
+    "suffix": _TextOperator(_affix, _ends_with, "ends with {}", "does not end with {}"),
+    IGNORE_CASE: _TextOperator(_folded, _equals_in_any_case, "equals {} in any case", "does not equal {} in any case"),
+}
 OPERATORS: dict[str, Callable[[object, str], Condition]] = {
-    "prefix": _prefix,
-    "suffix": _suffix,
-    IGNORE_CASE: _ignore_case,
+    **{name: partial(_of_text, name) for name in TEXT_OPERATORS},
     ANYTHING_BUT: _anything_but,
     "numeric": _numeric,
     "exists": _exists,
     "cidr": _cidr,
 }
 """The parsers of the operators' operands."""
-NEGATED: dict[Any, tuple[Callable[[object, str], str], Callable[[list[str]], Test], str]] = {
-    "prefix": (_affix, _begins_with, "does not begin with {}"),
-    "suffix": (_affix, _ends_with, "does not end with {}"),
-    IGNORE_CASE: (_folded, _equals_in_any_case, "does not equal {} in any case"),
-}
-"""Operators in ``anything-but``: the parser of a string, the test, and the text."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<": operator.lt,
@@ -346,18 +342,18 @@ ABSENT = Condition([{"exists": False}], "does not exist", lambda value: not is_p
 def named(value: object) -> str:
     """Return a value for an error about it, or the name of its type if its text could be long."""
     if isinstance(value, (str, float)) or value is None or (isinstance(value, int) and abs(value) < 2**64):
-        return _cut(repr(value))
+        return shown(value)
     return type(value).__name__
 
 
 def quoted(value: Any) -> str:
-    """Return a scalar as JSON, at most ``SHOWN_CHARACTERS`` long."""
+    """Return a scalar as JSON, at most ``SHOWN`` characters long."""
     if type(value) is int and abs(value) >= 2**64:
         return "an integer beyond 64 bits"  # Python refuses to write those of more than 4,300 digits
     if type(value) is not str:
         return json.dumps(value)
-    text = json.dumps(value[: SHOWN_CHARACTERS + 1], ensure_ascii=False)
-    return _cut(text.encode("utf-8", "backslashreplace").decode())
+    text = json.dumps(value[: SHOWN + 1], ensure_ascii=False)
+    return cut(text.encode("utf-8", "backslashreplace").decode())
 
 
 def found(value: Any) -> str:
@@ -380,7 +376,3 @@ def _counted(one: str, several: str, values: list[Any]) -> str:
     if len(values) > SHOWN_VALUES:
         shown += f" and {len(values) - SHOWN_VALUES:,} more"
     return (one if len(values) == 1 else several).format(shown)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

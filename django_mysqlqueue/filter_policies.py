@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_mysqlqueue.db.sizes import MAX_METADATA_DEPTH
 from django_mysqlqueue.filter_conditions import (
@@ -60,8 +60,7 @@ class FilterPolicy:
 
     text: str
     """The canonical form as JSON text."""
-    _root: _Group = field(repr=False, compare=False)
-    _test: Test = field(repr=False, compare=False)
+    _root: _Part = field(repr=False, compare=False)
 
     def matches(self, metadata: Mapping[str, Any]) -> bool:
         """Return whether a message matches. No decoded JSON object raises an exception.
@@ -69,7 +68,7 @@ class FilterPolicy:
         Args:
             metadata: the message's metadata.
         """
-        return self._test(metadata)
+        return self._root.test(metadata)
 
     def explain(self, metadata: Mapping[str, Any]) -> str:
         """Return a sentence that says why a message matches or does not match.
@@ -80,7 +79,7 @@ class FilterPolicy:
         Args:
             metadata: the message's metadata.
         """
-        if self._test(metadata):
+        if self._root.test(metadata):
             return f"Matches: {' and '.join(_unique(self._root.found(metadata)))}."
         missed = self._root.missed(metadata)
         return f"Does not match: {missed.found} (required: {missed.required})."
@@ -113,7 +112,7 @@ def parse(policy: object) -> FilterPolicy:
     size = len(text.encode())
     if size > MAX_POLICY_BYTES:
         refuse("filter", f"has {size:,} bytes as JSON, but at most {MAX_POLICY_BYTES:,} are allowed")
-    return FilterPolicy(text, root, root.test)
+    return FilterPolicy(text, root)
 
 
 def _canonical(value: Any) -> str:
@@ -138,6 +137,8 @@ class _Missed(NamedTuple):
 class _Leaf:
     """A key with a list of values, of which one must match."""
 
+    combinations: ClassVar = 1
+
     key: str
     name: str
     """The key after those of the objects that contain it."""
@@ -146,26 +147,22 @@ class _Leaf:
 
     @property
     def text(self) -> str:
-        several = len(self.conditions) > 1
-        texts = (f"{self.name} {one.text}" for one in self.conditions)
+        texts = [f"{self.name} {condition.text}" for condition in self.conditions]
+        if len(texts) == 1:
+            return texts[0]
         return " or ".join(
-            f"({text})" if several and one.is_range else text for one, text in zip(self.conditions, texts, strict=True)
+            f"({text})" if condition.is_range else text for condition, text in zip(self.conditions, texts, strict=True)
         )
 
     @property
-    def is_and(self) -> bool:
-        return len(self.conditions) == 1 and self.conditions[0].is_range
-
-    @property
-    def is_or(self) -> bool:
-        return len(self.conditions) > 1
-
-    @property
-    def combinations(self) -> int:
-        return 1
+    def joined_by(self) -> str:
+        """What joins the conditions in the text: "and", "or", or "" if there is one."""
+        if len(self.conditions) > 1:
+            return "or"
+        return "and" if self.conditions[0].is_range else ""
 
     def as_json(self) -> dict[str, Any]:
-        return {self.key: [value for one in self.conditions for value in one.values]}
+        return {self.key: [value for condition in self.conditions for value in condition.values]}
 
     def found(self, metadata: Mapping[str, Any]) -> list[str]:
         return [f"{self.name} {found(metadata.get(self.key, NOTHING))}"]
@@ -180,36 +177,32 @@ class _Nested:
 
     key: str
     name: str
-    group: _Group
+    inner: _Part
     test: Test
 
     @property
     def text(self) -> str:
-        return self.group.text
+        return self.inner.text
 
     @property
-    def is_and(self) -> bool:
-        return self.group.is_and
-
-    @property
-    def is_or(self) -> bool:
-        return self.group.is_or
+    def joined_by(self) -> str:
+        return self.inner.joined_by
 
     @property
     def combinations(self) -> int:
-        return self.group.combinations
+        return self.inner.combinations
 
     def as_json(self) -> dict[str, Any]:
-        return {self.key: self.group.as_json()}
+        return {self.key: self.inner.as_json()}
 
     def found(self, metadata: Mapping[str, Any]) -> list[str]:
         objects = _objects(metadata.get(self.key, NOTHING))
-        return next(self.group.found(one) for one in objects if self.group.test(one))
+        return next(self.inner.found(value) for value in objects if self.inner.test(value))
 
     def missed(self, metadata: Mapping[str, Any]) -> _Missed:
         objects = _objects(metadata.get(self.key, NOTHING))
         if len(objects) == 1:
-            return self.group.missed(objects[0])
+            return self.inner.missed(objects[0])
         return _Missed(f"none of the {len(objects):,} objects in {self.name} matches", self.text)
 
 
@@ -217,65 +210,60 @@ class _Nested:
 class _Or:
     """Alternatives, of which one must match."""
 
-    alternatives: list[_Group]
-    test: Test
+    joined_by: ClassVar = "or"
 
-    is_and = False
-    is_or = True
+    parts: list[_Part]
+    test: Test
 
     @property
     def text(self) -> str:
-        return " or ".join(f"({one.text})" if one.is_and else one.text for one in self.alternatives)
+        return " or ".join(f"({part.text})" if part.joined_by == "and" else part.text for part in self.parts)
 
     @property
     def combinations(self) -> int:
-        return sum(one.combinations for one in self.alternatives)
+        return sum(part.combinations for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
-        return {OR: [one.as_json() for one in self.alternatives]}
+        return {OR: [part.as_json() for part in self.parts]}
 
     def found(self, metadata: Mapping[str, Any]) -> list[str]:
-        return next(one.found(metadata) for one in self.alternatives if one.test(metadata))
+        return next(part.found(metadata) for part in self.parts if part.test(metadata))
 
     def missed(self, metadata: Mapping[str, Any]) -> _Missed:
-        return _Missed(" and ".join(_unique(one.missed(metadata).found for one in self.alternatives)), self.text)
+        return _Missed(" and ".join(_unique(part.missed(metadata).found for part in self.parts)), self.text)
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Conditions that must all be met."""
+class _And:
+    """Several conditions that must all be met."""
 
-    parts: list[_Leaf | _Nested | _Or]
+    joined_by: ClassVar = "and"
+
+    parts: list[_Part]
     test: Test
 
     @property
     def text(self) -> str:
-        if len(self.parts) == 1:
-            return self.parts[0].text
-        return " and ".join(
-            f"({one.text})" if one.is_or or (one.is_and and isinstance(one, _Leaf)) else one.text for one in self.parts
-        )
+        def is_apart(part: _Part) -> bool:
+            return part.joined_by == "or" or (part.joined_by == "and" and isinstance(part, _Leaf))
 
-    @property
-    def is_and(self) -> bool:
-        return len(self.parts) > 1 or self.parts[0].is_and
-
-    @property
-    def is_or(self) -> bool:
-        return len(self.parts) == 1 and self.parts[0].is_or
+        return " and ".join(f"({part.text})" if is_apart(part) else part.text for part in self.parts)
 
     @property
     def combinations(self) -> int:
-        return math.prod(one.combinations for one in self.parts)
+        return math.prod(part.combinations for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
-        return {key: value for one in self.parts for key, value in one.as_json().items()}
+        return {key: value for part in self.parts for key, value in part.as_json().items()}
 
     def found(self, metadata: Mapping[str, Any]) -> list[str]:
-        return [text for one in self.parts for text in one.found(metadata)]
+        return [text for part in self.parts for text in part.found(metadata)]
 
     def missed(self, metadata: Mapping[str, Any]) -> _Missed:
-        return next(one.missed(metadata) for one in self.parts if not one.test(metadata))
+        return next(part.missed(metadata) for part in self.parts if not part.test(metadata))
+
+
+_Part = _Leaf | _Nested | _Or | _And
 
 
 # -- parsing ------------------------------------------------------------------
@@ -288,14 +276,15 @@ class _Parser:
     keys: int = 0
     values: int = 0
 
-    def group(self, policy: object, place: str, path: tuple[str, ...], depth: int = 1) -> _Group:
+    def group(self, policy: object, place: str, path: tuple[str, ...], depth: int = 1) -> _Part:
         """Parse a dict of conditions that must all be met."""
         if not isinstance(policy, Mapping):
             refuse(place, f"must be a dict of keys and lists of values, not {named(policy)}")
         if depth > MAX_NESTING:
             refuse(place, f"is nested more than {MAX_NESTING} levels deep")
         if not policy:
-            refuse(place, "must not be empty. To receive all messages, leave the filter out" if depth == 1 else _EMPTY)
+            hint = ". To receive all messages, leave the filter out" if depth == 1 else ""
+            refuse(place, f"must not be empty{hint}")
         keys: dict[str, Any] = {}
         for key, value in policy.items():
             if not isinstance(key, str):
@@ -304,9 +293,9 @@ class _Parser:
                 refuse(f"{place}[{named(key)}]", f"names that start with {RESERVED_PREFIX!r} are reserved")
             keys[parse_string(key, f"{place}[{named(key)}]")] = value
         parts = [self.part(key, keys[key], f"{place}[{named(key)}]", path, depth) for key in sorted(keys)]
-        return _Group(parts, _all([one.test for one in parts]))
+        return parts[0] if len(parts) == 1 else _And(parts, _all([part.test for part in parts]))
 
-    def part(self, key: str, value: object, place: str, path: tuple[str, ...], depth: int) -> _Leaf | _Nested | _Or:
+    def part(self, key: str, value: object, place: str, path: tuple[str, ...], depth: int) -> _Part:
         if key == OR:
             return self.alternatives(value, place, path, depth)
         if depth > 1 and key in OPERATORS:
@@ -325,15 +314,15 @@ class _Parser:
     def alternatives(self, value: object, place: str, path: tuple[str, ...], depth: int) -> _Or:
         if not isinstance(value, (list, tuple)) or len(value) < 2:
             refuse(place, "must be a list of two or more dicts, of which one must match")
-        groups: dict[str, _Group] = {}
-        for index, one in enumerate(value):
-            group = self.group(one, f"{place}[{index}]", path, depth + 1)
+        groups: dict[str, _Part] = {}
+        for index, policy in enumerate(value):
+            group = self.group(policy, f"{place}[{index}]", path, depth + 1)
             text = _canonical(group.as_json())
             if text in groups:
                 refuse(f"{place}[{index}]", "repeats an alternative")
             groups[text] = group
         ordered = [groups[text] for text in sorted(groups)]
-        return _Or(ordered, _any([one.test for one in ordered]))
+        return _Or(ordered, _any([group.test for group in ordered]))
 
     def conditions(self, values: Iterable[object], place: str) -> list[Condition]:
         """Parse a key's list. Exact values become one condition."""
@@ -358,9 +347,6 @@ class _Parser:
         if self.values > MAX_VALUES:
             refuse(place, f"brings the filter to {self.values:,} values, but at most {MAX_VALUES} are allowed")
         return [*([exact(literals)] if literals else []), *(operators[text] for text in sorted(operators))]
-
-
-_EMPTY = "must not be empty"
 
 
 def _name(path: tuple[str, ...]) -> str:
@@ -401,8 +387,6 @@ def _nested_test(key: str, inner: Test) -> Test:
 
 
 def _all(tests: list[Test]) -> Test:
-    if len(tests) == 1:
-        return tests[0]
     if len(tests) == 2:  # as often as not; half the time of the loop
         first, second = tests
         return lambda value: first(value) and second(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from django_mysqlqueue.arguments import is_unicode
 from django_mysqlqueue.exceptions import InvalidMessage
 
 NAME_LENGTH = 100
@@ -69,8 +70,6 @@ def check_text(kind: str, value: object) -> str:
         raise InvalidMessage(f"{kind} {value!r}: must be a str, not {type(value).__name__}")
     if len(value) > KEY_LENGTH:
         raise InvalidMessage(f"{kind} {value[:40]!r}…: {len(value)} characters, but at most {KEY_LENGTH} are allowed")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidMessage(f"{kind} {value!r}: contains a lone surrogate, which UTF-8 cannot encode") from error
+    if not is_unicode(value):
+        raise InvalidMessage(f"{kind} {value!r}: contains a lone surrogate, which UTF-8 cannot encode")
     return value

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 from django.utils.timezone import is_naive, make_aware
 
-from django_mysqlqueue.arguments import shown
+from django_mysqlqueue.arguments import is_unicode, shown
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
@@ -55,10 +55,8 @@ def text(name: str, value: Any, *, most: int) -> str:
         raise OperationRefused(f"{name} {shown(value)}: must be a str")
     if len(value) > most:
         raise OperationRefused(f"{name} {shown(value)}: {len(value):,} characters, but at most {most:,} are allowed")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise OperationRefused(f"{name} {shown(value)}: contains a lone surrogate, which UTF-8 cannot encode") from None
+    if not is_unicode(value):
+        raise OperationRefused(f"{name} {shown(value)}: contains a lone surrogate, which UTF-8 cannot encode")
     return value
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
+from django_mysqlqueue.arguments import is_unicode
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.options import job_queues
@@ -114,11 +115,7 @@ def since_restart(errors: str) -> list[str]:
 def as_json(value: Any) -> str:
     """Return a value as JSON that UTF-8 can encode. Texts with lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False)
-    return text
+    return text if is_unicode(text) else json.dumps(value, allow_nan=False)
 
 
 def with_error(errors: str, class_path: str, traceback: str) -> str:

@@ -16,7 +16,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from django_mysqlqueue.arguments import sync_only
+from django_mysqlqueue.arguments import is_unicode, sync_only
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import new_message_id
@@ -271,10 +271,8 @@ class MySQLQueueBackend(BaseTaskBackend):
             TaskResultDoesNotExist: there is none with this id, or it was deleted after ``RESULTS_RETENTION``.
             ImportError: this process does not have its task.
         """
-        try:
-            str(result_id).encode()
-        except UnicodeEncodeError:
-            raise TaskResultDoesNotExist(result_id) from None
+        if not is_unicode(str(result_id)):
+            raise TaskResultDoesNotExist(result_id)
         # The queues of old results may be gone, and have been in another database.
         own = (queue_alias(topic=topic_of(name)) for name in sorted(self.queue_options))
         for alias in dict.fromkeys((*own, *queue_aliases())):
