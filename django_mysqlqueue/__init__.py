@@ -6,9 +6,9 @@ neither settings nor an installed Django.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from django_mysqlqueue.exports import loaded_on_use
 from django_mysqlqueue.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -51,35 +51,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backoff": "django_mysqlqueue.options.backoff",
-    "Delivery": "django_mysqlqueue.subscriptions.delivery",
-    "InvalidMessage": "django_mysqlqueue.exceptions",
-    "Message": "django_mysqlqueue.service.messages",
-    "QueueError": "django_mysqlqueue.exceptions",
-    "StaleDelivery": "django_mysqlqueue.exceptions",
-    "SubscriberError": "django_mysqlqueue.exceptions",
-    "TransactionMismatch": "django_mysqlqueue.exceptions",
-    "UnknownTopic": "django_mysqlqueue.exceptions",
-    "acancel": "django_mysqlqueue.service.scheduling",
-    "apublish": "django_mysqlqueue.service.publishing",
-    "apublish_many": "django_mysqlqueue.service.publishing",
-    "areschedule": "django_mysqlqueue.service.scheduling",
-    "cancel": "django_mysqlqueue.service.scheduling",
-    "publish": "django_mysqlqueue.service.publishing",
-    "publish_many": "django_mysqlqueue.service.publishing",
-    "recurring_message": "django_mysqlqueue.schedules.registry",
-    "reschedule": "django_mysqlqueue.service.scheduling",
-    "subscriber": "django_mysqlqueue.subscriptions.registry",
+    ".exceptions": "InvalidMessage QueueError StaleDelivery SubscriberError TransactionMismatch UnknownTopic",
+    ".options.backoff": "Backoff",
+    ".schedules.registry": "recurring_message",
+    ".service.messages": "Message",
+    ".service.publishing": "apublish apublish_many publish publish_many",
+    ".service.scheduling": "acancel areschedule cancel reschedule",
+    ".subscriptions.delivery": "Delivery",
+    ".subscriptions.registry": "subscriber",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_on_use(__name__, _HOMES)

@@ -5,8 +5,9 @@ This is the public API; nothing here changes the queue. Names are loaded on firs
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_mysqlqueue.exports import loaded_on_use
 
 if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
@@ -158,16 +159,4 @@ _HOMES = {
     "..subscriptions.effective": "GroupOption",
     "..subscriptions.options": "Override",
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name], __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_on_use(__name__, _HOMES)

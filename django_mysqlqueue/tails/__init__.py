@@ -5,8 +5,9 @@ This is the public API. Names are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_mysqlqueue.exports import loaded_on_use
 
 if TYPE_CHECKING:
     from django_mysqlqueue.service.received import ReceivedMessage
@@ -17,23 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["AsyncTail", "Gap", "ReceivedMessage", "Tail", "TailView", "atail", "tail"]
 
 _HOMES = {
-    "AsyncTail": "django_mysqlqueue.tails.api",
-    "Gap": "django_mysqlqueue.tails.reading",
-    "ReceivedMessage": "django_mysqlqueue.service.received",
-    "Tail": "django_mysqlqueue.tails.api",
-    "TailView": "django_mysqlqueue.tails.views",
-    "atail": "django_mysqlqueue.tails.api",
-    "tail": "django_mysqlqueue.tails.api",
+    ".api": "AsyncTail Tail atail tail",
+    ".reading": "Gap",
+    ".views": "TailView",
+    "..service.received": "ReceivedMessage",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_on_use(__name__, _HOMES)
