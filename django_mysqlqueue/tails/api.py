@@ -11,7 +11,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
@@ -28,7 +27,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails.following import Follower, hub_of
-from django_mysqlqueue.tails.reading import Event, Gap, own_copy, position_since, read_newest, read_topic
+from django_mysqlqueue.tails.reading import Event, Gap, position_since, read_newest, read_topic
 
 NEWEST = 10
 """Number of messages without ``since``, ``offset``, ``follow`` and ``limit``."""
@@ -190,7 +189,7 @@ class BaseTail:
     @property
     def is_open(self) -> bool:
         """Whether there may be more: it was neither closed, nor has it returned as many messages as its limit."""
-        return not self._has_ended
+        return not self._closed and self._left != 0
 
     def _start(self, wake: Any) -> None:
         """Find the position from which to read. This queries the database."""
@@ -211,7 +210,7 @@ class BaseTail:
             hub = hub_of(self._request.using)
             self._follower = hub.join(self._request.topic, self._request.key, position, wake, end=end)
             # Not a method of this object, which must not live on because somebody forgot to close it.
-            self._leave = weakref.finalize(self, self._follower.leave)
+            self._leave = weakref.finalize(self, hub.leave, self._follower)
         else:
             self._end = end
 
@@ -229,9 +228,11 @@ class BaseTail:
     def _take(self) -> bool:
         """Take what the hub has for a tail that follows, and return whether something is ready. This does not wait."""
         assert self._follower is not None  # noqa: S101  # it follows
-        while not self._ready and (events := self._follower.take()) is not None:
+        while not self._ready and (events := self._follower.hub.take(self._follower)) is not None:
             # Others get the same messages, so each reader gets copies, which it may change.
-            self._ready.extend(own_copy(one) for one in events if self._request.selects(one))
+            self._ready.extend(
+                one if isinstance(one, Gap) else one.undecoded() for one in events if self._request.selects(one)
+            )
         return bool(self._ready)
 
     def _add(self, events: Iterable[Event]) -> None:
@@ -248,16 +249,9 @@ class BaseTail:
             self._left -= 1
         return one
 
-    @property
-    def _has_ended(self) -> bool:
-        return self._closed or self._left == 0
-
-    def _end_here(self) -> None:
+    def _stop(self) -> None:
         self._closed = True
-        self._leave_if_closed()
-
-    def _leave_if_closed(self) -> None:
-        if self._closed and self._leave is not None:
+        if self._leave is not None:
             self._leave()
 
 
@@ -276,7 +270,7 @@ class Tail(BaseTail):
         return self
 
     def __next__(self) -> Event:
-        while not self._has_ended:
+        while self.is_open:
             if self._ready:
                 return self._next()
             if self._follower is not None:
@@ -304,23 +298,21 @@ class Tail(BaseTail):
         while not self._ready:
             self._woken.clear()
             # After the clear: a close() in another thread is either seen here, or wakes.
-            if self._has_ended or self._follower is None or self._take():
+            if not self.is_open or self._follower is None or self._take():
                 break
             if not self._woken.wait(None if deadline is None else deadline - time.monotonic()):
                 break
-        return bool(self._ready) and not self._has_ended
+        return bool(self._ready) and self.is_open
 
     def close(self) -> None:
         """Stop. Calls of ``next()`` raise ``StopIteration``, in another thread too."""
-        self._end_here()
+        self._stop()
         self._woken.set()
 
     def __enter__(self) -> Tail:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -339,7 +331,7 @@ class AsyncTail(BaseTail):
         return self
 
     async def __anext__(self) -> Event:
-        while not self._has_ended:
+        while self.is_open:
             await self.start()
             if self._ready:
                 return self._next()
@@ -364,7 +356,8 @@ class AsyncTail(BaseTail):
                     loop.call_soon_threadsafe(woken.set)
 
             await sync_to_async(self._start)(wake)
-            self._leave_if_closed()  # in the meantime
+            if not self.is_open:  # any more
+                self._stop()
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait until there is something to return. A tail that does not follow reads up to its end.
@@ -381,15 +374,15 @@ class AsyncTail(BaseTail):
                 await sync_to_async(self._read_page)()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not (self._has_ended or self._ready or self._follower is None):
+                while self.is_open and not self._ready and self._follower is not None:
                     self._woken.clear()
                     if not self._take():
                         await self._woken.wait()
-        return bool(self._ready) and not self._has_ended
+        return bool(self._ready) and self.is_open
 
     def close(self) -> None:
         """Stop. Iterations end, in another task too."""
-        self._end_here()
+        self._stop()
         self._woken.set()
 
     async def aclose(self) -> None:
@@ -400,9 +393,7 @@ class AsyncTail(BaseTail):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.close()
 
 

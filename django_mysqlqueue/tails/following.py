@@ -51,42 +51,26 @@ class HubLimits:
     """Seconds without followers after which its thread and its connection end."""
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
     """A reader of one topic, made by ``Hub.join``."""
 
-    def __init__(self, hub: Hub, topic: str, key: str | None, position: int, wake: Callable[[], object]) -> None:
-        self._hub = hub
-        self.topic = topic
-        self.key = key
-        self.position = position
-        """The offset up to which everything was taken."""
-        self.wake = wake
-        self.reported = 0
-        """The end of the last gap that was taken."""
-        self.truncated: Gap | None = None
-        """What the log has lost of what was taken."""
-        self.page: Page | None = None
-        """A page that the hub has read for this follower."""
-        self.is_behind = False
-        """Whether it waits for such a page."""
-        self.has_left = False
-        self.error: BaseException | None = None
-
-    def take(self) -> list[Event] | None:
-        """Return what follows the position, and move the position past it. This neither queries nor waits.
-
-        Returns:
-            Messages and gaps, which may be none, in which case there may be more; None if there is nothing now: the hub
-            wakes the follower when there may be something.
-
-        Raises:
-            BaseException: what the hub's thread failed with.
-        """
-        return self._hub.take(self)
-
-    def leave(self) -> None:
-        """Stop following. This takes no lock: the garbage collector may call it at any instruction of any thread."""
-        self._hub.leave(self)
+    hub: Hub
+    topic: str
+    key: str | None
+    position: int
+    """The offset up to which everything was taken."""
+    wake: Callable[[], object]
+    reported: int = 0
+    """The end of the last gap that was taken."""
+    truncated: Gap | None = None
+    """What the log has lost of what was taken."""
+    page: Page | None = None
+    """A page that the hub has read for this follower."""
+    is_behind: bool = False
+    """Whether it waits for such a page."""
+    has_left: bool = False
+    error: BaseException | None = None
 
 
 class _Window:
@@ -197,12 +181,20 @@ class Hub:
         return follower
 
     def leave(self, follower: Follower) -> None:
-        """Do the work of ``Follower.leave``."""
+        """Remove a follower. This takes no lock: the garbage collector may call it at any instruction of any thread."""
         follower.has_left, follower.page = True, None
         self._leaving.append(follower)
 
     def take(self, follower: Follower) -> list[Event] | None:
-        """Do the work of ``Follower.take``."""
+        """Return what follows a follower's position, and move the position past it. This neither queries nor waits.
+
+        Returns:
+            Messages and gaps, which may be none, in which case there may be more; None if there is nothing now: the
+            follower is woken when there may be something.
+
+        Raises:
+            BaseException: what the thread failed with.
+        """
         with self._changed:
             if follower.error is not None:
                 raise follower.error

@@ -46,11 +46,6 @@ class Gap:
 Event = ReceivedMessage | Gap
 
 
-def own_copy(one: Event) -> Event:
-    """Return an event that shares no decoded payload or metadata with the original."""
-    return one if isinstance(one, Gap) else one.undecoded()
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of what one page reads."""
@@ -97,7 +92,7 @@ def read_topic(session: Session, topic: str, key: str | None, position: int, lim
         found = log_places.at(session, [offset for offset in offsets if offset <= reached])
     found, reached = _cut(found, reached, limits.size)
     messages = _messages(session, found)
-    return Page(messages, reached, collected(session, [topic]).get(topic, NOTHING).offset)
+    return Page(messages, reached, collected(session, [topic])[topic].offset)
 
 
 def read_topics(
@@ -108,8 +103,7 @@ def read_topics(
     messages = _messages(session, found)
     marks = collected(session, topics)
     return {
-        topic: Page([one for one in messages if one.topic == topic], reached, marks.get(topic, NOTHING).offset)
-        for topic in topics
+        topic: Page([one for one in messages if one.topic == topic], reached, marks[topic].offset) for topic in topics
     }
 
 
@@ -170,11 +164,10 @@ NOTHING = Mark(0, 0)
 
 
 def collected(session: Session, topics: Collection[str]) -> dict[str, Mark]:
-    """Return what GC has deleted from topics; nothing for those from which it has deleted nothing."""
-    found = CollectedTopic.objects.using(session.using).filter(topic__in=sorted(topics))
-    return {
-        topic: Mark(offset, at) for topic, offset, at in found.values_list("topic", "collected_offset", "published_at")
-    }
+    """Return what GC has deleted from topics."""
+    rows = CollectedTopic.objects.using(session.using).filter(topic__in=sorted(topics))
+    marks = {row[0]: Mark(*row[1:]) for row in rows.values_list("topic", "collected_offset", "published_at")}
+    return dict.fromkeys(topics, NOTHING) | marks
 
 
 def position_since(session: Session, topic: str, moment: int) -> int:
@@ -183,7 +176,7 @@ def position_since(session: Session, topic: str, moment: int) -> int:
     If GC has deleted such messages, it is before the last of them, so that reading from it begins with a gap.
     """
     first = log.first_since(session, moment)
-    mark = collected(session, [topic]).get(topic, NOTHING)
+    mark = collected(session, [topic])[topic]
     return (min(first, mark.offset) if mark.published_at >= moment else first) - 1
 
 

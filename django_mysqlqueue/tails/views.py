@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
@@ -42,6 +42,7 @@ from django_mysqlqueue.tails.reading import Event, Gap
 
 RECONNECT_MS = 3000
 """Milliseconds that a browser waits before it connects again."""
+AnyTail = TypeVar("AnyTail", bound=Tail | AsyncTail)
 PARAMETERS = ("key", "offset", "since", "where")
 
 
@@ -149,7 +150,7 @@ class TailView(View):
         alias = queue_alias(self.using, topic=topic)
         try:
             with bounded(alias):
-                found = self._request(request, topic, alias)
+                tail_request = self._request(request, topic, alias)
         except (InvalidMessage, ValueError) as error:
             return _text(f"{error}.", 400)
         except Error as error:
@@ -162,7 +163,7 @@ class TailView(View):
             response["Retry-After"] = "30"
             return response
         try:
-            stream = (_AsyncStream if isinstance(request, ASGIRequest) else _Stream)(self, found, token)
+            stream = (_AsyncStream if isinstance(request, ASGIRequest) else _Stream)(self, tail_request, token)
         except BaseException:
             LISTENERS.leave(token)
             raise
@@ -200,10 +201,10 @@ class TailView(View):
         return found._replace(since=None, offset=position + 1, end=log.end_of_log(Session(alias)))
 
 
-class _Chunks:
+class _Chunks(Generic[AnyTail]):
     """What ``_Stream`` and ``_AsyncStream`` have in common."""
 
-    def __init__(self, view: TailView, tail: Tail | AsyncTail, token: object) -> None:
+    def __init__(self, view: TailView, tail: AnyTail, token: object) -> None:
         self._view = view
         self._tail = tail
         now = time.monotonic()
@@ -262,7 +263,7 @@ class _Chunks:
         self._leave()
 
 
-class _Stream(_Chunks):
+class _Stream(_Chunks[Tail]):
     """The chunks of a stream under WSGI."""
 
     def __init__(self, view: TailView, request: TailRequest, token: object) -> None:
@@ -273,7 +274,6 @@ class _Stream(_Chunks):
 
     def __next__(self) -> bytes:
         tail = self._tail
-        assert isinstance(tail, Tail)  # noqa: S101  # the constructor made it
         try:
             if not self._has_begun:
                 _close_connections()
@@ -289,7 +289,7 @@ class _Stream(_Chunks):
         raise StopIteration
 
 
-class _AsyncStream(_Chunks):
+class _AsyncStream(_Chunks[AsyncTail]):
     """The chunks of a stream under ASGI."""
 
     def __init__(self, view: TailView, request: TailRequest, token: object) -> None:
@@ -300,7 +300,6 @@ class _AsyncStream(_Chunks):
 
     async def __anext__(self) -> bytes:
         tail = self._tail
-        assert isinstance(tail, AsyncTail)  # noqa: S101  # the constructor made it
         try:
             if not self._has_begun:
                 await tail.start()
