@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from django_mysqlqueue.arguments import is_unicode
 from django_mysqlqueue.exceptions import InvalidMessage
 
 NAME_LENGTH = 100
@@ -35,6 +34,11 @@ def check_name(kind: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidMessage(f"{kind} {name!r}: must be 1 to {NAME_LENGTH} letters, digits, '.', '_' or '-'")
     return name
+
+
+def job_topic(queue_name: str) -> str:
+    """Return the topic of a queue of jobs."""
+    return f"{JOB_PREFIX}{queue_name}"
 
 
 def relayed_topic(topic: str, target: str) -> str:
@@ -70,6 +74,8 @@ def check_text(kind: str, value: object) -> str:
         raise InvalidMessage(f"{kind} {value!r}: must be a str, not {type(value).__name__}")
     if len(value) > KEY_LENGTH:
         raise InvalidMessage(f"{kind} {value[:40]!r}…: {len(value)} characters, but at most {KEY_LENGTH} are allowed")
-    if not is_unicode(value):
-        raise InvalidMessage(f"{kind} {value!r}: contains a lone surrogate, which UTF-8 cannot encode")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{kind} {value!r}: contains a lone surrogate, which UTF-8 cannot encode") from error
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from django_mysqlqueue.schedules.timetables import Timetable
@@ -35,10 +35,9 @@ class Definition:
 
     def as_json(self) -> str:
         """Return the text that the row stores, the same for equal definitions."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = asdict(self)
         times = values.pop("timetable")
-        values |= {field.name: getattr(times, field.name) for field in fields(times)}
-        return json.dumps(values, allow_nan=False, sort_keys=True)
+        return json.dumps(values | times, allow_nan=False, sort_keys=True)
 
 
 _OF_TIMETABLE = frozenset(field.name for field in fields(Timetable))

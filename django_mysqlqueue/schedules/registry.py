@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
@@ -16,11 +17,11 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.keys import check_key
-from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
-from django_mysqlqueue.schedules.timetables import Timetable, timetable
+from django_mysqlqueue.schedules.timetables import timetable
 from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
 
 T = TypeVar("T")
@@ -53,30 +54,12 @@ class Declared:
     """A schedule as it was declared."""
 
     name: str
-    where: str
+    where: str = field(compare=False)
     """The place of the declaration, for messages."""
-    timetable: Timetable
-    payload: Any
-    catch_up: str
-    overlap: str
-    topic: str = ""
-    """The topic; empty: it runs a task."""
-    key: str | None = None
-    metadata: dict[str, Any] | None = None
+    definition: Definition
+    """The definition; that of a task lacks its topic, priority and backend."""
     place: Place | None = None
     """Where its jobs go, if a task object was declared."""
-
-    @property
-    def task(self) -> str:
-        """The path of the task; empty: it publishes a message."""
-        return "" if self.topic else str(self.payload["task"])
-
-    def is_like(self, other: Declared) -> bool:
-        """Return whether two declarations are the same, apart from their places."""
-        mine, its = (
-            [getattr(one, name) for name in self.__dataclass_fields__ if name != "where"] for one in (self, other)
-        )
-        return mine == its
 
 
 class Found(NamedTuple):
@@ -135,6 +118,7 @@ def recurring(
             _parsed(
                 path if name is None else name,
                 where,
+                place,
                 cron=cron,
                 every=every,
                 timezone=timezone,
@@ -143,7 +127,6 @@ def recurring(
                 task=path,
                 args=args,
                 kwargs=kwargs,
-                place=place,
             )
         )
         return decorated
@@ -206,7 +189,7 @@ def _caller() -> str:
 def _remember(declared: Declared) -> None:
     known = _declared.get(declared.name)
     # A module that is imported again replaces its own.
-    if known is not None and known.where != declared.where and not known.is_like(declared):
+    if known is not None and known.where != declared.where and known != declared:
         raise SubscriberError(_twice(known, declared))
     _declared[declared.name] = declared
 
@@ -224,22 +207,22 @@ _REQUIRED: Any = object()
 def _parsed(
     name: Any,
     where: str,
+    place: Place | None = None,
     *,
     cron: Any = None,
     every: Any = None,
     timezone: Any = None,
-    catch_up: Any = LATEST,
-    overlap: Any = QUEUE,
     task: Any = None,
     args: Any = (),
     kwargs: Any = None,
-    place: Place | None = None,
     topic: Any = None,
     payload: Any = _REQUIRED,
     key: Any = None,
     metadata: Any = None,
+    catch_up: Any = LATEST,
+    overlap: Any = QUEUE,
 ) -> Declared:
-    """Return a checked declaration.
+    """Return a checked declaration. Its options are the keys of an entry of ``RECURRING``.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the schedule, its place, the value and the rule.
@@ -261,7 +244,8 @@ def _parsed(
             content = {"task": _path(task), "args": _arguments(args), "kwargs": _keywords(kwargs)}
             if payload is not _REQUIRED or key is not None or metadata is not None:
                 raise ValueError("payload, key and metadata are for topics: a task has args and kwargs")
-            return Declared(name, where, times, content, catch_up, overlap, place=place)
+            definition = Definition(times, "", content, task=task, catch_up=catch_up, overlap=overlap)
+            return Declared(name, where, definition, place)
         if overlap != QUEUE:
             raise ValueError(f"overlap={overlap!r}: it is for tasks: a message has no result that says when it ended")
         if payload is _REQUIRED:
@@ -271,17 +255,15 @@ def _parsed(
         check_topic(topic)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise ValueError(f"metadata={metadata!r}: must be a dict")
-        return Declared(
-            name,
-            where,
+        definition = Definition(
             times,
-            _as_json("payload", payload),
-            catch_up,
-            overlap,
             topic,
-            None if key is None else check_key(key),
-            None if metadata is None else _as_json("metadata", dict(metadata)),
+            _as_json("payload", payload),
+            key=None if key is None else check_key(key),
+            metadata=None if metadata is None else _as_json("metadata", dict(metadata)),
+            catch_up=catch_up,
         )
+        return Declared(name, where, definition)
     except (ValueError, InvalidMessage) as error:
         raise SubscriberError(f"Schedule {name!r} ({where}): {error}") from None
 
@@ -319,19 +301,10 @@ def _as_json(option: str, value: Any, encoder: type[json.JSONEncoder] | None = D
         raise ValueError(f"{option}={shown}: must be JSON-serializable ({error})") from None
 
 
-OPTIONS = (
-    "CRON",
-    "EVERY",
-    "TIMEZONE",
-    "TASK",
-    "ARGS",
-    "KWARGS",
-    "TOPIC",
-    "PAYLOAD",
-    "KEY",
-    "METADATA",
-    "CATCH_UP",
-    "OVERLAP",
+OPTIONS = tuple(
+    parameter.name.upper()
+    for parameter in inspect.signature(_parsed).parameters.values()
+    if parameter.kind is parameter.KEYWORD_ONLY
 )
 """Keys of an entry of ``RECURRING``."""
 
@@ -360,13 +333,13 @@ def find() -> Found:
     except ImproperlyConfigured:
         configured = []  # reported by E001 to E006
     declared = dict(_declared)
-    for one in configured:
-        if isinstance(one, str):
-            found.errors.append(one)
-        elif one.name in declared and not declared[one.name].is_like(one):
-            found.errors.append(_twice(declared[one.name], one))
+    for schedule in configured:
+        if isinstance(schedule, str):
+            found.errors.append(schedule)
+        elif declared.get(schedule.name, schedule) != schedule:
+            found.errors.append(_twice(declared[schedule.name], schedule))
         else:
-            declared[one.name] = one
+            declared[schedule.name] = schedule
     for name in sorted(declared):
         try:
             found.definitions[name] = _defined(declared[name])
@@ -389,27 +362,17 @@ def definitions() -> dict[str, Definition]:
     return found.definitions
 
 
-def _defined(one: Declared) -> Definition:
+def _defined(declared: Declared) -> Definition:
     """Return the definition of a schedule: that of a task needs its queue.
 
     Raises:
         ValueError, ImportError: the task does not exist, or cannot run.
         OtherBackend: the task has another backend.
     """
-    if one.topic:
-        return Definition(
-            one.timetable, one.topic, one.payload, one.key, one.metadata, catch_up=one.catch_up, overlap=one.overlap
-        )
+    definition = declared.definition
+    if not definition.task:
+        return definition
     if place_of is None:
-        raise ValueError(f"task {one.task!r}: tasks need Django 6.0, or the package django-tasks")
-    place = place_of(one.task, one.place)
-    return Definition(
-        one.timetable,
-        f"{JOB_PREFIX}{place.queue_name}",
-        one.payload,
-        priority=place.priority,
-        task=one.task,
-        backend=place.backend,
-        catch_up=one.catch_up,
-        overlap=one.overlap,
-    )
+        raise ValueError(f"task {definition.task!r}: tasks need Django 6.0, or the package django-tasks")
+    place = place_of(definition.task, declared.place)
+    return replace(definition, topic=job_topic(place.queue_name), priority=place.priority, backend=place.backend)
