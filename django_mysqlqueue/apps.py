@@ -68,7 +68,7 @@ def _job_topics() -> Collection[str]:
 
 
 def _place_of_task(path: str, given: Place | None) -> Place:
-    from django_mysqlqueue.tasks.places import place_of
+    from django_mysqlqueue.tasks.backend import place_of
 
     return place_of(path, given)
 

@@ -10,13 +10,13 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.operations.arguments import texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
-from django_mysqlqueue.service.job_rows import READY, RUNNING, JobRow
+from django_mysqlqueue.service.job_rows import READY, RUNNING
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
@@ -110,7 +110,7 @@ def not_cancelled_text(topic: str, ids: Sequence[str]) -> str:
 
 def topics_of(using: str, ids: Collection[str]) -> set[str]:
     """Return the topics of the queues of jobs, without those that do not exist."""
-    return {JOB_PREFIX + row.queue_name for row in job_rows.read(Session(using), ids).values()}
+    return {job_topic(row.queue_name) for row in job_rows.read(Session(using), ids).values()}
 
 
 def find(using: str, ids: Collection[str], topic: str = "") -> Found:
@@ -136,11 +136,11 @@ def find(using: str, ids: Collection[str], topic: str = "") -> Found:
 
 def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
     rows = job_rows.read(session, ids)
-    of_queue = {job: row for job, row in rows.items() if topic in ("", _topic_of(row))}
+    of_queue = {job: row for job, row in rows.items() if topic in ("", job_topic(row.queue_name))}
     waiting = {job for job, row in of_queue.items() if row.status == READY}
     running = [job for job, row in of_queue.items() if row.status == RUNNING]
     new = [job for job in running if not of_queue[job].cancel_requested_at]
-    topics = {_topic_of(of_queue[job]) for job in (*waiting, *running)}
+    topics = {job_topic(of_queue[job].queue_name) for job in (*waiting, *running)}
     # The search reads the whole index of scheduled messages.
     scheduled = [job for job in ids if (job in waiting and rows[job].run_after) or (topic and job not in rows)]
     there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else {}
@@ -152,10 +152,6 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
         frozenset(topics),
         tuple((message_id, outbox_id) for outbox_id, message_id in there.items()),
     )
-
-
-def _topic_of(row: JobRow) -> str:
-    return JOB_PREFIX + row.queue_name
 
 
 def has_later_jobs(using: str, found: Found) -> bool:

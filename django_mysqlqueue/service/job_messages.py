@@ -32,7 +32,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import LANE_KEY_LENGTH, hashed_partition, lane
-from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_results, job_stages, partitions
 from django_mysqlqueue.service.deliveries import JobEnds
@@ -71,7 +71,7 @@ class Unfinished(NamedTuple):
     @property
     def topic(self) -> str:
         """The topic of its queue."""
-        return JOB_PREFIX + self.queue_name
+        return job_topic(self.queue_name)
 
     @property
     def messages(self) -> list[tuple[str, str]]:

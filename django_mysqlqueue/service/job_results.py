@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, RESULTS
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.outcomes import Outcome
@@ -186,7 +188,7 @@ def cancel(session: Session, topics: Mapping[str, str]) -> int:
     return _end(
         session,
         topics,
-        lambda row: _failed(row, CANCELLED) if topics[row.id] == JOB_PREFIX + row.queue_name else None,
+        lambda row: _failed(row, CANCELLED) if topics[row.id] == job_topic(row.queue_name) else None,
     )
 
 

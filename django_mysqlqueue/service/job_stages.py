@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import STAGES
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.models import JobStage
 from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd
 from django_mysqlqueue.service.job_rows import EXCEPTIONS, FAILED, READY, RUNNING, SUCCESSFUL, JobRow
@@ -233,7 +235,7 @@ def _publish(session: Session, jobs: Iterable[JobRow]) -> str:
     """Publish the jobs of a stage; return one that could not be published and has failed, if there is one."""
     by_topic: dict[str, list[JobRow]] = {}
     for job in jobs:
-        by_topic.setdefault(JOB_PREFIX + job.queue_name, []).append(job)
+        by_topic.setdefault(job_topic(job.queue_name), []).append(job)
     failed = ""
     for topic, those in sorted(by_topic.items()):
         try:

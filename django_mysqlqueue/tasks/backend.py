@@ -21,12 +21,13 @@ from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, MOST_STAGE_JOBS, MOST_ST
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import LANE_KEY_LENGTH
-from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OF_QUEUES
 from django_mysqlqueue.options.topics import check_topic
+from django_mysqlqueue.schedules.registry import OtherBackend, Place
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.job_rows import JobRow, NewResult
@@ -47,7 +48,7 @@ from django_mysqlqueue.tasks.framework import (
     task_enqueued,
 )
 from django_mysqlqueue.tasks.options import OF_JOBS, check_job_option, unique_key, unique_of
-from django_mysqlqueue.tasks.results import as_result, in_queue, timed
+from django_mysqlqueue.tasks.results import as_result, in_milliseconds, in_queue, timed
 
 
 class MySQLQueueBackend(BaseTaskBackend):
@@ -129,7 +130,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         results = [self._result(task, args, kwargs) for task, args, kwargs in jobs]
         by_alias: dict[str, list[AnyResult]] = {}
         for result in results:
-            by_alias.setdefault(queue_alias(topic=topic_of(result.task.queue_name)), []).append(result)
+            by_alias.setdefault(alias_of(result), []).append(result)
         alias = next(iter(by_alias)) if len(by_alias) == 1 else None
         is_alone = alias is not None and not connections[alias].in_atomic_block
         if alias is not None and is_alone and any(self._unique_key(result) is not None for result in results):
@@ -168,7 +169,7 @@ class MySQLQueueBackend(BaseTaskBackend):
                 self._result(*call, id=job_stages.job_id(stage, number)) for number, call in enumerate(calls)
             ]
         self._check_chain(results)
-        aliases = {queue_alias(topic=topic_of(one.task.queue_name)) for stage in results.values() for one in stage}
+        aliases = {alias_of(result) for stage in results.values() for result in stage}
         if len(aliases) > 1:
             raise InvalidTask(f"The queues of a chain are in several databases: {', '.join(sorted(aliases))}.")
         with _all_or_none(aliases):
@@ -213,7 +214,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             task=task,
             id=id or new_message_id(),
             status=TaskResultStatus.READY,
-            enqueued_at=_now(),
+            enqueued_at=in_milliseconds(timezone.now()),
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
@@ -248,10 +249,10 @@ class MySQLQueueBackend(BaseTaskBackend):
         waiting = job_rows.insert_unique(session, unique) if unique else {}
         new = [row for row in rows if waiting.get(row.id, row.id) == row.id]
         for row in new[len(results) :] if stages else ():
-            encode(topic_of(row.queue_name), job_rows.message_of(row))  # It is published later, but refused now.
+            encode(job_topic(row.queue_name), job_rows.message_of(row))  # It is published later, but refused now.
         by_topic: dict[str, list[NewResult]] = {}
         for row in new[: len(results)] if stages else new:
-            by_topic.setdefault(topic_of(row.queue_name), []).append(row)
+            by_topic.setdefault(job_topic(row.queue_name), []).append(row)
         for topic, of_topic in by_topic.items():
             publishing.publish_many(topic, map(job_rows.message_of, of_topic), using=alias)
         is_new = {row.id for row in new}
@@ -274,7 +275,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         if not is_unicode(str(result_id)):
             raise TaskResultDoesNotExist(result_id)
         # The queues of old results may be gone, and have been in another database.
-        own = (queue_alias(topic=topic_of(name)) for name in sorted(self.queue_options))
+        own = (queue_alias(topic=job_topic(name)) for name in sorted(self.queue_options))
         for alias in dict.fromkeys((*own, *queue_aliases())):
             for row in job_rows.read(Session(alias), [str(result_id)]).values():
                 return as_result(with_backend(row))
@@ -284,7 +285,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         """Check ``TASKS``: E025 for queues, E026 for queues that two backends share, E031 for tasks."""
         for name in sorted(self.queue_options):
             try:
-                topic = check_topic(topic_of(name))
+                topic = check_topic(job_topic(name))
             except InvalidMessage as error:
                 yield checks.Error(
                     f"TASKS[{self.alias!r}]['QUEUES'] has the queue {name!r}: {error}", id="django_mysqlqueue.E025"
@@ -362,13 +363,39 @@ def backends() -> list[MySQLQueueBackend]:
 @functools.cache
 def queue_topics() -> frozenset[str]:
     """Return the topics of all queues, as long as ``TASKS`` does not change."""
-    return frozenset(topic_of(name) for backend in backends() for name in backend.queue_options)
+    return frozenset(job_topic(name) for backend in backends() for name in backend.queue_options)
 
 
 @functools.cache
 def by_alias() -> Mapping[str, MySQLQueueBackend]:
     """Return the backends by their aliases, as long as ``TASKS`` does not change. They have no state of a thread."""
     return {backend.alias: backend for backend in backends()}
+
+
+def place_of(path: str, given: Place | None) -> Place:
+    """Return where the jobs of a task of a recurring schedule go.
+
+    ``given``: the place of the task object that was declared; None: that of the task with the path.
+
+    Raises:
+        ImportError: there is nothing with this path.
+        ValueError: it is not a task, or its backend cannot run it.
+        OtherBackend: its backend is not the queue's.
+    """
+    try:
+        task = importing.find_task(path)
+        importing.require_importable(task)
+    except InvalidTask as error:
+        raise ValueError(str(error)) from None
+    place = given or Place(task.backend, task.queue_name, task.priority)
+    backend = by_alias().get(place.backend)
+    if backend is None:
+        raise OtherBackend(f"the backend {place.backend!r} of the task {path} in TASKS is not MySQLQueueBackend.")
+    if place.queue_name not in backend.queues:
+        raise ValueError(f"the backend {place.backend!r} has no queue {place.queue_name!r} for the task {path}")
+    if len(path) > JOB_PATH_LENGTH:
+        raise ValueError(f"task {path!r}: the path may have at most {JOB_PATH_LENGTH} characters")
+    return place
 
 
 def with_backend(row: JobRow) -> JobRow:
@@ -387,9 +414,9 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
         by_alias.cache_clear()
 
 
-def topic_of(queue_name: str) -> str:
-    """Return the topic of a queue."""
-    return f"{JOB_PREFIX}{queue_name}"
+def alias_of(result: AnyResult) -> str:
+    """Return the alias of the database of a job's queue."""
+    return queue_alias(topic=job_topic(result.task.queue_name))
 
 
 def _parsed(alias: str, queues: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -428,24 +455,16 @@ def _row(result: AnyResult, unique: str | None, stage: str) -> NewResult:
         arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
     except ValueError as error:
         raise InvalidMessage(f"arguments of {task.module_path}: {error}") from error
-    run_after = 0 if task.run_after is None else int(task.run_after.timestamp() * 1000)
     assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
-    enqueued = int(result.enqueued_at.timestamp() * 1000)
     return NewResult(
-        result.id,
-        result.backend,
-        task.queue_name,
-        task.module_path,
-        arguments,
-        task.priority,
-        run_after,
-        enqueued,
-        unique,
-        stage,
+        id=result.id,
+        backend=result.backend,
+        queue_name=task.queue_name,
+        task_path=task.module_path,
+        arguments=arguments,
+        priority=task.priority,
+        run_after=0 if task.run_after is None else int(task.run_after.timestamp() * 1000),
+        enqueued_at=int(result.enqueued_at.timestamp() * 1000),
+        unique_key=unique,
+        stage=stage,
     )
-
-
-def _now() -> Any:
-    """Return the current time as it is stored: in milliseconds."""
-    now = timezone.now()
-    return now.replace(microsecond=now.microsecond // 1000 * 1000)

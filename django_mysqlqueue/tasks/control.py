@@ -11,13 +11,12 @@ from django.db import connections
 
 from django_mysqlqueue.arguments import checked, sync_only
 from django_mysqlqueue.exceptions import TransactionMismatch
-from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
-from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.service.job_rows import JobRow
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.tasks.backend import by_alias
+from django_mysqlqueue.tasks.backend import alias_of, by_alias
 from django_mysqlqueue.tasks.framework import AnyResult, InvalidTask, TaskResultDoesNotExist
 from django_mysqlqueue.tasks.results import as_result, change
 
@@ -90,7 +89,7 @@ class _Waiting:
                 raise InvalidTask(f"The backend {result.backend!r} of TASKS is not a MySQLQueueBackend.")
         self.results = [result for result in results if _is_ours(result)]
         for result in self.results:
-            self._ids.setdefault(_alias_of(result), set()).add(result.id)
+            self._ids.setdefault(alias_of(result), set()).add(result.id)
         for alias in self._ids:
             if connections[alias].in_atomic_block:
                 raise TransactionMismatch(
@@ -134,17 +133,14 @@ def cancel_job(result: AnyResult) -> None:
     """
     if not _is_ours(result):
         return
-    alias = _alias_of(result)
+    alias = alias_of(result)
 
     def write(session: Session) -> JobRow:
         if result.task.run_after is not None:
-            scheduling.cancel(result.id, topic=_topic_of(result), using=alias)
+            scheduling.cancel(result.id, topic=job_topic(result.task.queue_name), using=alias)
         job_results.request_cancel(session, [result.id])
         # Under lock: the snapshot of the transaction may be older.
-        row = job_rows.read(session, [result.id], session.dialect.for_update).get(result.id)
-        if row is None:
-            raise TaskResultDoesNotExist(result.id)
-        return row
+        return _row(session, result, session.dialect.for_update)
 
     now = as_result(run(alias, write), result.task)
     change(result, **{name: getattr(now, name) for name in REFRESHED})
@@ -166,10 +162,7 @@ def progress_of(result: AnyResult) -> Progress | None:
     """
     if not _is_ours(result):
         return None
-    row = job_rows.read(Session(_alias_of(result)), [result.id]).get(result.id)
-    if row is None:
-        raise TaskResultDoesNotExist(result.id)
-    return job_progress.decode(row.progress)
+    return job_progress.decode(_row(Session(alias_of(result)), result).progress)
 
 
 @checked()
@@ -177,9 +170,8 @@ def _is_ours(result: AnyResult) -> bool:
     return result.backend in by_alias()
 
 
-def _topic_of(result: AnyResult) -> str:
-    return JOB_PREFIX + result.task.queue_name
-
-
-def _alias_of(result: AnyResult) -> str:
-    return queue_alias(topic=_topic_of(result))
+def _row(session: Session, result: AnyResult, lock: str = "") -> JobRow:
+    row = job_rows.read(session, [result.id], lock).get(result.id)
+    if row is None:
+        raise TaskResultDoesNotExist(result.id)
+    return row

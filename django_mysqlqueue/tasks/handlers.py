@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.exceptions import InvalidMessage, StaleDelivery, SubscriberError
 from django_mysqlqueue.names.keys import priority_of
-from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import Rate
@@ -43,7 +43,6 @@ from django_mysqlqueue.tasks.backend import (
     backends,
     by_alias,
     rates_of,
-    topic_of,
     with_backend,
 )
 from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost
@@ -154,9 +153,9 @@ class JobHandler(Handler):
             redriven = {
                 job: bodies[delivery].message_id for delivery, job in missing.items() if bodies[delivery].original_id
             }
-            if found := [row for row in new if row is not None]:
-                run(using, lambda session: _insert(session, found, redriven))
-                rows = rows | job_results.begin(using, worker, [row.id for row in found]).rows
+            if stored := [row for row in new if row is not None]:
+                run(using, lambda session: _insert(session, stored, redriven))
+                rows = rows | job_results.begin(using, worker, [row.id for row in stored]).rows
         clock = time.monotonic()
         # A job has two messages after a redrive and a seek. They must not run it at the same time.
         first = {job: delivery for delivery, job in reversed(ids.items())}
@@ -280,13 +279,9 @@ def _as_delivery(delivery: ReceivedMessage) -> Delivery:
     return delivery
 
 
-def _backend_of(row: JobRow) -> MySQLQueueBackend | None:
-    """Return the backend with which a job was enqueued, or None if ``TASKS`` does not have it any more."""
-    return by_alias().get(row.backend)
-
-
 def _options_of_queue(row: JobRow) -> Mapping[str, Any]:
-    backend = _backend_of(row)
+    # TASKS may not have the backend any more.
+    backend = by_alias().get(row.backend)
     return {} if backend is None else backend.queue_options.get(row.queue_name, {})
 
 
@@ -307,7 +302,16 @@ def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
     if backend is None:
         return None
     text = job_rows.as_json(arguments)
-    return NewResult(job, backend.alias, queue, path, text, priority_of(delivery.key), 0, body.created_at)
+    return NewResult(
+        id=job,
+        backend=backend.alias,
+        queue_name=queue,
+        task_path=path,
+        arguments=text,
+        priority=priority_of(delivery.key),
+        run_after=0,
+        enqueued_at=body.created_at,
+    )
 
 
 def _content(payload: Any) -> tuple[str, dict[str, Any]]:
@@ -373,8 +377,8 @@ def _finish(attempt: Attempt, status: TaskResultStatus, **values: Any) -> None:
 
 
 def _tell(signal: Signal, attempt: Attempt, result: AnyResult) -> None:
-    sender = type(_backend_of(attempt.row) or MySQLQueueBackend)
-    tell(signal, sender=sender, home=framework, task_result=result)
+    backend = by_alias().get(attempt.row.backend)
+    tell(signal, sender=MySQLQueueBackend if backend is None else type(backend), home=framework, task_result=result)
 
 
 # -- declaring them ---------------------------------------------------------------
@@ -396,7 +400,7 @@ def job_handlers() -> dict[GroupRef, Handler]:
     found: dict[GroupRef, Handler] = {}
     for backend in backends():
         for name in sorted(backend.queue_options):
-            ref = GroupRef(JOB_GROUP, topic_of(name))
+            ref = GroupRef(JOB_GROUP, job_topic(name))
             own = {option: value for option, value in backend.queue_options[name].items() if option in OF_QUEUES}
             options = {**defaults(settings), "priority_share": 0, **own, **settings.groups.get(JOB_GROUP, {}), **FIXED}
             options["longest_task"] = max(job_queues.time_limits.values(), default=0.0)

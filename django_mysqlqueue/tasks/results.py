@@ -65,9 +65,12 @@ def timed(task: AnyTask) -> AnyTask:
         return task
     elif not isinstance(at, datetime.datetime):
         raise InvalidTask(f"run_after={at!r}: must be a datetime or a timedelta.")
-    elif at.microsecond % 1000 == 0:
-        return task
-    return _with(task, run_after=at.replace(microsecond=at.microsecond // 1000 * 1000))
+    return _with(task, run_after=in_milliseconds(at))
+
+
+def in_milliseconds(at: datetime.datetime) -> datetime.datetime:
+    """Return a time as it is stored."""
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
 def in_queue(task: AnyTask, queue_name: str) -> AnyTask:
