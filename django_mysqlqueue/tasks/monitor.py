@@ -7,14 +7,14 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from django.db import Error, connections
+from django.db import Error
 
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import job_rows
-from django_mysqlqueue.sql.connection import close_connections, drop_connection
+from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.tasks.attempts import Attempt
 
@@ -53,7 +53,6 @@ class JobMonitor:
         self._stop = threading.Event()
         self._seen: set[int] = set()
         """The attempts that ran in the last turn, by id() of the object."""
-        self._failures = 0
         self._thread = worker_thread(self._run, "jobs", using)
 
     def start(self) -> None:
@@ -68,23 +67,18 @@ class JobMonitor:
 
     def _run(self) -> None:
         sessions.adopt(self._using, sessions.Timeouts(idle=60, lock_wait=2, network=2, read=10))
-        try:
-            while not self._stop.wait(INTERVAL):
-                self._safely()
-        finally:
-            close_connections()
-
-    def _safely(self) -> None:
-        try:
-            is_used = self.turn()
-        except (Error, QueueError) as error:
-            # The next turn stores it, or the outcome of the job does.
-            self._failures += 1
-            if is_worth_a_line(self._failures):
-                event(logging.WARNING, "jobs.not_monitored", error=error, failures=self._failures)
-            drop_connection(connections[self._using])
-        else:
-            self._failures = 0
+        failures = 0
+        while not self._stop.wait(INTERVAL):
+            try:
+                is_used = self.turn()
+            except (Error, QueueError) as error:
+                # The next turn stores it, or the outcome of the job does.
+                failures += 1
+                if is_worth_a_line(failures):
+                    event(logging.WARNING, "jobs.not_monitored", error=error, failures=failures)
+                is_used = False
+            else:
+                failures = 0
             if not is_used:
                 close_connections()
 

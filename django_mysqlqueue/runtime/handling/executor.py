@@ -78,14 +78,11 @@ class Executor:
             self._loop.adopt()
         batch: Batch | None = None
         began_at = time.monotonic()
-        try:
-            while (batch := self._inbox.take(batch)) is not None:
-                # Measured from the start of the previous call: during a slow handler, connections are idle too.
-                idle = time.monotonic() - began_at > sessions.IDLE
-                began_at = time.monotonic()
-                self._inbox.finish(batch, self._safely(batch, idle=idle))
-        finally:
-            close_connections()
+        while (batch := self._inbox.take(batch)) is not None:
+            # Measured from the start of the previous call: during a slow handler, connections are idle too.
+            idle = time.monotonic() - began_at > sessions.IDLE
+            began_at = time.monotonic()
+            self._inbox.finish(batch, self._safely(batch, idle=idle))
 
     def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Settlement]:
         """Handle a batch. Even after an error every delivery gets a settlement, and the thread continues."""

@@ -77,11 +77,8 @@ class Teller:
 
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts, watch=True)
-        try:
-            while (end := self._next()) is not None:
-                self._send(end)
-        finally:
-            close_connections()
+        while (end := self._next()) is not None:
+            self._send(end)
 
     def _next(self) -> Settled | None:
         with self._changed:

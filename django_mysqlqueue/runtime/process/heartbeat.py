@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime.polling.context import Progress
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.connection import close_connections, drop_connection
+from django_mysqlqueue.sql.connection import drop_connection
 
 
 class Heart:
@@ -99,11 +99,8 @@ class Heart:
             self._using,
             sessions.Timeouts(idle=max(2.0, 2 * self._interval), lock_wait=2, network=2, read=10),
         )
-        try:
-            while not self._stop.is_set():
-                self._stop.wait(self._interval if self._safely() else min(1.0, self._interval / 4))
-        finally:
-            close_connections()
+        while not self._stop.is_set():
+            self._stop.wait(self._interval if self._safely() else min(1.0, self._interval / 4))
 
     def _safely(self) -> bool:
         """Send a heartbeat, and survive every error: without this thread all handlers would soon have to wait."""

@@ -32,7 +32,6 @@ from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.version import __version__
 
@@ -102,8 +101,6 @@ def register_all(
             start_once(using, handlers[using], prepare, (schedules or {}).get(using, NO_SCHEDULES))
         except Exception as error:  # noqa: BLE001  # It is raised below.
             errors[using] = error
-        finally:
-            close_connections()
 
     threads = [worker_thread(partial(attempt, using), "start", using) for using in handlers]
     deadline = time.monotonic() + START_GRACE
