@@ -136,10 +136,10 @@ class MySQLQueueBackend(BaseTaskBackend):
         if alias is not None and is_alone and any(self._unique_key(result) is not None for result in results):
             publishing.require_transaction(alias)
             # In a transaction of its own, a deadlock is not the caller's: it is repeated.
-            stored = run(alias, lambda session: self._store(alias, results))
+            stored = run(alias, lambda session: self._store(alias, {"": results}))
             return [stored[result.id] for result in results]
         with _all_or_none(by_alias):
-            kept = [self._store(alias, by_alias[alias]) for alias in sorted(by_alias)]
+            kept = [self._store(alias, {"": by_alias[alias]}) for alias in sorted(by_alias)]
         by_id = {result_id: result for stored in kept for result_id, result in stored.items()}
         return [by_id[result.id] for result in results]
 
@@ -173,7 +173,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         if len(aliases) > 1:
             raise InvalidTask(f"The queues of a chain are in several databases: {', '.join(sorted(aliases))}.")
         with _all_or_none(aliases):
-            self._store(aliases.pop(), next(iter(results.values())), results)
+            self._store(aliases.pop(), results)
         return list(results.values())
 
     def _check_chain(self, stages: Mapping[str, Sequence[AnyResult]]) -> None:
@@ -225,38 +225,34 @@ class MySQLQueueBackend(BaseTaskBackend):
             worker_ids=[],
         )
 
-    def _store(
-        self, alias: str, results: Sequence[AnyResult], stages: Mapping[str, Sequence[AnyResult]] | None = None
-    ) -> Mapping[str, AnyResult]:
-        """Store results, with a message for each, in the open transaction.
+    def _store(self, alias: str, stages: Mapping[str, Sequence[AnyResult]]) -> Mapping[str, AnyResult]:
+        """Store results, with a message for each of the first stage, in the open transaction.
 
-        Args:
-            alias: alias of the queue's database.
-            results: the results.
-            stages: all stages of a chain, by id. Those after the first one, which are not in ``results``, get no
-                messages.
+        ``stages``: the results of each stage of a chain, by its id; those of jobs in no chain are one, ``""``.
 
         Returns:
-            By the id of each of ``results``, the same, or the result of the job that waits.
+            By the id of each result of the first stage, the same, or the result of the job that waits.
         """
         session = Session(alias)
-        of_stages = stages or {"": results}
-        rows = [_row(result, self._unique_key(result), stage) for stage, of in of_stages.items() for result in of]
-        if stages:
+        first, results = next(iter(stages.items()))
+        rows = [_row(result, self._unique_key(result), stage) for stage, of in stages.items() for result in of]
+        if first:
             job_stages.insert(session, {stage: len(of) for stage, of in stages.items()})
         job_rows.insert(session, [row for row in rows if row.unique_key is None])
         unique = [row for row in rows if row.unique_key is not None]
         waiting = job_rows.insert_unique(session, unique) if unique else {}
         new = [row for row in rows if waiting.get(row.id, row.id) == row.id]
-        for row in new[len(results) :] if stages else ():
-            encode(job_topic(row.queue_name), job_rows.message_of(row))  # It is published later, but refused now.
         by_topic: dict[str, list[NewResult]] = {}
-        for row in new[: len(results)] if stages else new:
-            by_topic.setdefault(job_topic(row.queue_name), []).append(row)
+        for row in new:
+            topic = job_topic(row.queue_name)
+            if row.stage == first:
+                by_topic.setdefault(topic, []).append(row)
+            else:
+                encode(topic, job_rows.message_of(row))  # It is published later, but refused now.
         for topic, of_topic in by_topic.items():
             publishing.publish_many(topic, map(job_rows.message_of, of_topic), using=alias)
         is_new = {row.id for row in new}
-        for result in (result for of in of_stages.values() for result in of if result.id in is_new):
+        for result in (result for of in stages.values() for result in of if result.id in is_new):
             task_enqueued.send(type(self), task_result=result)
         others = {other for job, other in waiting.items() if job != other}
         # Read under lock: the snapshot of the transaction may be older.

@@ -204,7 +204,7 @@ def enqueue(alias: str) -> None:
     with configured():
         backend = task_backends["default"]
         with _all_or_none([alias]):
-            backend._store(alias, [backend._result(jobs.add, [number], {}) for number in range(2)])
+            backend._store(alias, {"": [backend._result(jobs.add, [number], {}) for number in range(2)]})
 
 
 @configured()
@@ -217,7 +217,7 @@ def enqueue_chain(alias: str) -> list[list[AnyResult]]:
         stage = job_stages.stage_id(chain, place)
         stages[stage] = [backend._result(jobs.add, [place], {}, id=job_stages.job_id(stage, 0))]
     with _all_or_none([alias]):
-        backend._store(alias, next(iter(stages.values())), stages)
+        backend._store(alias, stages)
     return list(stages.values())
 
 
