@@ -38,7 +38,7 @@ class DjangoMysqlqueueConfig(AppConfig):
         from django_mysqlqueue.subscriptions import registry
 
         wakeups.eager = _deliver_eagerly
-        known_topics.discover = _discover_handlers
+        known_topics.discover = registry.discover
         post_migrate.connect(_register_groups, sender=self)
         if _has_tasks():
             registry.sources.append(_job_handlers)
@@ -77,12 +77,6 @@ def _deliver_eagerly(using: str) -> None:
     from django_mysqlqueue.runtime.inline import deliver_eagerly
 
     deliver_eagerly(using)
-
-
-def _discover_handlers() -> None:
-    from django_mysqlqueue.subscriptions.registry import discover
-
-    discover()
 
 
 def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> None:

@@ -82,16 +82,16 @@ class TailRequest(NamedTuple):
 
     def newest(self, end: int) -> list[ReceivedMessage]:
         """Return the newest messages up to the end of the log, oldest first."""
-        session, found, searched = Session(self.using), list[ReceivedMessage](), 0
+        session, selected, searched = Session(self.using), list[ReceivedMessage](), 0
         wanted = NEWEST if self.limit is None else self.limit
         before: int | None = end + 1
         for _ in range(SEARCHED_PAGES):
-            if before is None or len(found) >= wanted or searched >= SEARCHED:
+            if before is None or len(selected) >= wanted or searched >= SEARCHED:
                 break
             messages, before = read_newest(session, self.topic, self.key, before)
             searched += len(messages)
-            found += [one for one in messages if self.selects(one)]
-        return found[:wanted][::-1]
+            selected += filter(self.selects, messages)
+        return selected[:wanted][::-1]
 
 
 def make_request(
@@ -112,9 +112,9 @@ def make_request(
     """
     if since is not None and offset is not None:
         raise InvalidMessage("since and offset were both given: pass one of them")
-    if offset is not None and not _is_integer(offset, 0, LARGEST_OFFSET):
+    if offset is not None and not _is_integer(offset, least=0):
         raise InvalidMessage(f"offset {offset!r}: must be an integer from 0 to 2**63 - 1")
-    if limit is not None and not _is_integer(limit, 1, LARGEST_OFFSET):
+    if limit is not None and not _is_integer(limit, least=1):
         raise InvalidMessage(f"limit {limit!r}: must be an integer of at least 1, or None")
     if where is not None and not isinstance(where, FilterPolicy):
         try:
@@ -149,8 +149,8 @@ def _since(value: object) -> int | datetime.datetime | None:
     return round(seconds * 1000)
 
 
-def _is_integer(value: object, lowest: int, highest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+def _is_integer(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_OFFSET
 
 
 class BaseTail:
@@ -236,7 +236,7 @@ class BaseTail:
         return bool(self._ready)
 
     def _add(self, events: Iterable[Event]) -> None:
-        self._ready.extend(one for one in events if self._request.selects(one))
+        self._ready.extend(filter(self._request.selects, events))
 
     @property
     def _is_over(self) -> bool:
