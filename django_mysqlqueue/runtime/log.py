@@ -63,6 +63,12 @@ def event(
     )
 
 
+def failing(level: int, verb: str, *, failures: int, exc_info: bool = False, **fields: Any) -> None:
+    """Log a failure, the one with this number in a row, if it ``is_worth_a_line``."""
+    if is_worth_a_line(failures):
+        event(level, verb, exc_info=exc_info, **fields, failures=failures)
+
+
 def is_worth_a_line(failures: int) -> bool:
     """Return whether this failure in a row is logged: the 1st, 2nd, 4th, 8th … An outage does not fill the log."""
     return failures & (failures - 1) == 0

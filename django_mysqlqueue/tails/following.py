@@ -21,7 +21,7 @@ from django.db import Error, connections
 from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
+from django_mysqlqueue.runtime.log import error_line, event, failing
 from django_mysqlqueue.runtime.threads import about
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql import failures
@@ -262,8 +262,7 @@ class Hub:
                 if failures.kind_of(self.using, error) not in OUTAGES:
                     raise
                 pause = outage.add()
-                if is_worth_a_line(outage.count):
-                    event(logging.WARNING, "tails.failed", error=error_line(error), failures=outage.count)
+                failing(logging.WARNING, "tails.failed", error=error_line(error), failures=outage.count)
                 drop_connection(connections[self.using])
                 next_poll = time.monotonic() + pause
                 time.sleep(pause)

@@ -11,7 +11,7 @@ from django.db import Error
 
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.log import failing
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import job_rows
 from django_mysqlqueue.sql.connection import close_connections
@@ -74,8 +74,7 @@ class JobMonitor:
             except (Error, QueueError) as error:
                 # The next turn stores it, or the outcome of the job does.
                 failures += 1
-                if is_worth_a_line(failures):
-                    event(logging.WARNING, "jobs.not_monitored", error=error, failures=failures)
+                failing(logging.WARNING, "jobs.not_monitored", error=error, failures=failures)
                 is_used = False
             else:
                 failures = 0

@@ -83,7 +83,7 @@ def test_every_event_is_in_the_reference():
 def _events(node: ast.AST) -> Iterator[tuple[str, set[str], set[str]]]:
     """The events of a call that logs: name, levels, keys."""
     match node:
-        case ast.Call(func=ast.Name(id="event"), args=[level, verb]):
+        case ast.Call(func=ast.Name(id="event" | "failing"), args=[level, verb]):
             levels = set(re.findall(r"logging\.([A-Z]+)", ast.unparse(level)))
             keys = {key for keyword in node.keywords for key in _keys(keyword)} - {"exc_info", "stacks"}
             for constant in ast.walk(verb):

@@ -22,7 +22,7 @@ from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.runtime import forks, sessions, transactions
 from django_mysqlqueue.runtime.handling import observers, rejections
 from django_mysqlqueue.runtime.handling.lanes import NEVER, Held
-from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
+from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, failing
 from django_mysqlqueue.service import settling, superseding
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
@@ -238,8 +238,7 @@ def exceeded(items: Sequence[Held]) -> list[Settlement]:
 def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:
     """Pause the thread, and release deliveries whose handler could not be started."""
     _not_started.failures = failures = _not_started.failures + 1
-    if is_worth_a_line(failures):
-        event(logging.WARNING, "delivery.not_started", **_fields(items), error=error, failures=failures)
+    failing(logging.WARNING, "delivery.not_started", **_fields(items), error=error, failures=failures)
     # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
     time.sleep(rest.delay(failures))
     return [_unstarted(held) for held in items]

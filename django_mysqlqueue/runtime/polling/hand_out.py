@@ -7,7 +7,7 @@ import logging
 from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import dead_ends
-from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
+from django_mysqlqueue.runtime.log import delivery_fields, event, failing
 from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.health import REST, Health
@@ -79,13 +79,12 @@ class HandOut:
     def _rest_without_payloads(self, missing: int, claimed: int) -> None:
         """Pause the group: if it claimed the messages again at once, they would probably be missing again."""
         self._health.rest(self._unanswered.add())
-        if is_worth_a_line(self._unanswered.count):
-            event(
-                logging.ERROR,
-                "payloads.not_returned",
-                group=self._configuration.ref.group,
-                topic=self._configuration.ref.topic,
-                messages=missing,
-                claimed=claimed,
-                failures=self._unanswered.count,
-            )
+        failing(
+            logging.ERROR,
+            "payloads.not_returned",
+            group=self._configuration.ref.group,
+            topic=self._configuration.ref.topic,
+            messages=missing,
+            claimed=claimed,
+            failures=self._unanswered.count,
+        )

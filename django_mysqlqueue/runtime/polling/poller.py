@@ -22,7 +22,7 @@ from django_mysqlqueue.options.conf import Settings
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
+from django_mysqlqueue.runtime.log import error_line, event, failing
 from django_mysqlqueue.runtime.polling.blocked import BlockedSequencer
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.entered import Entered
@@ -149,9 +149,8 @@ class Poller:
             action()
         except (Error, CommitOutcomeUnknown, Retry) as error:
             pause = self._failures.add()
-            if is_worth_a_line(self._failures.count):
-                text = f"{type(error).__name__}: {error}"
-                event(logging.WARNING, "poller.failed", error=text, failures=self._failures.count)
+            text = f"{type(error).__name__}: {error}"
+            failing(logging.WARNING, "poller.failed", error=text, failures=self._failures.count)
             drop_connection(connections[self.context.using])
             self.reset()
             time.sleep(pause)
@@ -225,16 +224,15 @@ class Poller:
             raise
         except Exception as error:  # noqa: BLE001
             failures = group.start_over(error)
-            if is_worth_a_line(failures):
-                event(
-                    logging.ERROR,
-                    "group.broken",
-                    group=group.ref.group,
-                    topic=group.ref.topic,
-                    error=error_line(error),
-                    failures=failures,
-                    exc_info=True,
-                )
+            failing(
+                logging.ERROR,
+                "group.broken",
+                group=group.ref.group,
+                topic=group.ref.topic,
+                error=error_line(error),
+                failures=failures,
+                exc_info=True,
+            )
             self._unscanned.add(group.ref)
             self._next_tick = 0.0  # It reports the error, and releases what the group holds.
 

@@ -17,7 +17,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.names.rules import relay_target
 from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.log import event, failing
 from django_mysqlqueue.service import relaying, wakeups
 from django_mysqlqueue.service.relaying import NotInserted
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
@@ -192,34 +192,32 @@ class Relay:
             except (Error, CommitOutcomeUnknown):
                 self._refused_at = 0  # The next try stores it.
         pause = failures.add()
-        if is_worth_a_line(failures.count):
-            event(
-                logging.ERROR,
-                "relay.refused",
-                source=self._source,
-                target=self._target,
-                topic=error.topic,
-                id=error.place.id,
-                offset=error.place.offset,
-                bytes=error.place.size,
-                error=error.text,
-                failures=failures.count,
-            )
+        failing(
+            logging.ERROR,
+            "relay.refused",
+            source=self._source,
+            target=self._target,
+            topic=error.topic,
+            id=error.place.id,
+            offset=error.place.offset,
+            bytes=error.place.size,
+            error=error.text,
+            failures=failures.count,
+        )
         return pause
 
     def _failed(self, error: Exception, failures: Failures) -> float:
         """Log an error; return the seconds until the next try."""
         pause = failures.add()
-        if is_worth_a_line(failures.count):
-            event(
-                logging.WARNING,
-                "relay.failed",
-                source=self._source,
-                target=self._target,
-                error=f"{type(error).__name__}: {error}",
-                failures=failures.count,
-                exc_info=not isinstance(error, (Error, CommitOutcomeUnknown, Retry, NotInserted)),
-            )
+        failing(
+            logging.WARNING,
+            "relay.failed",
+            source=self._source,
+            target=self._target,
+            error=f"{type(error).__name__}: {error}",
+            failures=failures.count,
+            exc_info=not isinstance(error, (Error, CommitOutcomeUnknown, Retry, NotInserted)),
+        )
         return pause
 
     def _drop_connections(self) -> None:

@@ -15,7 +15,7 @@ from django.db import Error, connections
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, QueueError
 from django_mysqlqueue.options.backoff import Backoff, Failures
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event, is_worth_a_line, moment
+from django_mysqlqueue.runtime.log import event, failing, moment
 from django_mysqlqueue.service import schedules
 from django_mysqlqueue.service.schedules import Row, Tick
 from django_mysqlqueue.sql.session import Retry, Session
@@ -119,12 +119,9 @@ class Ticker:
     def _failed(self, name: str, error: Exception) -> None:
         failures = self._failures[name]
         self._due[name] = time.monotonic() + failures.add()
-        if is_worth_a_line(failures.count):
-            text = f"{type(error).__name__}: {error}"
-            is_bug = not isinstance(error, Error | QueueError | ValueError)
-            event(
-                logging.ERROR, "recurring.failed", exc_info=is_bug, schedule=name, error=text, failures=failures.count
-            )
+        text = f"{type(error).__name__}: {error}"
+        is_bug = not isinstance(error, Error | QueueError | ValueError)
+        failing(logging.ERROR, "recurring.failed", exc_info=is_bug, schedule=name, error=text, failures=failures.count)
 
 
 def _tell(name: str, done: Tick) -> None:

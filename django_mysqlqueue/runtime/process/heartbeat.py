@@ -12,7 +12,7 @@ from django.db import Error, connections
 
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.log import event, failing, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Progress
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service import heartbeats
@@ -126,8 +126,7 @@ class Heart:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info, self._progress.round_trip())
         except (Error, QueueError) as error:
             self._failures += 1
-            if is_worth_a_line(self._failures):
-                event(logging.WARNING, "heartbeat.failed", error=error, failures=self._failures)
+            failing(logging.WARNING, "heartbeat.failed", error=error, failures=self._failures)
             self._moved = self._moved or not sessions.is_sound(connection, error, before=before)
             drop_connection(connection)
             return False

@@ -23,7 +23,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.handling.starts import Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.log import event, failing
 from django_mysqlqueue.runtime.polling.context import Context, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
 from django_mysqlqueue.runtime.polling.relays import Relays
@@ -293,14 +293,13 @@ class Worker:
                 pause = outages.add()
                 if self._is_alone:
                     return self._gave_up(error)
-                if is_worth_a_line(outages.count):
-                    event(
-                        logging.ERROR,
-                        "database.unavailable",
-                        database=self.using,
-                        error=f"{type(error).__name__}: {error}",
-                        failures=outages.count,
-                    )
+                failing(
+                    logging.ERROR,
+                    "database.unavailable",
+                    database=self.using,
+                    error=f"{type(error).__name__}: {error}",
+                    failures=outages.count,
+                )
                 self.started.set()
                 self.plan.stop.event.wait(pause)
             except Exception as error:  # noqa: BLE001  # The main thread raises it.
