@@ -29,7 +29,7 @@ from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_o
 from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, run
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, pieces, run
 from django_mysqlqueue.text.humanize import up_to
 
 LOG = QueueMessage._meta.db_table
@@ -257,9 +257,9 @@ class _Counter:
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Count the messages in some ranges."""
         items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
-        for start in range(0, len(items), UNION_TERMS):
+        for piece in pieces(items, UNION_TERMS):
             # Count long ones one by one, so that together they cost no more than what is left.
-            for one in self._look(items[start : start + UNION_TERMS], self._limits.read_first):
+            for one in self._look(piece, self._limits.read_first):
                 rest = [one]
                 while rest:
                     rest = self._look(rest, max(self._limits.read_first, self._most - self.found))

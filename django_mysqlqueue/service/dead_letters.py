@@ -16,7 +16,7 @@ from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session, flat, pieces
 
 
 class FailedDelivery(NamedTuple):
@@ -139,9 +139,7 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
     """
     condition, parameters = chosen.condition()
     if chosen.offsets is not None:
-        ordered = sorted(set(chosen.offsets))
-        for start in range(0, len(ordered), size):
-            piece = ordered[start : start + size]
+        for piece in pieces(sorted(set(chosen.offsets)), size):
             join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s AND {condition}"
             found = session.joined("SELECT m.`offset`", "o", piece, join, after=(chosen.topic, *parameters))
             yield sorted(flat(found))

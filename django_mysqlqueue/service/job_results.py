@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, RESULTS
-from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import STAGES
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.models import JobStage
-from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.service import job_rows, publishing
 from django_mysqlqueue.service.deliveries import JobEnd

@@ -19,7 +19,7 @@ from django_mysqlqueue.service import audit, groups, heartbeats, losses, partiti
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, above, above_values, flat, run
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, above, above_values, flat, pieces, run
 
 LEASES = PartitionLease._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -337,9 +337,7 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
     # row, they would walk the settled messages that the partition still has in the log. The rest is joined: as
     # subqueries of each term it cost six times as much.
     one = f"SELECT %s AS k, MAX(`offset`) AS top FROM {LOG} WHERE topic = %s AND partition_key = %s"
-    ordered = sorted(keys)
-    for place in range(0, len(ordered), UNION_TERMS):
-        chunk = ordered[place : place + UNION_TERMS]
+    for chunk in pieces(sorted(keys), UNION_TERMS):
         busy.update(
             key
             for (key,) in session.rows(

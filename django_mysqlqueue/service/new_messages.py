@@ -10,7 +10,7 @@ from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import watermarks
 from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.taking import Taking, Verdicts
-from django_mysqlqueue.sql.session import UNION_TERMS, flat
+from django_mysqlqueue.sql.session import UNION_TERMS, flat, pieces
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -215,9 +215,7 @@ def _look(taking: Taking, readings: Mapping[str, _Reading]) -> dict[str, list[Ca
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
     )
     messages: dict[str, list[Candidate]] = {}
-    items = sorted(readings.items())
-    for start in range(0, len(items), UNION_TERMS):
-        piece = items[start : start + UNION_TERMS]
+    for piece in pieces(sorted(readings.items()), UNION_TERMS):
         sql = session.dialect.union(*[one] * len(piece))
         parameters = flat((topic, key, reading.cursor, reading.look_at) for key, reading in piece)
         for row in session.rows(sql, parameters):

@@ -12,7 +12,7 @@ from django_mysqlqueue.service import heartbeats, leasing, settling
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.sql.session import Session, flat, pieces, run
 
 LEASES = PartitionLease._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -78,9 +78,9 @@ def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tup
         The number of deliveries.
     """
     released = 0
-    for start in range(0, len(left), RELEASED):
+    for piece in pieces(left, RELEASED):
         for ref in sorted(refs):
-            released += run(using, partial(_release_unstarted, ref=ref, left=left[start : start + RELEASED]))
+            released += run(using, partial(_release_unstarted, ref=ref, left=piece))
     return released
 
 

@@ -120,8 +120,7 @@ class Session:
         ``whole``: the number of columns, if a missing row would lead to a wrong decision.
         """
         found: list[tuple[Any, ...]] = []
-        for start in range(0, len(parameters), UNION_TERMS):
-            part = parameters[start : start + UNION_TERMS]
+        for part in pieces(parameters, UNION_TERMS):
             sql = self.dialect.union(*[select] * len(part))
             found += self.whole(sql + last_row(whole), flat(part)) if whole else self.rows(sql, flat(part))
         return found
@@ -247,6 +246,12 @@ def built(cls: type[T], row: Any, **values: Any) -> T:
 def _values(names: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
     """Return the values of rows, which are no tuples if there is one name."""
     return flat(rows) if len(names) > 1 else rows
+
+
+def pieces(items: Sequence[R], size: int) -> Iterator[Sequence[R]]:
+    """Yield items in pieces of at most a size."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:

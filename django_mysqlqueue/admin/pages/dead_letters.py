@@ -28,7 +28,7 @@ from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, pieces
 
 RELATED_LOOKED_UP = 20
 """Maximum number of related messages to look up."""
@@ -126,9 +126,9 @@ class DeadLettersPage(Page):
                 matches = error_kinds.of_kind(
                     Session(self.using), matches, kind, shown=self.errors.line, bounds=self.bounds
                 )
-        for start in range(0, len(matches.offsets), ROWS_AT_ONCE):
+        for offsets in pieces(matches.offsets, ROWS_AT_ONCE):
             with self.reading():
-                found = dead_letters.at(Session(self.using), matches.offsets[start : start + ROWS_AT_ONCE])
+                found = dead_letters.at(Session(self.using), offsets)
             yield [self._cells(self._row(one)) for one in found]
         if not matches.whole:
             yield [(_("Not complete: not all dead letters of the topic were searched."),)]

@@ -23,7 +23,7 @@ from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import MAX_PENDING, Lease, Unsettled
 from django_mysqlqueue.service.subsets import EVERYTHING
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, pieces
 
 TAKE_OVER = 1000
 """Maximum number of partitions that one transaction acquires: 50,000 at once took 5 s, and blocked everything else."""
@@ -315,15 +315,13 @@ class OrderedMode(Mode):
     def _verify_and_load(self) -> None:
         self.verify()
         keys = [key for key in self._reload if self._owns(key)]
-        for start in range(0, len(keys), TAKE_OVER):
-            self._load(keys[start : start + TAKE_OVER])
+        for piece in pieces(keys, TAKE_OVER):
+            self._load(piece)
             self._context.progress.made()
 
     def verify(self) -> None:
         """Read the leases again under lock. Drop partitions that were lost, with their waiting deliveries."""
-        owned = self.owned()
-        for start in range(0, len(owned), TAKE_OVER):
-            chunk = owned[start : start + TAKE_OVER]
+        for chunk in pieces(self.owned(), TAKE_OVER):
             held = leasing.verify_owned(self._context.using, self.ref, self._context.subscriber, chunk)
             for key in chunk:
                 if key not in held:
@@ -421,8 +419,7 @@ class OrderedMode(Mode):
             and not self._waits(partition.key)
             and partition.busy_at <= idle_since
         ]
-        for start in range(0, len(idle), 1000):
-            chunk = idle[start : start + 1000]
+        for chunk in pieces(idle, 1000):
             for key in leasing.drop_drained(self._context.using, self.ref, self._context.subscriber, chunk):
                 self._disown(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
