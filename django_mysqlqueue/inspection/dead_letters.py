@@ -19,6 +19,7 @@ from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.log import LOG, all_topics, at_offsets
 from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
@@ -189,7 +190,9 @@ def look(
     all_errors = True
     if wanted.error is not None:
         all_errors = len(found) <= bounds.errors
-        saying = _saying(session, wanted, [offset for offset, *_ in found[: bounds.errors]])
+        condition, parameters = DeadLetterFilter(wanted.topic, error=wanted.error).condition()
+        searched = [offset for offset, *_ in found[: bounds.errors]]
+        saying = {row.offset for row in at_offsets(session, "m.`offset`", searched, condition, after=parameters)}
         found = [row for row in found if row[0] in saying]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
     offsets = tuple(offset for offset, *_ in found)
@@ -199,25 +202,18 @@ def look(
 def _matching(session: Session, wanted: DeadLetterFilter, bounds: Bounds) -> tuple[list[tuple[Any, ...]], bool]:
     """Return (offset, group, original topic) of matching dead letters, and whether all were read."""
     condition, parameters = wanted.condition()
-    select = "SELECT m.`offset`, m.failed_group, m.original_topic"
+    columns = "m.`offset`, m.failed_group, m.original_topic"
     if wanted.offsets is not None:
-        joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s AND {condition}"
-        return session.joined(select, "o", wanted.offsets, joins, after=(wanted.topic, *parameters)), True
+        named = (wanted.topic, *parameters)
+        return at_offsets(session, columns, wanted.offsets, f"m.topic = %s AND {condition}", after=named), True
     hint = session.dialect.force_index("queue_messages_partition")
     found = session.rows(
-        f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
+        f"SELECT {columns} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
         f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join_to(LOG, 'm')} "
         f"ON m.`offset` = w.place WHERE {condition}",
         (wanted.topic, bounds.dead_letters, *parameters),
     )
     return found, count_topic(session, wanted.topic, bounds.dead_letters).exact
-
-
-def _saying(session: Session, wanted: DeadLetterFilter, offsets: Sequence[int]) -> set[int]:
-    """Return the offsets whose error contains the text."""
-    condition, parameters = DeadLetterFilter(wanted.topic, error=wanted.error).condition()
-    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
-    return {offset for (offset,) in session.joined("SELECT m.`offset`", "o", offsets, joins, after=parameters)}
 
 
 def is_cut(end: str) -> bool:
@@ -227,12 +223,8 @@ def is_cut(end: str) -> bool:
 
 def at(session: Session, offsets: Sequence[int]) -> list[DeadLetterSummary]:
     """Return the dead letters at some offsets, newest first, without those that no longer exist."""
-    rows = session.joined(
-        f"SELECT {LISTED}, {session.dialect.ending('m.last_error', LINE)} AS error",
-        "o",
-        offsets,
-        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.failed_group <> ''",
-    )
+    columns = f"{LISTED}, {session.dialect.ending('m.last_error', LINE)} AS error"
+    rows = at_offsets(session, columns, offsets, "m.failed_group <> ''")
     return sorted(map(_listed, rows), key=lambda one: -one.offset)
 
 
@@ -253,7 +245,7 @@ def _listed(row: Any) -> DeadLetterSummary:
 
 
 class DeadLetterCount(NamedTuple):
-    """Number of dead letters of a group."""
+    """How many dead letters a group has, in all and within a window."""
 
     all: Count
     recent: Count

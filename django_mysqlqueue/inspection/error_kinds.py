@@ -25,6 +25,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
+from django_mysqlqueue.service.log import at_offsets
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -439,13 +440,11 @@ def of_kind(
 
 def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) -> Iterator[_End]:
     """Yield the ends of the errors of the newest matches."""
-    for offset, group, topic, start, end, *rest in session.joined(
-        f"SELECT m.`offset`, m.failed_group, m.original_topic, SUBSTR(m.last_error, 1, {STARTS}), "
-        f"{session.dialect.ending('m.last_error', LINE)}, m.failed_at, m.original_offset, m.id",
-        "o",
-        found.offsets[:most],
-        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-    ):
+    columns = (
+        f"m.`offset`, m.failed_group, m.original_topic, SUBSTR(m.last_error, 1, {STARTS}), "
+        f"{session.dialect.ending('m.last_error', LINE)}, m.failed_at, m.original_offset, m.id"
+    )
+    for offset, group, topic, start, end, *rest in at_offsets(session, columns, found.offsets[:most]):
         ref = GroupRef(group, topic)
         yield _End(offset, ref, texts.of(ref, end), is_attempt(start), *rest)
 

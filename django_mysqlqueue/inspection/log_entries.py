@@ -124,8 +124,7 @@ def list_messages(
 
 def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
     """Return the messages at some offsets, newest first, without those that are not in the log."""
-    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
-    found = [built(LogMessage, row) for row in session.joined(f"SELECT {COLUMNS}", "o", offsets, joins)]
+    found = [built(LogMessage, row) for row in log.at_offsets(session, COLUMNS, offsets)]
     return sorted(found, key=lambda entry: -entry.offset)
 
 
@@ -267,11 +266,10 @@ class ContentSearch:
 
 def beginnings(session: Session, offsets: Sequence[int], most: int) -> dict[int, Beginning]:
     """Return the first bytes of payloads by offset, without those of messages that are not in the log."""
-    select = "SELECT m.`offset`, SUBSTR(m.payload, 1, %s), m.metadata"
-    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    columns = "m.`offset`, SUBSTR(m.payload, 1, %s), m.metadata"
     return {
         offset: Beginning(payloads.content(payload), messages.decode_metadata(metadata))
-        for offset, payload, metadata in session.joined(select, "o", offsets, joins, before=[most])
+        for offset, payload, metadata in log.at_offsets(session, columns, offsets, before=[most])
     }
 
 
@@ -330,8 +328,5 @@ def _chunks(entries: Sequence[LogMessage]) -> Iterator[list[LogMessage]]:
 
 
 def _matching(session: Session, offsets: Sequence[int], text: str) -> set[int]:
-    joins = (
-        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND (INSTR(m.payload, %s) > 0 "
-        "OR INSTR(m.metadata, %s) > 0 OR INSTR(m.coalesce_key, %s) > 0)"
-    )
-    return {offset for (offset,) in session.joined("SELECT m.`offset`", "o", offsets, joins, after=[text] * 3)}
+    contains = "(INSTR(m.payload, %s) > 0 OR INSTR(m.metadata, %s) > 0 OR INSTR(m.coalesce_key, %s) > 0)"
+    return {row.offset for row in log.at_offsets(session, "m.`offset`", offsets, contains, after=[text] * 3)}

@@ -408,7 +408,7 @@ def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:
     return None
 
 
-class Jobs(NamedTuple):
+class NewestJobs(NamedTuple):
     """The newest jobs of a task in a queue."""
 
     waiting: Count
@@ -431,12 +431,12 @@ def missing_tasks(
                 lacking.setdefault(path, []).append(row)
         for path, rows in sorted(lacking.items()):
             queue = group.ref.topic.removeprefix(JOB_PREFIX)
-            jobs = jobs_of(session, path, queue, overview.now, most=bounds.jobs // len(lacking))
+            jobs = newest_jobs(session, path, queue, overview.now, most=bounds.jobs // len(lacking))
             if jobs.waiting:
                 yield _missing_task(group, path, rows, jobs, overview.now, times)
 
 
-def jobs_of(session: Session, path: str, queue: str, now: int, *, most: int) -> Jobs:
+def newest_jobs(session: Session, path: str, queue: str, now: int, *, most: int) -> NewestJobs:
     """Return the newest jobs of a task that are in a queue, along the index of tasks, of which ``most`` are read."""
     rows = session.rows(
         f"SELECT queue_name, status, run_after, {session.dialect.ending('worker_ids', KEY_LENGTH + 1)} "
@@ -449,11 +449,11 @@ def jobs_of(session: Session, path: str, queue: str, now: int, *, most: int) -> 
     ran_by = {
         workers.strip("\n").rsplit("\n", 1)[-1] for status, _, workers in of_queue if status == job_rows.SUCCESSFUL
     }
-    return Jobs(Count(waiting, exact=len(rows) < most), frozenset(ran_by))
+    return NewestJobs(Count(waiting, exact=len(rows) < most), frozenset(ran_by))
 
 
 def _missing_task(
-    group: GroupOverview, path: str, rows: Collection[SubscriberStatus], jobs: Jobs, now: int, times: StallTimes
+    group: GroupOverview, path: str, rows: Collection[SubscriberStatus], jobs: NewestJobs, now: int, times: StallTimes
 ) -> Problem:
     first = min((row.unknown[path] for row in rows), key=lambda one: one.since)
     live = {row.name for row in group.live}

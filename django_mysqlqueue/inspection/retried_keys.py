@@ -17,6 +17,9 @@ from django_mysqlqueue.inspection.dead_letters import LINE
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.service import messages
+from django_mysqlqueue.service.delivery_events import EVENTS
+from django_mysqlqueue.service.log import at_offsets
+from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
@@ -240,6 +243,5 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
 def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
     """Return the publisher's keys of messages, by offset: those of hashed keys are in a column."""
     hashed = [offset for offset, key in partitions.items() if lane_of(key).partition.startswith(PARTITION_PREFIX)]
-    select = "SELECT m.`offset`, m.publisher_key"
-    stored = dict(session.joined(select, "o", hashed, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"))
+    stored = dict(at_offsets(session, "m.`offset`, m.publisher_key", hashed))
     return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from django_mysqlqueue.db.log_queries import end_of_log as end_of_log
 from django_mysqlqueue.db.log_queries import first_since as first_since
@@ -20,6 +21,23 @@ NEWEST = 2000
 """Number of the newest messages that are searched for partitions beyond those that are read."""
 WAITING = 2500
 """Number of the oldest rows of the outbox that are searched for topics."""
+
+
+def at_offsets(
+    session: Session,
+    columns: str,
+    offsets: Collection[int],
+    condition: str = "",
+    *,
+    before: Sequence[Any] = (),
+    after: Sequence[Any] = (),
+) -> list[Any]:
+    """Return columns of the log as ``m`` at some offsets, as named tuples, without those that are not there.
+
+    ``before``, ``after``: the parameters of the columns and of the condition.
+    """
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o{f' AND {condition}' if condition else ''}"
+    return session.joined(f"SELECT {columns}", "o", offsets, joins, before=before, after=after)
 
 
 def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:

@@ -21,7 +21,7 @@ from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.problem import Kind
-from django_mysqlqueue.inspection.queue_problems import Jobs
+from django_mysqlqueue.inspection.queue_problems import NewestJobs
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
@@ -98,7 +98,8 @@ def of_the_queue(monkeypatch):
     yield deaths._of_processes(dead, NOW, ago(9))
     yield deaths._of_message((G, 7), deaths._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9))
     other = dataclasses.replace(subscriber(), name=f"{NAME}:2")
-    monkeypatch.setattr(queue_problems, "jobs_of", lambda *args, **options: Jobs(Count(3), frozenset({other.name})))
+    jobs = NewestJobs(Count(3), frozenset({other.name}))
+    monkeypatch.setattr(queue_problems, "newest_jobs", lambda *args, **options: jobs)
     lacks = subscriber(unknown=True)
     for subscribers in ([lacks], [lacks, other]):
         yield from queue_problems.missing_tasks(session, overview(group(subscribers=subscribers)), TIMES)

@@ -427,7 +427,7 @@ def _read_jobs() -> None:
                 assert page.jobs
                 end = session.now()
                 list_jobs(status=status, task=one, topic=topic, since=1, until=end, after=page.after, using=USING)
-    assert queue_problems.jobs_of(session, task, "default", session.now(), most=9).waiting
+    assert queue_problems.newest_jobs(session, task, "default", session.now(), most=9).waiting
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)
