@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
+from django_mysqlqueue.inspection.trends import SETTLED_MINUTES, GroupRow
 
 
 @dataclass(frozen=True, slots=True)

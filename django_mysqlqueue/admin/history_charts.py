@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.formatting import clock, date, day, latency_text
-from django_mysqlqueue.inspection.history import SPANS, Point
+from django_mysqlqueue.inspection.trends import SPANS, Point
 from django_mysqlqueue.service.rollups import Percentile
 from django_mysqlqueue.text.humanize import duration, messages_per_second
 

@@ -18,8 +18,8 @@ from django_mysqlqueue.inspection import (
     get_overview,
 )
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
-from django_mysqlqueue.inspection.history import with_samples
-from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable, with_notes
+from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable, with_notes
+from django_mysqlqueue.inspection.trends import with_samples
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 

@@ -11,7 +11,7 @@ from django_mysqlqueue.exports import loaded_on_use
 
 if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
-    from django_mysqlqueue.inspection.causes import Cause, find_causes
+    from django_mysqlqueue.inspection.causes import Cause, QueueStatus, find_causes, status_of
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
     from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, list_errors
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.problems import find_problems
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
-    from django_mysqlqueue.inspection.status import QueueStatus, status_of
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
     from django_mysqlqueue.service.heartbeats import RoundTrip
@@ -138,7 +137,7 @@ __all__ = [
 
 _HOMES = {
     ".bounds": "CHECKS EXACT PAGES SCRAPES Bounds StallTimes",
-    ".causes": "Cause find_causes",
+    ".causes": "Cause QueueStatus find_causes status_of",
     ".dead_letters": "DeadLetterListing DeadLetterSummary list_dead_letters",
     ".error_kinds": "ErrorKind ErrorListing list_errors",
     ".health": "HealthFinding HealthLimits HealthReport check_health",
@@ -152,7 +151,6 @@ _HOMES = {
     ".problems": "find_problems",
     ".scheduled": "ScheduledListing ScheduledMessage list_scheduled",
     ".schedules": "ScheduleRun ScheduleStatus list_schedules",
-    ".status": "QueueStatus status_of",
     ".subscribers": "SubscriberStatus",
     "..service.counts": "Count",
     "..service.heartbeats": "RoundTrip",

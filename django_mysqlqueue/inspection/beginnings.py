@@ -1,8 +1,4 @@
-"""When problems of groups began.
-
-Only groups that have such a problem are read, and of each a bounded number of rows. The overview has the numbers, and
-when the oldest message started to wait, which may have been long before.
-"""
+"""When problems of groups began: which rows tell, of groups that have such a problem, up to a bound."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class Ended:
 
     @property
     def acked(self) -> int:
-        """Number of attempts that succeeded."""
+        """How many succeeded."""
         return sum(one.acked for one in self.buckets)
 
     @property
@@ -66,10 +62,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Failures that continue: no success has ended them."""
+    """Failures that continue since a minute: no success has ended them."""
 
     since: int
-    """When the first minute with one of them began, in epoch milliseconds."""
     is_first: bool
     """True if no attempt is known before them: they may have begun earlier."""
 
@@ -171,12 +166,11 @@ RECORDED = 50
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What is known of the beginnings of a group's problems. Times are in epoch milliseconds; None: not known."""
+    """What is known of the beginnings of a group's problems. None: not known."""
 
     served_until: int | None = None
     """When its last subscriber stopped, or had its last heartbeat."""
     had_subscribers: bool = False
-    """True if the group has had subscribers."""
     paused_at: int | None = None
 
 
@@ -220,9 +214,8 @@ class Past:
     """The attempts of a group, as far back as they are searched."""
 
     minutes: list[Bucket]
-    """In order of time."""
     since: int | None
-    """When its failures began that continue, in epoch milliseconds, to the minute or hour; None if there are none."""
+    """When its failures began that continue, to the minute or hour; None if there are none."""
     dead_since: int | None
     """When its dead letters began of which there are too many within a window; None: there are none, or not known."""
 
@@ -236,12 +229,14 @@ def of_failures(
     dead letters within a window that is tolerated; None: any number.
     """
     first, window_ms = now - MINUTES_KEPT * 1000, int(window * 1000)
-    found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs[:FAILING]}
-    for bucket in rollups.of_groups(session, MINUTE, first, found, now=now):
-        found[bucket.ref].append(bucket)
+    found = rollups.of_groups(session, MINUTE, first, refs[:FAILING], now=now)
     runs = {ref: continuing(minutes, rule) for ref, minutes in found.items()}
     older = [ref for ref, failures in runs.items() if failures is not None and failures.is_first]
-    by_hour = _by_hour(session, older, first, rule, {ref: found[ref][0].at for ref in older})
+    hours = min(HOURS, int(get_settings().history_retention / HOUR))
+    by_hour = {
+        ref: began_by_hour(buckets, rule, found[ref][0].at)
+        for ref, buckets in rollups.of_groups(session, HOUR, first - hours * HOUR_MS, older, now=first).items()
+    }
     past = {}
     for ref, minutes in found.items():
         failures = runs[ref]
@@ -250,17 +245,6 @@ def of_failures(
         # Before the minutes that are kept, there may have been others.
         past[ref] = Past(minutes, since, None if dead is None or dead < first + window_ms else dead)
     return past
-
-
-def _by_hour(
-    session: Session, refs: Sequence[GroupRef], before: int, rule: Rule, minutes: Mapping[GroupRef, int]
-) -> dict[GroupRef, int]:
-    """Return the hour in which failures of groups began that were there in the first minute that is kept."""
-    hours = min(HOURS, int(get_settings().history_retention / HOUR))
-    found: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs}
-    for bucket in rollups.of_groups(session, HOUR, before - hours * HOUR * 1000, refs, now=before):
-        found[bucket.ref].append(bucket)
-    return {ref: began_by_hour(buckets, rule, minutes[ref]) for ref, buckets in found.items()}
 
 
 class Failed(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS, LOG
+from django_mysqlqueue.db.tables import EVENTS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
 from django_mysqlqueue.models import DeliveryEvent

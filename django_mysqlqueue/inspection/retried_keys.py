@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS, LOG, STATE
+from django_mysqlqueue.db.tables import EVENTS, STATE
 from django_mysqlqueue.inspection.dead_letters import LINE
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of

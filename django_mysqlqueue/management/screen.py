@@ -16,11 +16,10 @@ from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from django_mysqlqueue.inspection.causes import Cause
-from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, GroupRow
+from django_mysqlqueue.inspection.causes import Cause, QueueStatus, unavailable
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE
-from django_mysqlqueue.inspection.status import QueueStatus, unavailable
+from django_mysqlqueue.inspection.trends import SETTLED_MINUTES, GroupRow
 from django_mysqlqueue.management.watching import Snapshot, Watched
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import counted, duration, moment, since_moment

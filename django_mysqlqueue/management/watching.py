@@ -20,12 +20,10 @@ from typing import Any, TextIO
 from django.core.management.base import CommandError
 
 from django_mysqlqueue.inspection.bounds import PAGES
-from django_mysqlqueue.inspection.causes import Cause
-from django_mysqlqueue.inspection.group_rows import GroupRow, read_rows
-from django_mysqlqueue.inspection.history import with_samples
+from django_mysqlqueue.inspection.causes import Cause, QueueStatus, state_of
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problems import find_problems
-from django_mysqlqueue.inspection.status import QueueStatus, state_of
+from django_mysqlqueue.inspection.trends import GroupRow, read_rows, with_samples
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, TOTAL_SECONDS, start_each
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -187,7 +187,17 @@ def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> l
     return [_bucket(dict(zip((*KEY_OF_SUMS, *names), (*row[:3], *map(int, row[3:])), strict=True))) for row in rows]
 
 
-def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef], *, now: int) -> list[Bucket]:
+def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
+    """Return the rows of one group since a time, in order of time, by their primary keys.
+
+    ``grain``: ``MINUTE`` or ``HOUR``.
+    """
+    return of_groups(session, grain, moment, [ref], now=now)[ref]
+
+
+def of_groups(
+    session: Session, grain: int, moment: int, refs: Collection[GroupRef], *, now: int
+) -> dict[GroupRef, list[Bucket]]:
     """Return the rows of some groups since a time, in order of time, by their primary keys.
 
     ``grain``: ``MINUTE`` or ``HOUR``.
@@ -202,7 +212,10 @@ def of_groups(session: Session, grain: int, moment: int, refs: Iterable[GroupRef
         "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
         after=(grain,),
     )
-    return sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: bucket.at)
+    by_ref: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs}
+    for bucket in sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: bucket.at):
+        by_ref[bucket.ref].append(bucket)
+    return by_ref
 
 
 def summed(buckets: Sequence[Bucket]) -> Bucket | None:

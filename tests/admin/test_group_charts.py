@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from django_mysqlqueue.inspection.history import SPANS, read_history
+from django_mysqlqueue.inspection.trends import SPANS, read_history
 from django_mysqlqueue.models import ConsumerGroup, Rollup
 from tests.support.dashboard import ROOT, page
 from tests.support.harness import USING, Sub, handler

@@ -33,7 +33,8 @@ def test_schedules_that_are_overdue_wait_for_a_subscriber():
 
 
 def test_a_database_that_does_not_answer():
-    cause = causes.unavailable("queue", "It does not answer.")
+    cause = causes.unavailable("queue", "It does not answer.").cause
+    assert cause is not None
     assert (cause.severity, cause.kind, cause.text) == (0, "unavailable", "It does not answer.")
     assert cause.problems[0].database == "queue"
     assert cause.advice

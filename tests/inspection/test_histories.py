@@ -9,7 +9,7 @@ import pytest
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.inspection import beginnings, find_problems, problems
 from django_mysqlqueue.inspection.beginnings import Rule, continuing, failed
-from django_mysqlqueue.inspection.status import NAMES
+from django_mysqlqueue.inspection.causes import NAMES
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
 from tests.support.commands import run as run_command
 from tests.support.harness import USING

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from django_mysqlqueue.inspection.group_rows import read_row
-from django_mysqlqueue.inspection.history import RATE_MINUTES, with_sample
+from django_mysqlqueue.inspection.trends import RATE_MINUTES, read_row, with_sample
 from django_mysqlqueue.service.samples import MOST
 from tests.inspection.test_group_problems import G, group, head, live
 from tests.support.internals import Bucket, Count

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems, get_overview
-from django_mysqlqueue.inspection.group_rows import read_rows
+from django_mysqlqueue.inspection.trends import read_rows
 from django_mysqlqueue.metrics.process import ProcessMetrics, Source
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.subscriptions.unknown_tasks import MOST

@@ -15,8 +15,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import status as admin_status
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.inspection import find_problems, get_overview
-from django_mysqlqueue.inspection.causes import Cause
-from django_mysqlqueue.inspection.status import QueueStatus
+from django_mysqlqueue.inspection.causes import Cause, QueueStatus
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import Operation

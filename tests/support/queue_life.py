@@ -729,7 +729,6 @@ def _glance(session: Session, ref: GroupRef) -> None:
     beginnings.of_groups(session, [dataclasses.replace(group, ref=GroupRef("none", "t"), subscribers=())])
     rule = beginnings.Rule(0.5, 10)
     beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
-    beginnings._by_hour(session, [ref], found.now, rule, {ref: found.now})
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
     retried_keys.find(session, {ref: 0}, least=1)
     few = [head.offset for head in group.heads[:2]]

@@ -29,7 +29,7 @@ from django_mysqlqueue.admin.permissions import (
     visible,
 )
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
-from django_mysqlqueue.inspection.status import unavailable
+from django_mysqlqueue.inspection.causes import unavailable
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service.databases import queue_alias

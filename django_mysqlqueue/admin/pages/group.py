@@ -27,10 +27,16 @@ from django_mysqlqueue.inspection import (
     partitions,
 )
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.inspection.group_rows import SETTLED_MINUTES, passed_texts, read_row
-from django_mysqlqueue.inspection.history import SPANS, read_history, with_samples
-from django_mysqlqueue.inspection.status import QueueState, state_of
+from django_mysqlqueue.inspection.causes import QueueState, state_of
 from django_mysqlqueue.inspection.subscribers import mean_handler_ms, read_busy
+from django_mysqlqueue.inspection.trends import (
+    SETTLED_MINUTES,
+    SPANS,
+    passed_texts,
+    read_history,
+    read_row,
+    with_samples,
+)
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs

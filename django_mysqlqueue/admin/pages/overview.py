@@ -24,9 +24,8 @@ from django_mysqlqueue.inspection import (
     find_problems,
     get_overview,
 )
-from django_mysqlqueue.inspection.group_rows import passed_texts, read_rows
-from django_mysqlqueue.inspection.history import with_samples
-from django_mysqlqueue.inspection.status import QueueState, state_of, unavailable
+from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable
+from django_mysqlqueue.inspection.trends import passed_texts, read_rows, with_samples
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total

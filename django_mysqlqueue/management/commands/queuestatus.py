@@ -28,10 +28,10 @@ from django_mysqlqueue.inspection import (
     operations_log,
     partitions,
 )
+from django_mysqlqueue.inspection.causes import state_of
 from django_mysqlqueue.inspection.operations_log import OperationEntry
 from django_mysqlqueue.inspection.outbox import TopicOverview, read_topics
 from django_mysqlqueue.inspection.problem import NOTE
-from django_mysqlqueue.inspection.status import state_of
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
 from django_mysqlqueue.management.tables import write_table
