@@ -22,7 +22,9 @@ from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
+from django_mysqlqueue.service.job_rows import RESULTS, lines
 from django_mysqlqueue.service.job_rows import lines
+from django_mysqlqueue.sql.session import Session, among, built, matches
 from django_mysqlqueue.sql.session import Session, built
 
 STATUSES = tuple(JobResult.Status.values)
@@ -30,6 +32,8 @@ ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
 BY_STATUS = ("queue_job_results_status", "status", "finished_at")
 BY_TASK = ("queue_job_results_task", "task_path", "enqueued_at")
 """An index, its first column, and the one by which it orders."""
+Place = tuple[int, str]
+"""The time by which a job is listed, and its id."""
 COLUMNS = (
     "s.id, s.backend, s.queue_name AS queue, s.task_path AS task, s.priority, s.run_after, s.status, s.enqueued_at, "
     "s.started_at, s.last_attempted_at, s.finished_at, "
@@ -157,32 +161,32 @@ class JobFilter:
         """Whether the times are those at which jobs ended. Otherwise, they are those at which they were enqueued."""
         return self.status in ENDED
 
+    @property
+    def index(self) -> tuple[str, str, str]:
+        """The index that is read."""
+        return BY_TASK if self.status is None else BY_STATUS
+
     def beside(self) -> tuple[str, list[Any]]:
         """Return the condition that the index does not have, or an empty text, and its parameters."""
         conditions: list[str] = []
         parameters: list[Any] = []
         if self.queues is not None:
-            conditions.append(f"queue_name IN ({', '.join(['%s'] * len(self.queues))})" if self.queues else "0 = 1")
+            conditions.append(among("queue_name", self.queues))
             parameters += sorted(self.queues)
         if self.status is not None:
-            limits = (None, None) if self.by_end else (self.since, self.until)
-            for condition, value in zip(
-                ("task_path = %s", "enqueued_at >= %s", "enqueued_at <= %s"), (self.task, *limits), strict=True
-            ):
-                if value is not None:
-                    conditions.append(condition)
-                    parameters.append(value)
+            since, until = (None, None) if self.by_end else (self.since, self.until)
+            given = {"task_path = %s": self.task, "enqueued_at >= %s": since, "enqueued_at <= %s": until}
+            conditions += [condition for condition, value in given.items() if value is not None]
+            parameters += [value for value in given.values() if value is not None]
         return " AND ".join(conditions), parameters
 
-    def along(self, order: str, after: tuple[int, str] | None) -> tuple[str, list[Any]]:
+    def along(self, after: Place | None) -> tuple[str, list[Any]]:
         """Return the condition and the order in which the index is read, and its parameters."""
+        *_, order = self.index
         if self.status is not None and not self.by_end:
             # These all have the same time: a range of times would be read from its start again for each page.
-            return (
-                (f"{order} = 0 ORDER BY id DESC", [])
-                if after is None
-                else (f"{order} = 0 AND id < %s ORDER BY id DESC", [after[1]])
-            )
+            below, job = ("", []) if after is None else (" AND id < %s", [after[1]])
+            return f"{order} = 0{below} ORDER BY id DESC", job
         stop = (LAST if self.until is None else self.until + 1, "")
         at, last = stop if after is None else min(after, stop)
         return (
@@ -243,26 +247,25 @@ def look(
     session: Session,
     wanted: JobFilter,
     *,
-    after: tuple[int, str] | None = None,
+    after: Place | None = None,
     limit: int = 50,
     known: Sequence[str] | None = None,
     bounds: Bounds = PAGES,
 ) -> JobListing:
     """Return a page of the jobs that match a filter.
 
-    ``after``: the attribute ``after`` of the previous page. ``known``: what ``tasks`` has returned, if it was read.
+    ``known``: what ``tasks`` has returned, if it was read.
     """
     all_tasks = True
+    value = wanted.task if wanted.status is None else wanted.status
     values: Sequence[str]
-    if wanted.status is not None:
-        index, values = BY_STATUS, [wanted.status]
-    elif wanted.task is not None:
-        index, values = BY_TASK, [wanted.task]
+    if value is not None:
+        values = [value]
     else:
-        index, values = BY_TASK, tasks(session, bounds=bounds) if known is None else known
+        values = tasks(session, bounds=bounds) if known is None else known
         all_tasks = len(values) <= bounds.job_tasks
         values = values[: bounds.job_tasks]
-    places, end = _places(session, wanted, index, values, after, limit, bounds)
+    places, end = _places(session, wanted, values, after, limit, bounds) if values else ([], None)
     found = summaries(session, [job for _, job in places[:limit]])
     jobs = tuple(found[job] for _, job in places[:limit] if job in found)
     if len(places) > limit:
@@ -271,45 +274,33 @@ def look(
 
 
 def _places(
-    session: Session,
-    wanted: JobFilter,
-    index: tuple[str, str, str],
-    values: Sequence[str],
-    after: tuple[int, str] | None,
-    limit: int,
-    bounds: Bounds,
-) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
-    """Return the places (time and id) of jobs that match, newest first, and the place up to which the index was read.
+    session: Session, wanted: JobFilter, values: Sequence[str], after: Place | None, limit: int, bounds: Bounds
+) -> tuple[list[Place], Place | None]:
+    """Return the places of jobs that match, newest first, and the place up to which the index was read.
 
-    That is None if it was read to its end. A number of rows is read for each value. If there are more, those behind the
-    newest of the values' last places are left to the next page: rows that were not read may come before them.
+    That is None if it was read to its end. A number of rows is read for each value of the index's first column. If
+    there are more, those behind the newest of the values' last places are left to the next page: rows that were not
+    read may come before them.
     """
-    if not values:
-        return [], None
-    name, first, order = index
+    index, first, order = wanted.index
     condition, parameters = wanted.beside()
     number = max(limit + 1, bounds.jobs // len(values)) if condition else limit + 1
-    along, limits = wanted.along(order, after)
-    one = (
-        f"SELECT %s AS place, {order} AS at, id, "
-        f"{f'CASE WHEN {condition} THEN 1 ELSE 0 END' if condition else '1'} AS matches "
-        f"FROM {RESULTS}{session.dialect.force_index(name)} "
-        f"WHERE {first} = %s AND {along} LIMIT %s"
+    along, limits = wanted.along(after)
+    select = (
+        f"SELECT %s AS place, {order} AS at, id, {matches(condition)} AS matches "
+        f"FROM {RESULTS}{session.force_index(index)} WHERE {first} = %s AND {along} LIMIT %s"
     )
-    rows = session.each(one, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
-    of_value: dict[int, list[tuple[int, str]]] = {}
+    rows = session.each(select, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
+    of_value: dict[int, list[Place]] = {}
     for place, moment, job, _ in rows:
         of_value.setdefault(place, []).append((moment, job))
-    end = max((min(of) for of in of_value.values() if len(of) == number), default=None)
-    found = [(moment, job) for _, moment, job, matches in rows if matches]
-    return sorted((one for one in found if end is None or one >= end), reverse=True), end
+    end = max((min(places) for places in of_value.values() if len(places) == number), default=None)
+    found = [(moment, job) for _, moment, job, is_match in rows if is_match]
+    return sorted((place for place in found if end is None or place >= end), reverse=True), end
 
 
 def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
-    """Return the dotted paths of tasks that have results, by one query along the index for each.
-
-    ``bounds``: at most ``bounds.job_tasks`` are returned, and one more if there are more.
-    """
+    """Return the paths of tasks that have results, one more than ``bounds.job_tasks`` if there are more."""
     hint = session.dialect.force_index("queue_job_results_task")
     found: list[str] = []
     while len(found) <= bounds.job_tasks:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import SLOTS
 from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import SLOTS
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, among
 
-LAST = 2**63 - 1
 ROWS = 1000
 """Maximum number of rows that are read for a group."""
 
@@ -45,12 +49,10 @@ def read_limited(
     return Limited(NO_KEY in keys, len(keys - {NO_KEY}), exact=len(rows) < ROWS, by_rate=by_rate)
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """A limit that is reached."""
+class Reached(NamedTuple):
+    """A limit that is reached: of a key, or of the group as a whole (``NO_KEY``)."""
 
     key: str
-    """The key of the limits; ``NO_KEY`` for a limit of the group as a whole."""
     until: int
     """When the next slot of the rate is free, in epoch milliseconds; 0 if too many messages are in flight."""
 
@@ -63,12 +65,12 @@ def read_reached(
     ``key``: the key of the message for the limits per key, or ``NO_KEY``.
     """
     reached = _reached(_accounts(session, ref, sorted({key, NO_KEY})), limits, now, live)
-    return max(reached, key=lambda one: one.until or LAST, default=None)
+    return max(reached, key=lambda one: one.until or math.inf, default=None)
 
 
 def _accounts(session: Session, ref: GroupRef, keys: Sequence[str] = ()) -> list[tuple[str, str, int, int]]:
     """Read the rows of a group, or those of some keys: key, subscriber, when its rate is used up, number in flight."""
-    named = f"AND limit_key IN ({', '.join(['%s'] * len(keys))}) " if keys else ""
+    named = f"AND {among('limit_key', keys)} " if keys else ""
     return session.rows(
         f"SELECT limit_key, subscriber_name, full_at, held FROM {SLOTS}{session.dialect.force_index('PRIMARY')} "
         f"WHERE consumer_group = %s AND topic = %s {named}ORDER BY limit_key, subscriber_name LIMIT %s",
@@ -81,7 +83,7 @@ def _reached(
 ) -> list[Reached]:
     """Return the limits that are reached. A key may have two: a rate, and the number of messages in flight."""
     reached: list[Reached] = []
-    held: dict[str, int] = {}
+    held: Counter[str] = Counter()
     for key, subscriber, full_at, number in rows:
         throttle = limits.throttle_of(key)
         if not subscriber and throttle is not None:
@@ -89,10 +91,9 @@ def _reached(
             if slot > now * 1000:
                 reached.append(Reached(key, -(-slot // 1000)))
         elif subscriber in live:
-            held[key] = held.get(key, 0) + number
-    most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
+            held[key] += number
     for key, number in held.items():
-        maximum = most[key == NO_KEY]
+        maximum = limits.max_in_flight if key == NO_KEY else limits.max_in_flight_per_key
         if maximum is not None and number >= maximum:
             reached.append(Reached(key, 0))
     return reached

@@ -20,7 +20,7 @@ from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service.audit import SILENT_MS
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, built
+from django_mysqlqueue.sql.session import Session, among, built, matches
 from django_mysqlqueue.text.humanize import duration, moment
 
 State = Literal["running", "interrupted", "ended"]
@@ -93,7 +93,7 @@ class OperationFilter:
             ("action", self.actions),
         ):
             if values is not None:
-                conditions.append(f"{column} IN ({', '.join(['%s'] * len(values))})" if values else "0 = 1")
+                conditions.append(among(column, values))
                 parameters += sorted(values)
         if self.state == "ended":
             conditions.append("ended_at <> 0")
@@ -117,19 +117,16 @@ def look(
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> OperationListing:
-    """Return a page of the operations that match a filter.
-
-    ``before``: the attribute ``before`` of the previous page.
-    """
+    """Return a page of the operations that match a filter."""
     now = session.now()
     condition, parameters = wanted.condition(now)
     number = bounds.operations if condition else limit + 1
     rows = session.rows(
-        f"SELECT id, {f'CASE WHEN {condition} THEN 1 ELSE 0 END' if condition else '1'} "
-        f"FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} WHERE id < %s ORDER BY id DESC LIMIT %s",
+        f"SELECT id, {matches(condition)} FROM {OPERATIONS}{session.dialect.force_index('PRIMARY')} "
+        "WHERE id < %s ORDER BY id DESC LIMIT %s",
         (*parameters, LAST if before is None else before, number),
     )
-    ids = [operation for operation, matches in rows if matches]
+    ids = [operation for operation, is_match in rows if is_match]
     shown = _entries(session, ids[:limit], now)
     if len(ids) > limit:
         return OperationListing(shown, ids[limit - 1], whole=True)
@@ -151,10 +148,7 @@ class Unfinished(NamedTuple):
 
 
 def count_unfinished(session: Session, topics: Collection[str] | None, *, bounds: Bounds = PAGES) -> Unfinished:
-    """Count the operations that have not ended, among the newest ``bounds.operations``.
-
-    ``topics``: only operations on these topics; None: all.
-    """
+    """Count the operations on topics that have not ended, among the newest ``bounds.operations``."""
     condition, parameters = OperationFilter(topics=topics).condition(0)
     now = session.now()
     number, interrupted = session.one(
@@ -182,56 +176,68 @@ def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bou
 def pauses_of(
     session: Session, registered: Mapping[GroupRef, int], *, bounds: Bounds = PAGES
 ) -> dict[GroupRef, OperationEntry]:
-    """Return the operations that have paused groups, if they are among the newest ``bounds.operations``.
+    """Return the operations that have paused groups, as ``pause_of`` does, among the newest ``PAUSES`` on their topics.
 
-    Of those that have paused or resumed groups on their topics, the newest ``PAUSES`` are read.
-
-    ``registered``: the groups, which are paused, and when each was registered, as for ``pause_of``.
+    ``registered``: the groups, which are paused, and when each was registered.
     """
     if not registered:
         return {}
     wanted = OperationFilter(topics={ref.topic for ref in registered}, actions=PAUSING)
-    newest: dict[GroupRef, OperationEntry] = {}
-    for one in look(session, wanted, limit=PAUSES, bounds=bounds).entries:
-        newest.setdefault(GroupRef(one.group, one.topic), one)
+    entries = look(session, wanted, limit=PAUSES, bounds=bounds).entries
+    newest = {GroupRef(entry.group, entry.topic): entry for entry in reversed(entries)}
     return {
-        ref: one
-        for ref, one in newest.items()
+        ref: entry
+        for ref, entry in newest.items()
         # An earlier operation has paused another group of this name.
-        if one.action == "pause" and ref in registered and one.started_at >= registered[ref]
+        if entry.action == "pause" and ref in registered and entry.started_at >= registered[ref]
     }
 
 
+_dead_letters = ngettext_lazy("%(number)s dead letter", "%(number)s dead letters", "count")
+_deliveries = ngettext_lazy("%(number)s delivery", "%(number)s deliveries", "count")
+_groups = ngettext_lazy("%(number)s group", "%(number)s groups", "count")
+_jobs = ngettext_lazy("%(number)s job", "%(number)s jobs", "count")
+_leases = ngettext_lazy("%(number)s lease", "%(number)s leases", "count")
+_messages = ngettext_lazy("%(number)s message", "%(number)s messages", "count")
+
+
+class Action(NamedTuple):
+    """An operation for people, and the text for the number of what it has changed; None if it changes no such rows."""
+
+    label: object
+    unit: Any = None
+
+
 ACTIONS = {
-    "allowed_users": gettext_lazy("Register allowed users"),
-    "cancel": gettext_lazy("Cancel scheduled messages"),
-    "cancel jobs": gettext_lazy("Cancel jobs"),
-    "dead_letter": gettext_lazy("Dead-letter"),
-    "delete quarantined": gettext_lazy("Delete quarantined messages"),
-    "delete recurring": gettext_lazy("Delete recurring schedule"),
-    "deliver now": gettext_lazy("Deliver scheduled messages now"),
-    "discard": gettext_lazy("Discard dead letters"),
-    "drop": gettext_lazy("Drop group"),
-    "filter": gettext_lazy("Register filter"),
-    "forget": gettext_lazy("Forget subscriber"),
-    "limits": gettext_lazy("Register limits"),
-    "mode": gettext_lazy("Change mode"),
-    "move": gettext_lazy("Move topic"),
-    "pause": gettext_lazy("Pause group"),
-    "pause recurring": gettext_lazy("Pause recurring schedule"),
-    "publish": gettext_lazy("Publish a test message"),
-    "redrive": gettext_lazy("Redrive dead letters"),
-    "release": gettext_lazy("Release leases"),
-    "replace": gettext_lazy("Edit and redrive"),
-    "replay": gettext_lazy("Replay a range"),
-    "requeue": gettext_lazy("Requeue quarantined messages"),
-    "reschedule": gettext_lazy("Reschedule messages"),
-    "resume": gettext_lazy("Resume group"),
-    "resume recurring": gettext_lazy("Resume recurring schedule"),
-    "retry": gettext_lazy("Retry"),
-    "run recurring": gettext_lazy("Run recurring schedule"),
-    "seek": gettext_lazy("Seek"),
-    "settings": gettext_lazy("Override options"),
+    "allowed_users": Action(gettext_lazy("Register allowed users")),
+    "cancel": Action(gettext_lazy("Cancel scheduled messages"), _messages),
+    "cancel jobs": Action(gettext_lazy("Cancel jobs"), _jobs),
+    "dead_letter": Action(gettext_lazy("Dead-letter"), _deliveries),
+    "delete quarantined": Action(gettext_lazy("Delete quarantined messages"), _messages),
+    "delete recurring": Action(gettext_lazy("Delete recurring schedule")),
+    "deliver now": Action(gettext_lazy("Deliver scheduled messages now"), _messages),
+    "discard": Action(gettext_lazy("Discard dead letters"), _dead_letters),
+    "drop": Action(gettext_lazy("Drop group"), _deliveries),
+    "filter": Action(gettext_lazy("Register filter")),
+    "forget": Action(gettext_lazy("Forget subscriber"), _groups),
+    "limits": Action(gettext_lazy("Register limits")),
+    "mode": Action(gettext_lazy("Change mode")),
+    "move": Action(gettext_lazy("Move topic")),
+    "pause": Action(gettext_lazy("Pause group")),
+    "pause recurring": Action(gettext_lazy("Pause recurring schedule")),
+    "publish": Action(gettext_lazy("Publish a test message"), _messages),
+    "redrive": Action(gettext_lazy("Redrive dead letters"), _dead_letters),
+    "release": Action(gettext_lazy("Release leases"), _leases),
+    "replace": Action(gettext_lazy("Edit and redrive"), _dead_letters),
+    "replay": Action(gettext_lazy("Replay a range"), _messages),
+    "requeue": Action(gettext_lazy("Requeue quarantined messages"), _messages),
+    "reschedule": Action(gettext_lazy("Reschedule messages"), _messages),
+    "resume": Action(gettext_lazy("Resume group")),
+    "resume recurring": Action(gettext_lazy("Resume recurring schedule")),
+    "retry": Action(gettext_lazy("Retry"), _deliveries),
+    "run recurring": Action(gettext_lazy("Run recurring schedule")),
+    "seek": Action(gettext_lazy("Seek"), _deliveries),
+    "settings": Action(gettext_lazy("Override options")),
 }
 """The operations of the audit log, by their names there."""
 
@@ -243,43 +249,14 @@ STATES = {
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[+-]\d\d:\d\d|Z)?")
 
 
-_dead_letters = ngettext_lazy("%(number)s dead letter", "%(number)s dead letters", "count")
-_deliveries = ngettext_lazy("%(number)s delivery", "%(number)s deliveries", "count")
-_groups = ngettext_lazy("%(number)s group", "%(number)s groups", "count")
-_jobs = ngettext_lazy("%(number)s job", "%(number)s jobs", "count")
-_leases = ngettext_lazy("%(number)s lease", "%(number)s leases", "count")
-_messages = ngettext_lazy("%(number)s message", "%(number)s messages", "count")
-UNITS = {
-    "cancel": _messages,
-    "cancel jobs": _jobs,
-    "dead_letter": _deliveries,
-    "delete quarantined": _messages,
-    "deliver now": _messages,
-    "discard": _dead_letters,
-    "drop": _deliveries,
-    "forget": _groups,
-    "publish": _messages,
-    "redrive": _dead_letters,
-    "release": _leases,
-    "replace": _dead_letters,
-    "replay": _messages,
-    "requeue": _messages,
-    "reschedule": _messages,
-    "retry": _deliveries,
-    "seek": _deliveries,
-}
-"""By action, the text for the number of what it has changed. Others change no countable rows."""
-
-
 def label_of(action: str) -> str:
     """Return the name of an operation for people. Later releases may have stored others."""
-    return str(ACTIONS.get(action, action))
+    return str(ACTIONS[action].label) if action in ACTIONS else action
 
 
 def changed_text(entry: OperationEntry) -> str:
     """Return what an operation has changed so far, such as "120 of 2,000 dead letters"; empty if it counts nothing."""
-    unit = UNITS.get(entry.action)
-    if unit is None:
+    if entry.action not in ACTIONS or (unit := ACTIONS[entry.action].unit) is None:
         return ""
     is_open = entry.total and entry.state != "ended"
     number = entry.total if is_open else entry.changed

@@ -60,6 +60,16 @@ def above_values(place: Sequence[Any]) -> tuple[Any, ...]:
     return (place[0], *(value for number in range(len(place)) for value in place[: number + 1]))
 
 
+def among(column: str, values: Collection[Any]) -> str:
+    """Return the condition that a column has one of some values, which are its parameters."""
+    return f"{column} IN ({', '.join(['%s'] * len(values))})" if values else "0 = 1"
+
+
+def matches(condition: str) -> str:
+    """Return the expression for whether a row meets a condition; all rows meet an empty one."""
+    return f"CASE WHEN {condition} THEN 1 ELSE 0 END" if condition else "1"
+
+
 class Session:
     """A connection that executes statements. The service layer sends all its SQL through it."""
 

@@ -96,7 +96,7 @@ class OperationsPage(Page):
             ),
             "sees_all": visible is None,
             "topics": [topic for topic in log.all_topics(session) if self.may_view(topic)],
-            "kinds": sorted(((action, str(label)) for action, label in ACTIONS.items()), key=lambda one: one[1]),
+            "kinds": sorted(((action, label_of(action)) for action in ACTIONS), key=lambda one: one[1]),
             "states": list(STATES.items()),
             "given": {name: self.text(name) or "" for name in FILTERS},
             "filtered": any(self.text(name) for name in FILTERS),
