@@ -87,18 +87,15 @@ LISTED = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter with its payload and error."""
+    """A dead letter in its DLQ topic, with its error and the first ``READ_BYTES`` bytes of its payload."""
 
     topic: str
-    """The DLQ topic."""
     message_id: str
     listed: DeadLetterSummary
     error: str
     payload: bytes
-    """At most its first ``READ_BYTES`` bytes."""
     metadata: dict[str, Any]
     published_at: int
-    """When it entered the DLQ topic, in epoch milliseconds."""
 
     @property
     def whole(self) -> bool:
@@ -159,10 +156,7 @@ def list_dead_letters(
 def dlq_topics(
     session: Session, topics: Iterable[str] | None = None, *, bounds: Bounds = PAGES
 ) -> list[tuple[str, Count]]:
-    """Return the DLQ topics that have messages, by name, each with its number of messages.
-
-    ``topics``: only the DLQ topics of these topics. ``bounds``: counts stop at ``bounds.dead_letters``.
-    """
+    """Return the DLQ topics, or those of some topics, that have messages, by name, with their numbers."""
     names = all_topics(session) if topics is None else sorted({dlq_topic(topic) for topic in topics})
     found = [(name, count_topic(session, name, bounds.dead_letters)) for name in names if is_dlq(name)]
     return [(name, number) for name, number in found if number]
@@ -244,7 +238,7 @@ def _listed(row: Any) -> DeadLetterSummary:
 
 
 class DeadLetterCount(NamedTuple):
-    """How many dead letters a group has, in all and within a window."""
+    """How many dead letters a group has, in all and since a time."""
 
     all: Count
     recent: Count
@@ -256,10 +250,7 @@ NO_DEAD_LETTERS = DeadLetterCount(Count(0), Count(0))
 def count_by_group(
     session: Session, since: int, topics: Sequence[str], *, bounds: Bounds = PAGES
 ) -> dict[tuple[str, GroupRef], DeadLetterCount]:
-    """Count dead letters by DLQ topic and group.
-
-    ``bounds``: the count of each topic stops at ``bounds.count``.
-    """
+    """Count dead letters by DLQ topic and group; the count of each topic stops at ``bounds.count``."""
     hint, most = session.dialect.force_index("queue_messages_partition"), bounds.count
     found: dict[tuple[str, GroupRef], DeadLetterCount] = {}
     for topic in topics:
@@ -272,6 +263,6 @@ def count_by_group(
         exact = sum(count for _, _, count, _ in rows) <= most
         for group, original, *counts in rows:
             if group:
-                number, recent = (Count(min(int(count), most), exact) for count in counts)
+                number, recent = (Count(int(count), exact).capped(most) for count in counts)
                 found[topic, GroupRef(group, original)] = DeadLetterCount(number, recent)
     return found

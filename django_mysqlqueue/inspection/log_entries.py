@@ -107,42 +107,34 @@ def list_messages(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    if after is None:
-        start = LAST if before is None else before
-        places, looked = _places(session, bounds, topic, key, start, limit, newer=False)
-        shown = places[:limit]
-        older = shown[-1] if len(places) > limit else (looked[-1] if looked else None)
-        newer = None if before is None else (shown[0] if shown else before - 1)
+    is_newer = after is not None
+    start = after if after is not None else LAST if before is None else before
+    keys = [key] if key is not None else None
+    if topic is not None and keys is None:
+        keys = partitions.all_in_log(session, topic, most=bounds.merged_partitions)
+    looked: tuple[int, int] | None = None
+    if topic is None:
+        offsets = [place.offset for place in log_places.walk(session, start, limit + 1, newer=is_newer)]
+    elif keys is not None:
+        offsets = log_places.in_partitions(session, topic, keys, start, limit + 1, newer=is_newer)
     else:
-        places, looked = _places(session, bounds, topic, key, after, limit, newer=True)
-        shown = places[:limit][::-1]
-        newer = shown[0] if len(places) > limit else (looked[-1] if looked else None)
-        older = shown[-1] if shown else after + 1
-    seen = None if looked is None or len(places) > limit else (min(looked), max(looked))
-    return MessageListing(entries(session, shown), newer, older, seen)
+        walked = log_places.walk(session, start, bounds.walked, newer=is_newer)
+        offsets = [place.offset for place in walked if place.topic == topic]
+        if len(walked) == bounds.walked and len(offsets) <= limit:
+            looked = (walked[0].offset, walked[-1].offset)
+    shown = offsets[:limit]  # nearest to the start first
+    further = shown[-1] if len(offsets) > limit else looked and looked[-1]
+    seen = looked and (min(looked), max(looked))
+    if after is not None:
+        return MessageListing(entries(session, shown), further, shown[0] if shown else after + 1, seen)
+    newer = None if before is None else shown[0] if shown else before - 1
+    return MessageListing(entries(session, shown), newer, further, seen)
 
 
 def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
     """Return the messages at some offsets, newest first, without those that are not in the log."""
     found = [built(LogMessage, row) for row in log.at_offsets(session, COLUMNS, offsets)]
     return sorted(found, key=lambda entry: -entry.offset)
-
-
-def _places(
-    session: Session, bounds: Bounds, topic: str | None, key: str | None, start: int, limit: int, *, newer: bool
-) -> tuple[list[int], tuple[int, int] | None]:
-    """Return offsets from a start, nearest first, one more than ``limit`` if there are more.
-
-    If a walk ended before the log did, the second value is the first and the last offset that it read.
-    """
-    if topic is None:
-        return [place.offset for place in log_places.walk(session, start, limit + 1, newer=newer)], None
-    keys = [key] if key is not None else partitions.all_in_log(session, topic, most=bounds.merged_partitions)
-    if keys is not None:
-        return log_places.in_partitions(session, topic, keys, start, limit + 1, newer=newer), None
-    walked = log_places.walk(session, start, bounds.walked, newer=newer)
-    looked = (walked[0].offset, walked[-1].offset) if len(walked) == bounds.walked else None
-    return [place.offset for place in walked if place.topic == topic], looked
 
 
 # -- by id --------------------------------------------------------------------
@@ -166,8 +158,6 @@ def by_id(
 
     Without a partition, the search covers the partition of a message without a key, and, if the id contains a time, the
     messages that entered the log then. If that finds nothing, or the id contains no time, it covers each partition.
-
-    ``topic``: only messages of this topic. ``key``: only messages with this partition key.
     """
     if topic is not None and key is not None:
         return IdSearch(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
@@ -186,11 +176,13 @@ def by_id(
     left = bounds.searched_partitions
     if moment is None or not places:
         for one in chosen:
-            found, number = _in_partitions(session, message_id, one, left)
-            places |= found
-            left -= number
-    found_entries = [entry for entry in entries(session, list(places)) if topic in (None, entry.topic)]
-    return IdSearch(found_entries, left >= 0, looked)
+            if left < 0:
+                break
+            keys, whole = partitions.last_offsets(session, one, limit=left)
+            places |= set(at_ids(session, [(one, key, message_id) for key in keys]).values())
+            left = left - len(keys) if whole else -1
+    found = [entry for entry in entries(session, list(places)) if topic in (None, entry.topic)]
+    return IdSearch(found, left >= 0, looked)
 
 
 def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
@@ -203,15 +195,6 @@ def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[
         "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i",
     )
     return {tuple(place): offset for *place, offset in rows}
-
-
-def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
-    """Search an id in ``left`` partitions of a topic; return offsets, and how many partitions it has, or one more."""
-    if left < 0:
-        return set(), 0
-    keys, whole = partitions.last_offsets(session, topic, limit=left)
-    places = at_ids(session, [(topic, key, message_id) for key in keys])
-    return set(places.values()), len(keys) if whole else left + 1
 
 
 def _around(session: Session, message_id: str, start: int, length: int) -> tuple[set[int], tuple[int, int] | None]:
@@ -255,9 +238,8 @@ class ContentSearch:
     entries: list[LogMessage]
     """Those that contain the text, newest first."""
     searched: int
-    """Number of messages that were searched."""
     read: int
-    """Number of bytes of their payloads."""
+    """Number of bytes of the payloads of those that were searched."""
     offsets: tuple[int, int] | None
     """The lowest and the highest offset that were searched; None if the topic has no older messages."""
     older: int | None
@@ -286,8 +268,6 @@ def search(
     """Search a text in the payloads, the metadata and the coalesce keys of messages, newest first, as they are stored.
 
     The search ends after ``bounds.contents`` messages, ``bounds.content_bytes`` or ``bounds.content_seconds``.
-
-    ``key``: only messages of the partition with this key. ``before``: only offsets below this one.
     """
     listing = list_messages(
         topic=topic, key=key, before=before, limit=bounds.contents, using=session.using, bounds=bounds
@@ -314,17 +294,15 @@ def search(
     return ContentSearch(found, searched, read, offsets, older)
 
 
-def _chunks(entries: Sequence[LogMessage]) -> Iterator[list[LogMessage]]:
-    chunk: list[LogMessage] = []
-    size = 0
-    for entry in entries:
-        if chunk and (len(chunk) == CHUNK_ROWS or size + entry.size > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(entry)
+def _chunks(entries: Sequence[LogMessage]) -> Iterator[Sequence[LogMessage]]:
+    start, size = 0, 0
+    for number, entry in enumerate(entries):
+        if number > start and (number - start == CHUNK_ROWS or size + entry.size > CHUNK_BYTES):
+            yield entries[start:number]
+            start, size = number, 0
         size += entry.size
-    if chunk:
-        yield chunk
+    if entries:
+        yield entries[start:]
 
 
 def _matching(session: Session, offsets: Sequence[int], text: str) -> set[int]:

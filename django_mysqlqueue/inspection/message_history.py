@@ -285,8 +285,7 @@ def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, mos
         "AND message_offset < %s ORDER BY message_offset LIMIT %s) w",
         (False, *ref, entry.key, entry.offset, most + 1),
     )
-    number = unclaimed + int(claimed or 0)
-    return Count(min(number, most), number <= most and looked <= most)
+    return Count(unclaimed + int(claimed or 0), looked <= most).capped(most)
 
 
 # -- messages made of it ------------------------------------------------------
@@ -294,12 +293,11 @@ def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, mos
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A message that an operator published from a dead letter."""
+    """A message that an operator published from a dead letter at a time."""
 
     offset: int
     outcome: str
     at: int
-    """Epoch milliseconds."""
     by: str
 
 
@@ -307,8 +305,6 @@ def successors(
     session: Session, ref: GroupRef, key: str, offset: int, found: MessageContent | None, *, bounds: Bounds = PAGES
 ) -> list[Successor]:
     """Return the messages that a group's dead letters of a message were redriven or edited to, oldest first.
-
-    Only the ``bounds.redriven`` newest records of the group's dead letters are searched.
 
     ``found``: the message, if it is still in the log.
     """
@@ -325,18 +321,17 @@ def successors(
     if found is not None:
         first_offset = found.entry.original_offset or offset
         first_id = found.entry.original_id or found.entry.message_id
-    return sorted(
-        (
-            Successor(int(place), outcome, int(at), by)
-            for outcome, at, by, place, original, metadata in rows
-            if place > offset
-            and (
-                original == first_offset
-                or (first_id is not None and messages.decode_metadata(metadata).get(REPLACES) == first_id)
-            )
-        ),
-        key=lambda successor: successor.offset,
-    )
+
+    def is_of_first(original: int, metadata: str) -> bool:
+        replaces = None if first_id is None else messages.decode_metadata(metadata).get(REPLACES)
+        return original == first_offset or (first_id is not None and replaces == first_id)
+
+    later = [
+        Successor(int(place), outcome, int(at), by)
+        for outcome, at, by, place, original, metadata in rows
+        if place > offset and is_of_first(original, metadata)
+    ]
+    return sorted(later, key=lambda successor: successor.offset)
 
 
 def latest_with_key(session: Session, content: MessageContent) -> int:
@@ -352,14 +347,10 @@ def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, i
 
     A dead letter is in the DLQ topic; a redriven message is in the original topic.
     """
-    wanted = {
-        event.event_id: (_topic_of_related(event), event.key, event.related_id) for event in events if event.related_id
-    }
+    wanted = {}
+    for event in events:
+        if event.related_id:
+            topic_of = dlq_topic if event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED else first_topic
+            wanted[event.event_id] = (topic_of(event.ref.topic), event.key, event.related_id)
     offsets = log_entries.at_ids(session, list(wanted.values()))
     return {event_id: offsets[place] for event_id, place in wanted.items() if place in offsets}
-
-
-def _topic_of_related(event: RecordedDelivery) -> str:
-    if event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED:
-        return dlq_topic(event.ref.topic)
-    return first_topic(event.ref.topic)

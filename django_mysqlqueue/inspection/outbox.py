@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
@@ -76,7 +78,7 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
     )
     exact = sum(number for _, _, number, _ in rows) <= most
     due = {
-        (topic, group): DueMessages(Count(min(number, most), exact), since)
+        (topic, group): DueMessages(Count(number, exact).capped(most), since)
         for topic, group, number, since in sorted(rows)
     }
     later, next_at = session.one(
@@ -122,8 +124,8 @@ class RelayBacklog:
 
 def read_relays(session: Session, topics: Iterable[str], *, bounds: Bounds = PAGES) -> tuple[RelayBacklog, ...]:
     """Return the backlog of each relay from this database, by target, without a query if there is none."""
-    targets = {relay_target(topic) for topic in topics} - {None}
-    return tuple(_backlog(session, target, bounds) for target in sorted(filter(None, targets)))
+    targets = {target for topic in topics if (target := relay_target(topic))}
+    return tuple(_backlog(session, target, bounds) for target in sorted(targets))
 
 
 def _backlog(session: Session, target: str, bounds: Bounds) -> RelayBacklog:
@@ -195,39 +197,30 @@ class TopicOverview:
     """A topic. Counts are of messages and exact."""
 
     topic: str
-    in_log: int
-    partitions: int
-    waiting: int
-    """Due messages in the outbox, which the sequencer has not moved yet."""
-    waiting_since: int | None
-    """When the oldest of those was published or came due, in epoch milliseconds."""
-    scheduled: int
-    """Messages in the outbox that are scheduled for later."""
     is_dlq: bool
+    in_log: int = 0
+    partitions: int = 0
+    waiting: int = 0
+    """Due messages in the outbox, which the sequencer has not moved yet."""
+    waiting_since: int | None = None
+    """When the oldest of those was published or came due."""
+    scheduled: int = 0
+    """Messages in the outbox that are scheduled for later."""
 
 
 def read_topics(session: Session, now: int) -> list[TopicOverview]:
     """Read all topics with messages, by name. This walks the whole index of the log and the whole outbox."""
-    log = {
-        topic: (int(count), int(partitions))
-        for topic, count, partitions in session.rows(
-            f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG}"
-            f"{session.dialect.force_index('queue_messages_partition')} GROUP BY topic"
-        )
-    }
-    outbox = {
-        topic: (int(due), since, int(total))
-        for topic, due, since, total in session.rows(
-            "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), "
-            "MIN(CASE WHEN deliver_at <= 0 THEN created_at WHEN deliver_at <= %s THEN deliver_at END), "
-            "COUNT(*) "
-            f"FROM {OUTBOX} GROUP BY topic",
-            (now, now),
-        )
-    }
-    found = []
-    for topic in sorted({*log, *outbox}):
-        count, partitions = log.get(topic, (0, 0))
-        due, since, total = outbox.get(topic, (0, None, 0))
-        found.append(TopicOverview(topic, count, partitions, due, since, total - due, is_dlq(topic)))
-    return found
+    found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for topic, in_log, partitions in session.rows(
+        f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG}"
+        f"{session.dialect.force_index('queue_messages_partition')} GROUP BY topic"
+    ):
+        found[topic] |= {"in_log": in_log, "partitions": partitions}
+    for topic, due, since, number in session.rows(
+        "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), "
+        "MIN(CASE WHEN deliver_at <= 0 THEN created_at WHEN deliver_at <= %s THEN deliver_at END), COUNT(*) "
+        f"FROM {OUTBOX} GROUP BY topic",
+        (now, now),
+    ):
+        found[topic] |= {"waiting": int(due), "waiting_since": since, "scheduled": number - int(due)}
+    return [TopicOverview(topic, is_dlq=is_dlq(topic), **values) for topic, values in sorted(found.items())]

@@ -7,6 +7,7 @@ counts stop and are then not exact. Only one index lookup per partition of a top
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +23,7 @@ from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
-from django_mysqlqueue.models import (
-    Sequencer,
-)
+from django_mysqlqueue.models import Sequencer
 from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import DeliveryLimits
@@ -80,101 +79,6 @@ def read_filter(columns: OptionColumns) -> FilterPolicy | str | None:
         return filter_of(columns)
     except ValueError as error:
         return str(error)
-
-
-class BacklogReader:
-    """What the counts of several groups share: the ends of their topics, and their time limit."""
-
-    def __init__(self, session: Session, bounds: Bounds, groups: int) -> None:
-        self.session = session
-        self.bounds = bounds
-        self.ends = Ends(session, bounds.partitions)
-        self._left = bounds.seconds
-        self._groups = groups
-
-    @contextmanager
-    def share(self) -> Iterator[Callable[[], bool]]:
-        """Yield whether the next group's share of the time is over. What it does not use is left for the others."""
-        began, share = time.monotonic(), self._left / max(1, self._groups)
-        self._groups -= 1
-        yield lambda: time.monotonic() - began > share
-        self._left = max(0.0, self._left - (time.monotonic() - began))
-
-
-class Unsettled(NamedTuple):
-    """Messages of a group."""
-
-    all: Count
-    by_partition: dict[str, int]
-    """How many of them were counted in each partition."""
-    firsts: dict[str, int]
-    """The offset of the first one in each partition."""
-    in_flight: Count = Count(0)
-    retrying: Count = Count(0)
-
-
-def by_priority(*parts: Unsettled) -> dict[int, Count]:
-    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped."""
-    found: dict[int, int] = {}
-    for part in parts:
-        for key, number in part.by_partition.items():
-            found[priority_of(key)] = found.get(priority_of(key), 0) + number
-    exact = all(part.all.exact for part in parts)
-    return {priority: Count(found[priority], exact) for priority in sorted(found, reverse=True)}
-
-
-def read_claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
-    """Return the messages that are claimed and not settled."""
-    rows = session.named(
-        "SELECT w.partition_key, MIN(w.message_offset) AS first, COUNT(*) AS number, "
-        "SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END) AS in_flight, "
-        "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) AS retrying "
-        f"FROM (SELECT partition_key, message_offset, delivery_token, retry_count {log_queries.claimed(session)} "
-        "LIMIT %s) w GROUP BY w.partition_key",
-        (*ref, False, most + 1),
-    )
-    numbers = {row.partition_key: row.number for row in rows}
-    exact = sum(numbers.values()) <= most
-    in_flight, retrying = sum(int(row.in_flight) for row in rows), sum(int(row.retrying) for row in rows)
-    return Unsettled(
-        Count.up_to(most, sum(numbers.values())),
-        numbers,
-        {row.partition_key: row.first for row in rows},
-        Count(min(in_flight, most), exact),
-        Count(min(retrying, most), exact),
-    )
-
-
-def read_unclaimed(reader: BacklogReader, ref: GroupRef, offset: int) -> Unsettled:
-    """Return the messages that the group has not claimed.
-
-    Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
-    is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
-    case, so that no group with a backlog seems to have none.
-    """
-    session, bounds, most = reader.session, reader.bounds, reader.bounds.count
-    last, whole = reader.ends.of(ref.topic)
-    read = of_partitions.many_positions(session, ref, last, reader.ends.most)
-    places = {key: claimed for key, (_, claimed) in read.items()}
-    behind = sorted((places.get(key, offset), key) for key, end in last.items() if end > places.get(key, offset))
-    number = 0
-    numbers: dict[str, int] = {}
-    firsts: dict[str, int] = {}
-    with reader.share() as is_over:
-        for start in range(0, len(behind), bounds.piece):
-            if number > most or (start and is_over()):
-                whole = False
-                break
-            piece = behind[start : start + bounds.piece]
-            for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
-                firsts[key], numbers[key] = counted.first, counted.number
-                if counted.number == bounds.depth and number <= most:
-                    # Count long ones one by one, so that together they cost no more than the limit.
-                    depth = max(bounds.depth, most + 1 - number)
-                    alone = of_partitions.count(session, ref, [(places.get(key, offset), key)], depth=depth)
-                    numbers[key] = alone[key].number if key in alone else 0
-                number += numbers[key]
-    return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
 
 
 SEQUENCER = Sequencer._meta.db_table
@@ -396,20 +300,21 @@ def get_overview(
     ref = None if group is None or topic is None else GroupRef(group, topic)
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref)
     outbox = read_outbox(session, now, bounds=bounds)
-    reader = BacklogReader(session, bounds, min(bounds.groups, len(rows)))
+    reader = _GroupReader(session, bounds, now, min(bounds.groups, len(rows)))
     found = []
     for row in rows[: bounds.groups]:
         ref = GroupRef(row.consumer_group, row.topic)
-        found.append(_group(reader, ref, row, now, outbox, dead_letters, subscribers.get(ref, [])))
+        dead = dead_letters.get((dlq_topic(row.topic), ref), NO_DEAD_LETTERS)
+        found.append(reader.read(row, outbox.of(ref), dead, subscribers.get(ref, [])))
     return QueueOverview(
-        session.using,
-        now,
-        last_offset,
-        sequenced_at,
-        debounced,
-        outbox,
-        tuple(found),
-        total(one.all for one in dead_letters.values()),
+        using=session.using,
+        now=now,
+        last_offset=last_offset,
+        sequenced_at=sequenced_at,
+        debounced=debounced,
+        outbox=outbox,
+        groups=tuple(found),
+        dead_letters=total(one.all for one in dead_letters.values()),
         more_groups=len(rows) > bounds.groups,
         window=window,
         topics=topics,
@@ -469,42 +374,123 @@ def _registered(session: Session, group: str | None, topic: str | None, limit: i
 # -- a group ------------------------------------------------------------------
 
 
-def _group(
-    reader: BacklogReader,
-    ref: GroupRef,
-    row: Any,
-    now: int,
-    outbox: OutboxOverview,
-    dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
-    subscribers: Sequence[SubscriberStatus],
-) -> GroupOverview:
-    columns = OptionColumns(*(getattr(row, name) for name in OptionColumns._fields))
-    live = {one.name for one in subscribers if one.live}
-    dead = dead_letters.get((dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
-    session, most = reader.session, reader.bounds.count
-    claimed = read_claimed(session, ref, most)
-    unclaimed = read_unclaimed(reader, ref, row.start_offset)
-    firsts = unclaimed.firsts | claimed.firsts
-    candidates = sorted((offset, key) for key, offset in firsts.items())[: reader.bounds.heads]
-    return built(
-        GroupOverview,
-        row,
-        ref=ref,
-        paused=bool(row.paused),
-        overrides=tuple(stored(columns.overrides)),
-        filter=read_filter(columns),
-        option_columns=columns,
-        limited=read_limited(session, ref, limits_of(columns), now, live),
-        lag=(claimed.all + unclaimed.all).capped(most),
-        lag_by_priority=by_priority(claimed, unclaimed),
-        waiting=outbox.of(ref),
-        in_flight=claimed.in_flight,
-        retrying=claimed.retrying,
-        dead_letters=dead.all,
-        recent_dead_letters=dead.recent,
-        heads=tuple(heads(session, ref, [offset for offset, _ in candidates])),
-        head_backlogs={
-            key: claimed.by_partition.get(key, 0) + unclaimed.by_partition.get(key, 0) for _, key in candidates
-        },
-        subscribers=tuple(subscribers),
-    )
+class _Unsettled(NamedTuple):
+    """Messages of a group, with the first and the number of those that were counted in each partition."""
+
+    all: Count
+    partitions: Mapping[str, tuple[int, int]]
+    in_flight: Count = Count(0)
+    retrying: Count = Count(0)
+
+
+class _GroupReader:
+    """Reads groups. Their counts share the ends of their topics, and a time limit."""
+
+    def __init__(self, session: Session, bounds: Bounds, now: int, groups: int) -> None:
+        self._session = session
+        self._bounds = bounds
+        self._now = now
+        self._ends = Ends(session, bounds.partitions)
+        self._left = bounds.seconds
+        self._groups = groups
+
+    def read(
+        self, row: Any, waiting: DueMessages | None, dead: DeadLetterCount, subscribers: Sequence[SubscriberStatus]
+    ) -> GroupOverview:
+        ref = GroupRef(row.consumer_group, row.topic)
+        columns = OptionColumns(*(getattr(row, name) for name in OptionColumns._fields))
+        live = {one.name for one in subscribers if one.live}
+        claimed = self._claimed(ref)
+        unclaimed = self._unclaimed(ref, row.start_offset)
+        firsts = {key: first for part in (unclaimed, claimed) for key, (first, _) in part.partitions.items()}
+        first = sorted((offset, key) for key, offset in firsts.items())[: self._bounds.heads]
+        return built(
+            GroupOverview,
+            row,
+            ref=ref,
+            paused=bool(row.paused),
+            overrides=tuple(stored(columns.overrides)),
+            filter=read_filter(columns),
+            option_columns=columns,
+            limited=read_limited(self._session, ref, limits_of(columns), self._now, live),
+            lag=(claimed.all + unclaimed.all).capped(self._bounds.count),
+            lag_by_priority=_by_priority(claimed, unclaimed),
+            waiting=waiting,
+            in_flight=claimed.in_flight,
+            retrying=claimed.retrying,
+            dead_letters=dead.all,
+            recent_dead_letters=dead.recent,
+            heads=tuple(heads(self._session, ref, [offset for offset, _ in first])),
+            head_backlogs={
+                key: sum(part.partitions.get(key, (0, 0))[1] for part in (claimed, unclaimed)) for _, key in first
+            },
+            subscribers=tuple(subscribers),
+        )
+
+    def _claimed(self, ref: GroupRef) -> _Unsettled:
+        """Count the messages that are claimed and not settled."""
+        most = self._bounds.count
+        rows = self._session.named(
+            "SELECT w.partition_key, MIN(w.message_offset) AS first, COUNT(*) AS number, "
+            "SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END) AS in_flight, "
+            "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) AS retrying "
+            f"FROM (SELECT partition_key, message_offset, delivery_token, retry_count "
+            f"{log_queries.claimed(self._session)} LIMIT %s) w GROUP BY w.partition_key",
+            (*ref, False, most + 1),
+        )
+        found = Count.up_to(most, sum(row.number for row in rows))
+        return _Unsettled(
+            found,
+            {row.partition_key: (row.first, row.number) for row in rows},
+            Count(sum(int(row.in_flight) for row in rows), found.exact).capped(most),
+            Count(sum(int(row.retrying) for row in rows), found.exact).capped(most),
+        )
+
+    def _unclaimed(self, ref: GroupRef, offset: int) -> _Unsettled:
+        """Count the messages that the group has not claimed.
+
+        Partitions are read in the order of the group's position, the furthest behind first, until the limit of the
+        count is reached or the group's share of the time is over; then the count is not exact. The first ones are read
+        in any case, so that no group with a backlog seems to have none.
+        """
+        session, bounds, most = self._session, self._bounds, self._bounds.count
+        last, whole = self._ends.of(ref.topic)
+        read = of_partitions.many_positions(session, ref, last, self._ends.most)
+        places = {key: claimed for key, (_, claimed) in read.items()}
+        behind = sorted((places.get(key, offset), key) for key, end in last.items() if end > places.get(key, offset))
+        number = 0
+        found: dict[str, tuple[int, int]] = {}
+        with self._share() as is_over:
+            for start in range(0, len(behind), bounds.piece):
+                if number > most or (start and is_over()):
+                    whole = False
+                    break
+                piece = behind[start : start + bounds.piece]
+                for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
+                    in_partition = counted.number
+                    if in_partition == bounds.depth and number <= most:
+                        # Count long ones one by one, so that together they cost no more than the limit.
+                        depth = max(bounds.depth, most + 1 - number)
+                        alone = of_partitions.count(session, ref, [(places.get(key, offset), key)], depth=depth)
+                        in_partition = alone[key].number if key in alone else 0
+                    found[key] = (counted.first, in_partition)
+                    number += in_partition
+        return _Unsettled(Count(number, whole).capped(most), found)
+
+    @contextmanager
+    def _share(self) -> Iterator[Callable[[], bool]]:
+        """Yield whether the next group's share of the time is over. What it does not use is left for the others."""
+        began, share = time.monotonic(), self._left / max(1, self._groups)
+        self._groups -= 1
+        yield lambda: time.monotonic() - began > share
+        self._left = max(0.0, self._left - (time.monotonic() - began))
+
+
+def _by_priority(*parts: _Unsettled) -> dict[int, Count]:
+    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped."""
+    numbers: Counter[int] = Counter()
+    for part in parts:
+        for key, (_, number) in part.partitions.items():
+            numbers[priority_of(key)] += number
+    exact = all(part.all.exact for part in parts)
+    return {priority: Count(numbers[priority], exact) for priority in sorted(numbers, reverse=True)}

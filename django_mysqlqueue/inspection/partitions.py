@@ -61,19 +61,14 @@ def heads(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Hea
     return sorted(found, key=lambda head: head.offset)
 
 
-class ReadingGroup(Protocol):
+class _ReadingGroup(Protocol):
     """What the state of a group's partitions depends on. An overview of the group has it."""
 
     @property
-    def ref(self) -> GroupRef:
-        """The group and its topic."""
-
+    def ref(self) -> GroupRef: ...
     @property
-    def start_offset(self) -> int:
-        """Its position in partitions that it has not read yet."""
-
-    def waiting_since(self, at: int, /) -> int:
-        """Return when a message that entered the log at a time started to wait for the group."""
+    def start_offset(self) -> int: ...
+    def waiting_since(self, at: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,6 @@ def keys(
     """Return partitions of a group in order of key: those that it has read, and those with messages in the log.
 
     ``owner``: instead, those whose lease this subscriber owns; ``""`` for those that have a lease without an owner.
-    ``after``: only keys above this one. ``prefix``: only keys with this prefix.
     """
     last = after if after is not None and after.encode() >= prefix.encode() else None
     condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
@@ -134,7 +128,7 @@ def keys(
     return [key for key in sorted(found, key=str.encode)[:limit] if key.startswith(prefix)]
 
 
-def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
+def at(session: Session, group: _ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
     """Read a group's state in some partitions, in the given order."""
     ref = group.ref
     places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) | positions(session, ref, keys)
@@ -147,31 +141,39 @@ def at(session: Session, group: ReadingGroup, keys: Sequence[str], *, bounds: Bo
     )
     owners = {key: (owner, since) for key, owner, since in rows}
     last = ends(session, ref.topic, keys)
-    counts = unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
+    counts = _unsettled(session, ref, {key: place[1] for key, place in places.items()}, bounds.partition_count)
     firsts = [one.first for one in counts.values() if one.first is not None]
     first = {head.key: head for head in heads(session, ref, firsts)}
     found = []
     for key in dict.fromkeys(keys):
         head = first.get(key)
-        oldest_at = None if head is None else group.waiting_since(head.published_at)
+        watermark, position = places[key]
         owner, since = owners.get(key, (None, 0))
         found.append(
             Partition(
-                ref, key, *places[key], last.get(key), counts[key].lag, head, oldest_at, owner, since if owner else None
+                ref,
+                key,
+                watermark=watermark,
+                position=position,
+                end=last.get(key),
+                lag=counts[key].lag,
+                head=head,
+                oldest_at=None if head is None else group.waiting_since(head.published_at),
+                owner=owner,
+                leased_at=since if owner else None,
             )
         )
     return found
 
 
-class Unsettled(NamedTuple):
-    """Messages of a partition that a group has not settled."""
+class _Unsettled(NamedTuple):
+    """Messages of a partition that a group has not settled, and the offset of the first that was counted."""
 
     lag: Count
     first: int | None
-    """The offset of the first of those that were counted."""
 
 
-def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: int) -> dict[str, Unsettled]:
+def _unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: int) -> dict[str, _Unsettled]:
     """Count the messages in each partition that a group has not settled.
 
     Messages between watermark and position without a row of delivery state were passed, so they are not counted.
@@ -195,7 +197,7 @@ def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: 
         most,
     )
     return {
-        key: Unsettled(
+        key: _Unsettled(
             (unclaimed[key].lag + claimed[key].lag).capped(most),
             min((one.first for one in (claimed[key], unclaimed[key]) if one.first is not None), default=None),
         )
@@ -203,10 +205,12 @@ def unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: 
     }
 
 
-def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Unsettled]:
+def _counts(
+    session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int
+) -> dict[str, _Unsettled]:
     """Count per key. ``select`` returns the key, the number of rows read, the number of those that count, the first."""
     return {
-        key: Unsettled(Count(int(number or 0), looked <= most), first)
+        key: _Unsettled(Count(int(number or 0), looked <= most), first)
         for key, looked, number, first in session.each(select, parameters)
     }
 
@@ -222,18 +226,15 @@ class InFlight:
     """The number of this attempt, from 1."""
     subscriber: str
     since: int
-    """When it was claimed, in epoch milliseconds."""
+    """When it was claimed."""
     visible_until: int
-    """When another subscriber may claim it, in epoch milliseconds (shared mode); 0 in ordered mode."""
+    """When another subscriber may claim it (shared mode); 0 in ordered mode."""
 
 
 def in_flight(
     session: Session, ref: GroupRef, *, subscriber: str | None = None, limit: int = 50, bounds: Bounds = PAGES
 ) -> list[InFlight]:
-    """List a group's messages in flight, the longest held first, among the first ``bounds.in_flight`` unsettled ones.
-
-    ``subscriber``: only messages that this subscriber holds.
-    """
+    """List messages in flight, the longest held first, among a group's first ``bounds.in_flight`` unsettled ones."""
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
     rows = session.named(
         "SELECT w.partition_key AS `key`, w.message_offset AS `offset`, w.retry_count + 1 AS attempt, "
@@ -375,15 +376,12 @@ def get_partition_backlogs(
 
 
 def listed_groups(session: Session, *, group: str | None = None, topic: str | None = None) -> list[ListedGroup]:
-    """Return registered groups, in order of group and topic.
-
-    ``group``: only this consumer group, on each of its topics. ``topic``: only the consumer groups on this topic.
-    """
-    wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
-    rows = ConsumerGroup.objects.using(session.using).filter(**wanted)
+    """Return registered groups, in order of group and topic."""
+    given = {"consumer_group": group, "topic": topic}
+    wanted = {name: value for name, value in given.items() if value is not None}
     columns = ("consumer_group", "topic", "mode", "start_offset", "registered_at", "sought_at")
-    found = [ListedGroup(GroupRef(one, its_topic), *rest) for one, its_topic, *rest in rows.values_list(*columns)]
-    return sorted(found, key=lambda one: _bytes(*one.ref))
+    rows = ConsumerGroup.objects.using(session.using).filter(**wanted).values_list(*columns)
+    return sorted((ListedGroup(GroupRef(*row[:2]), *row[2:]) for row in rows), key=lambda one: _bytes(*one.ref))
 
 
 def listing(
@@ -396,11 +394,7 @@ def listing(
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> PartitionListing:
-    """Return a page of the partitions of some groups.
-
-    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
-    lease without an owner.
-    """
+    """Return a page of the partitions of some groups, as ``list_partitions`` does."""
     if after is not None:
         groups = [one for one in groups if _bytes(*one.ref) >= _bytes(*after[:2])]
     found: list[Partition] = []
@@ -425,14 +419,11 @@ def _bytes(group: str, topic: str) -> tuple[bytes, bytes]:
 def survey(
     session: Session, group: ListedGroup, *, prefix: str = "", owner: str | None = None, bounds: Bounds = PAGES
 ) -> PartitionBacklogs:
-    """Compare the backlogs of a group's partitions, for a limited time.
+    """Compare the backlogs of a group's partitions, as ``get_partition_backlogs`` does.
 
     Only partitions whose watermark is below their newest message are counted, the lowest watermark first: at first up
     to ``bounds.depth`` messages of each, then up to ``bounds.partition_count``. Each statement counts as many messages.
-
-    ``prefix``: only keys with this prefix. ``owner``: only partitions that this subscriber owns; ``""``: that have a
-    lease without an owner. ``bounds``: limits of what is read. The first partitions are counted even if the time is
-    over.
+    The first partitions are counted even if the time is over.
     """
     most = bounds.surveyed_partitions
     read, whole = last_offsets(session, group.ref.topic, limit=most, since=prefix)
@@ -457,7 +448,7 @@ def survey(
             if counts and time.monotonic() - began > bounds.seconds:
                 return
             piece = {key: places[key][1] for key in keys[start : start + size]}
-            found = unsettled(session, group.ref, piece, up_to)
+            found = _unsettled(session, group.ref, piece, up_to)
             counts.update({key: one.lag for key, one in found.items()})
 
     count([key for _, key in behind], bounds.depth)

@@ -76,15 +76,12 @@ class WaitReason:
 
 
 class _Other(NamedTuple):
-    """Another unsettled message of the partition that the group has claimed."""
+    """Another unsettled message of the partition: a subscriber holds it, or it waits, perhaps because one was lost."""
 
     offset: int
     due_at: int
-    """When it is due, in epoch milliseconds."""
     by: str
-    """The subscriber that holds it; empty if it waits."""
     is_lost: bool
-    """Whether it waits because its subscriber was lost."""
 
 
 def why(
@@ -100,11 +97,8 @@ def why(
 ) -> WaitReason | None:
     """Return the first reason why a group does not start a message, or why its delivery is not followed by another.
 
-    ``handler``: the group's handler, if this project has one.
-
-    Returns:
-        The reason; None if the group has settled the message or does not receive it, or if the delivery itself is the
-        reason: it is in flight, in backoff or snoozed.
+    None if the group has settled the message or does not receive it, or if the delivery itself is the reason: it is in
+    flight, in backoff or snoozed.
     """
     if state.standing not in ("in_flight", "waits", "unclaimed"):
         return None

@@ -10,12 +10,7 @@ from django_mysqlqueue.options.conf import get_settings
 
 
 def hook() -> Callable[..., str] | None:
-    """Return the function in the setting ``REDACT``, or None.
-
-    Raises:
-        ImproperlyConfigured: the setting is invalid.
-        ImportError: the function cannot be imported.
-    """
+    """Return the function in the setting ``REDACT``, or None."""
     found = get_settings().redact
     return import_string(found) if isinstance(found, str) else found
 
@@ -24,8 +19,6 @@ def redacted(text: str, *, topic: str, kind: str) -> str:
     """Return a text of a message, redacted by the function in the setting ``REDACT``.
 
     The function gets the original topic of a dead letter, so that dead letters are redacted like their messages.
-
-    ``kind``: ``"payload"``, ``"metadata"`` or ``"error"``.
     """
     function = hook()
     if function is None:

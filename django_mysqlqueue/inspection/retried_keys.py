@@ -62,7 +62,7 @@ class RetriedKeys:
     error: str
     """The end of the last error of one of them."""
     since: int
-    """When the first of these attempts failed, in epoch milliseconds."""
+    """When the first of these attempts failed."""
 
 
 class _Failing(NamedTuple):
@@ -89,12 +89,12 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> di
             keys = sorted(failures, key=lambda key: (-len(by_key[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
             found[ref] = RetriedKeys(
-                tuple(sorted(one.offset for one in chosen)),
-                sum(map(len, failures.values())),
-                tuple(keys),
-                is_whole,
-                chosen[0].error,
-                min(map(min, failures.values())),
+                offsets=tuple(sorted(one.offset for one in chosen)),
+                failures=sum(map(len, failures.values())),
+                keys=tuple(keys),
+                exact=is_whole,
+                error=chosen[0].error,
+                since=min(map(min, failures.values())),
             )
     return found
 
@@ -130,10 +130,7 @@ def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[s
 def _failures(
     session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[_Failing]], after: int, least: int
 ) -> dict[str, list[int]]:
-    """Return when attempts failed since the last success of their key, if these are too many over too long a time.
-
-    ``after``: earlier failures do not count, in epoch milliseconds.
-    """
+    """Return when attempts after a time failed since the last success of their key, if often enough for long enough."""
     times = _failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
     succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})
     found = {}

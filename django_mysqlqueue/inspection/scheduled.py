@@ -74,18 +74,17 @@ def list_scheduled(
     session = Session(queue_alias(using, topic=topic))
     start = after or START
     if topic is None:
-        rows = next_scheduled(session.using, after=start, limit=limit + 1)
-        more = len(rows) > limit
-        return ScheduledListing(tuple(rows[:limit]), _place(rows[limit - 1]) if more else None, whole=True)
+        found = next_scheduled(session.using, after=start, limit=limit + 1)
+        more = len(found) > limit
+        return ScheduledListing(tuple(found[:limit]), _place(found[limit - 1]) if more else None, whole=True)
     source, parameters = _behind(session, start)
-    places = sorted(
-        session.rows(
-            f"SELECT w.deliver_at, -w.priority, w.outbox_id FROM "
-            f"(SELECT deliver_at, priority, outbox_id, topic {source} ORDER BY {DUE_ORDER} LIMIT %s) w "
-            "WHERE w.topic = %s",
-            (*parameters, bounds.scheduled, topic),
-        )
+    rows = session.rows(
+        f"SELECT w.deliver_at, -w.priority, w.outbox_id FROM "
+        f"(SELECT deliver_at, priority, outbox_id, topic {source} ORDER BY {DUE_ORDER} LIMIT %s) w "
+        "WHERE w.topic = %s",
+        (*parameters, bounds.scheduled, topic),
     )
+    places = sorted(rows)
     shown = tuple(_by_id(session, [place[-1] for place in places[:limit]]))
     if len(places) > limit:
         return ScheduledListing(shown, places[limit - 1], whole=True)
@@ -130,20 +129,15 @@ def _message(row: Any) -> ScheduledMessage:
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
-    """Return the scheduled messages of a topic that have not come due and have an id, in order of their time.
+    """Return the scheduled messages of a topic that ``publish`` gave an id, in order of their time.
 
     Ids are unique within a key, so there may be several. This reads the index of scheduled messages to its end.
-
-    ``message_id``: the id, as ``publish`` returned it.
     """
     return _by_id(session, list(scheduling.find(session, [topic], [message_id])))
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
-    """Return the topics of the next ``bounds.scheduled`` scheduled messages, by name, with their numbers.
-
-    ``scheduled_only``: if False, include messages without a delay.
-    """
+    """Return the topics of the next ``bounds.scheduled`` messages, with or without a delay, and their numbers."""
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
@@ -151,7 +145,7 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
         (0 if scheduled_only else -1, bounds.scheduled + 1),
     )
     exact = sum(number for _, number in rows) <= bounds.scheduled
-    return sorted((topic, Count(min(number, bounds.scheduled), exact)) for topic, number in rows)
+    return sorted((topic, Count(number, exact).capped(bounds.scheduled)) for topic, number in rows)
 
 
 def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent]:
@@ -194,10 +188,7 @@ class ScheduledMessage:
 def next_scheduled(
     using: str, *, topic: str | None = None, after: tuple[int, int, int] | None = None, limit: int = 50
 ) -> list[ScheduledMessage]:
-    """Return the next scheduled messages in order of their time.
-
-    ``topic``: only messages of this topic.
-    """
+    """Return the next scheduled messages, of all topics or of one, in order of their time."""
     session = Session(using)
     source, parameters = _behind(session, after or START)
     of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))

@@ -139,10 +139,7 @@ def list_schedules(*, topic: str | None = None, using: str | None = None, runs: 
 def with_declared(
     found: Sequence[ScheduleStatus], using: str, *, topic: str | None = None
 ) -> tuple[ScheduleStatus, ...]:
-    """Return schedules with those that this project declares and no subscriber has registered yet, by name.
-
-    ``topic``: only schedules that publish to this topic.
-    """
+    """Return schedules with those that this project declares and no subscriber has registered yet, by name."""
     with contextlib.suppress(SubscriberError):  # check E008 reports it
         discover()
     names = {one.name for one in found}
