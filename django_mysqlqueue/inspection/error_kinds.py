@@ -6,10 +6,10 @@ read up to a bound, which the groups share: a group leaves the rest of its share
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
@@ -169,27 +169,17 @@ def find_errors(
     ]
     read = refs[: bounds.groups]
     now = session.now()
-    found = _Found(session, shown, bounds)
-    past_whole = found.add_past(read, now - HOURS * HOUR_MS)
-    waiting_whole = found.add_retrying(read)
-    dead_whole = found.add_dead_letters(topics, group)
+    found = _Reading(session, shown, bounds, now)
+    found.add_past(read)
+    found.add_retrying(read)
+    found.add_dead_letters(topics, group)
     settings = get_settings()
     unrecorded = tuple(ref for ref in read if settings.recorded_of(ref.group) == "none")
     are_kept = settings.history_retention >= HOURS * 3600
-    kinds = [
-        tally.kind(
-            ref,
-            text,
-            now,
-            retrying_whole=waiting_whole.get(ref, True),
-            dead_whole=dead_whole.get(dlq_topic(ref.topic), True),
-            attempts_whole=are_kept and past_whole.get(ref, False) and ref not in unrecorded,
-        )
-        for (ref, text), tally in found.tallies.items()
-    ]
+    kinds = found.kinds({*read} - {*unrecorded} if are_kept else ())
     return ErrorListing(
         tuple(sorted((one for one in kinds if one.retrying or one.dead_letters or one.attempts), key=_order)),
-        all((*past_whole.values(), *waiting_whole.values(), *dead_whole.values())) and len(read) == len(refs),
+        found.whole and len(read) == len(refs),
         unrecorded,
         len(refs) - len(read),
         now,
@@ -202,46 +192,18 @@ def _order(kind: ErrorKind) -> tuple[int, int, int, GroupRef, str]:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was read of a kind."""
+    """What was read of a kind: offsets of messages, offsets of dead letters in their DLQ topic, and times."""
 
     retrying: list[int] = field(default_factory=list)
-    """Offsets of messages that wait for another attempt."""
     dead: list[int] = field(default_factory=list)
-    """Offsets of dead letters in their DLQ topic."""
-    times: list[int] = field(default_factory=list)
-    """When attempts failed."""
+    failed_at: list[int] = field(default_factory=list)
     dead_at: list[int] = field(default_factory=list)
-    """When messages were dead-lettered."""
     newest: int = 0
     """The newest message that has failed."""
 
-    def failed(self, at: int, offset: int) -> None:
-        """Add a failed attempt."""
-        self.times.append(at)
+    def add_attempt(self, at: int, offset: int) -> None:
+        self.failed_at.append(at)
         self.newest = max(self.newest, offset)
-
-    def kind(
-        self, ref: GroupRef, text: str, now: int, *, retrying_whole: bool, dead_whole: bool, attempts_whole: bool
-    ) -> ErrorKind:
-        """Return the kind. The flags are true if all of that sort were read."""
-        hours = [0] * HOURS
-        times = self.times or self.dead_at
-        for at in self.times:
-            ago = max(0, now - at) // HOUR_MS
-            if ago < HOURS:
-                hours[HOURS - 1 - ago] += 1
-        return ErrorKind(
-            ref,
-            text,
-            Count(len(self.retrying), retrying_whole),
-            Count(len(self.dead), dead_whole),
-            Count(sum(hours), attempts_whole),
-            tuple(hours),
-            min(times, default=0),
-            max(times, default=0),
-            max(self.retrying, default=self.newest),
-            max(self.dead, default=None),
-        )
 
 
 class _Texts:
@@ -249,7 +211,7 @@ class _Texts:
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
-        self._found: dict[tuple[str, str, bool], str] = {}
+        self._masked: dict[tuple[str, str, bool], str] = {}
 
     def of(self, ref: GroupRef, end: str) -> str:
         """Return the masked last line of an error whose last characters were read."""
@@ -257,64 +219,107 @@ class _Texts:
         if line.startswith(BY_OPERATOR):  # No attempt had an error before.
             line = ""
         key = (line, first_topic(ref.topic), is_cut(end))
-        if key not in self._found:
-            self._found[key] = masked(self._shown(*key)) or NO_TEXT
-        return self._found[key]
+        if key not in self._masked:
+            self._masked[key] = masked(self._shown(*key)) or NO_TEXT
+        return self._masked[key]
 
 
-class _Found:
+class _Reading:
     """What was read, by group and masked text. An attempt counts once, even if it is read twice."""
 
-    def __init__(self, session: Session, shown: Shown, bounds: Bounds) -> None:
+    def __init__(self, session: Session, shown: Shown, bounds: Bounds, now: int) -> None:
         self._session = session
         self._bounds = bounds
+        self._now = now
         self._texts = _Texts(shown)
         self._known: set[tuple[GroupRef, int, int, str]] = set()
         """The group, message, number and masked text of recorded attempts. After a seek, a number comes twice."""
         self._known_dead: set[str] = set()
         """The ids of dead letters whose last attempt is recorded. That of a redriven message has the original's offset,
         so that the offset does not lead to the record."""
-        self.tallies: defaultdict[tuple[GroupRef, str], _Tally] = defaultdict(_Tally)
+        self._tallies: defaultdict[tuple[GroupRef, str], _Tally] = defaultdict(_Tally)
+        self._past: dict[GroupRef, bool] = {}
+        """Whether all attempts of the last ``HOURS`` hours were read; the next two: all retrying messages, and all dead
+        letters of the DLQ topic."""
+        self._retrying: dict[GroupRef, bool] = {}
+        self._dead: dict[str, bool] = {}
 
-    def add_past(self, refs: Sequence[GroupRef], since: int) -> dict[GroupRef, bool]:
-        """Add recorded attempts. Return of each group whether all since a time were read."""
-        found, whole = read_shares(lambda some, most: _past(self._session, some, most), refs, self._bounds.errors)
+    @property
+    def whole(self) -> bool:
+        return all((*self._past.values(), *self._retrying.values(), *self._dead.values()))
+
+    def kinds(self, recorded: Collection[GroupRef]) -> list[ErrorKind]:
+        """Return the kinds.
+
+        ``recorded``: the groups whose attempts of the last ``HOURS`` hours are all recorded and kept.
+        """
+        return [
+            self._kind(ref, text, tally, attempts_whole=ref in recorded and self._past.get(ref, False))
+            for (ref, text), tally in self._tallies.items()
+        ]
+
+    def _kind(self, ref: GroupRef, text: str, tally: _Tally, *, attempts_whole: bool) -> ErrorKind:
+        hours = [0] * HOURS
+        for at in tally.failed_at:
+            ago = max(0, self._now - at) // HOUR_MS
+            if ago < HOURS:
+                hours[HOURS - 1 - ago] += 1
+        times = tally.failed_at or tally.dead_at
+        return ErrorKind(
+            ref,
+            text,
+            retrying=Count(len(tally.retrying), self._retrying.get(ref, True)),
+            dead_letters=Count(len(tally.dead), self._dead.get(dlq_topic(ref.topic), True)),
+            attempts=Count(sum(hours), attempts_whole),
+            by_hour=tuple(hours),
+            first_at=min(times, default=0),
+            last_at=max(times, default=0),
+            offset=max(tally.retrying, default=tally.newest),
+            dead_letter=max(tally.dead, default=None),
+        )
+
+    def add_past(self, refs: Sequence[GroupRef]) -> None:
+        """Add recorded attempts."""
+        found, self._past = read_shares(partial(_past, self._session), refs, self._bounds.errors)
         for ref, attempts in found.items():
-            whole[ref] |= attempts[-1].at < since
+            self._past[ref] |= attempts[-1].at < self._now - HOURS * HOUR_MS
             for one in attempts:
                 if one.outcome in FAILED and is_attempt(one.start):
                     text = self._texts.of(ref, one.end)
                     self._known.add((ref, one.offset, one.attempt, text))
                     self._known_dead.add(one.dead_letter)
-                    self.tallies[ref, text].failed(one.at, one.offset)
-        return whole
+                    self._tallies[ref, text].add_attempt(one.at, one.offset)
 
-    def add_retrying(self, refs: Sequence[GroupRef]) -> dict[GroupRef, bool]:
-        """Add messages that wait for another attempt. Return of each group whether all were read."""
-        found, whole = read_shares(lambda some, most: _unsettled(self._session, some, most), refs, self._bounds.errors)
+    def add_retrying(self, refs: Sequence[GroupRef]) -> None:
+        """Add messages that wait for another attempt."""
+        found, self._retrying = read_shares(partial(_unsettled, self._session), refs, self._bounds.errors)
         for ref, rows in found.items():
             for row in rows:
                 if row.is_retrying:
                     text = row.text(ref, self._texts)
-                    tally = self.tallies[ref, text]
+                    tally = self._tallies[ref, text]
                     tally.retrying.append(row.offset)
                     if (ref, row.offset, row.attempts, text) not in self._known:
-                        tally.failed(row.at, row.offset)
-        return whole
+                        tally.add_attempt(row.at, row.offset)
 
-    def add_dead_letters(self, topics: frozenset[str] | None, group: str | None) -> dict[str, bool]:
-        """Add dead letters. Return of each DLQ topic whether all were read."""
-        whole: dict[str, bool] = {}
-        for topic, is_whole, ends in _dead(self._session, topics, group, self._texts, self._bounds):
-            whole[topic] = is_whole
-            for end in ends:
-                tally = self.tallies[end.ref, end.text]
+    def add_dead_letters(self, topics: frozenset[str] | None, group: str | None) -> None:
+        """Add dead letters, as many of each DLQ topic as its share of the bounds allows."""
+        session, bounds = self._session, self._bounds
+        numbers = {topic: number.value for topic, number in dlq_topics(session, topics, bounds=bounds)}
+        matches = {
+            topic: look(session, DeadLetterFilter(topic, group=group), bounds=replace(bounds, dead_letters=most))
+            for topic, most in deal(numbers, bounds.dead_letters).items()
+        }
+        shares = deal({topic: len(found.offsets) for topic, found in matches.items()}, bounds.errors)
+        for topic, found in matches.items():
+            self._dead[topic] = found.whole and len(found.offsets) <= shares[topic]
+            for end in _ends(session, found, self._texts, shares[topic]):
+                tally = self._tallies[end.ref, end.text]
                 tally.dead.append(end.offset)
                 tally.dead_at.append(end.failed_at)
                 tally.newest = max(tally.newest, end.original_offset)
                 if end.is_attempt and end.message_id not in self._known_dead:
-                    tally.failed(end.failed_at, end.original_offset)
-        return whole
+                    tally.add_attempt(end.failed_at, end.original_offset)
 
 
 # -- messages that wait for another attempt ---------------------------------------
@@ -356,7 +361,7 @@ def retrying_of_kind(
 ) -> tuple[list[int], bool]:
     """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all.
 
-    ``bounds``: only ``bounds.errors`` deliveries are read.
+    Only ``bounds.errors`` deliveries are read.
     """
     texts = _Texts(shown)
     rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
@@ -407,30 +412,12 @@ class _End(NamedTuple):
     message_id: str
 
 
-def _dead(
-    session: Session, topics: frozenset[str] | None, group: str | None, texts: _Texts, bounds: Bounds
-) -> Iterator[tuple[str, bool, Iterable[_End]]]:
-    """Yield of each DLQ topic the dead letters, whether all were read, and the ends of their errors."""
-    numbers = {topic: number.value for topic, number in dlq_topics(session, topics, bounds=bounds)}
-    looked = deal(numbers, bounds.dead_letters)
-    found = {
-        topic: look(
-            session, DeadLetterFilter(topic, group=group), bounds=dataclasses.replace(bounds, dead_letters=number)
-        )
-        for topic, number in looked.items()
-    }
-    shares = deal({topic: len(matches.offsets) for topic, matches in found.items()}, bounds.errors)
-    for topic, matches in found.items():
-        whole = matches.whole and len(matches.offsets) <= shares[topic]
-        yield topic, whole, _ends(session, matches, texts, shares[topic])
-
-
 def of_kind(
     session: Session, found: DeadLetterMatches, text: str, *, shown: Shown, bounds: Bounds = PAGES
 ) -> DeadLetterMatches:
     """Return the matches whose masked error is a text, among the newest ``bounds.errors``."""
     chosen = [one for one in _ends(session, found, _Texts(shown), bounds.errors) if one.text == text]
-    return dataclasses.replace(
+    return replace(
         found,
         offsets=tuple(sorted((one.offset for one in chosen), reverse=True)),
         refs=dict(Counter(one.ref for one in chosen).most_common()),
