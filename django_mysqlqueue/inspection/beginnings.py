@@ -20,14 +20,6 @@ from django_mysqlqueue.sql.session import Session
 MINUTE_MS, HOUR_MS = MINUTE * 1000, HOUR * 1000
 
 
-def failed(bucket: Bucket) -> int:
-    """Return the number of failed attempts of a minute or an hour.
-
-    The last attempt at a dead letter is a failure, too. A poison message has no failures, only the dead letter.
-    """
-    return max(bucket.failed, bucket.dead_lettered)
-
-
 @dataclass(slots=True)
 class Ended:
     """Attempts of a group that ended within some time, as subscribers count them, up to 10 seconds late."""
@@ -47,7 +39,7 @@ class Ended:
     @property
     def failed(self) -> int:
         """Number of attempts that failed."""
-        return sum(map(failed, self.buckets))
+        return sum(one.failures for one in self.buckets)
 
     @property
     def dead_lettered(self) -> int:
@@ -89,19 +81,18 @@ def continuing(buckets: Iterable[Bucket], rule: Rule) -> Run | None:
     began = first = None
     is_over = False
     for bucket in buckets:
-        attempts = bucket.acked + failed(bucket)
-        if not attempts:
+        if not bucket.attempts:
             continue
         first = bucket.at if first is None else first
         newest.append(bucket)
-        while sum(one.acked + failed(one) for one in list(newest)[1:]) >= rule.newest:
+        while sum(one.attempts for one in list(newest)[1:]) >= rule.newest:
             newest.popleft()
         is_over = rule.is_over(*_newest(newest, rule.newest))
-        if began is None and rule.is_over(failed(bucket), attempts):
+        if began is None and rule.is_over(bucket.failures, bucket.attempts):
             began = bucket.at
         elif began is None and is_over:
-            began = next(one.at for one in newest if failed(one))
-        elif not is_over and not rule.is_over(failed(bucket), attempts):
+            began = next(one.at for one in newest if one.failures)
+        elif not is_over and not rule.is_over(bucket.failures, bucket.attempts):
             began = None
     return Run(began, began == first) if is_over and began is not None else None
 
@@ -110,10 +101,10 @@ def _newest(buckets: Sequence[Bucket], number: int) -> tuple[float, float]:
     """Return how many of a number of newest attempts have failed, and that number. The oldest minute counts in part."""
     failures, attempts = 0.0, 0.0
     for bucket in reversed(buckets):
-        ended = bucket.acked + failed(bucket)
-        part = 1.0 if ended <= number - attempts or not attempts else (number - attempts) / ended
-        failures += part * failed(bucket)
-        attempts += part * ended
+        left = number - attempts
+        part = 1.0 if bucket.attempts <= left or not attempts else left / bucket.attempts
+        failures += part * bucket.failures
+        attempts += part * bucket.attempts
     return failures, attempts
 
 
@@ -121,13 +112,12 @@ def began_by_hour(hours: Sequence[Bucket], rule: Rule, minute: int) -> int:
     """Return when failures began that were there in the first minute that is known: that minute, or an hour before."""
     began = minute
     for bucket in reversed(hours):
-        attempts = bucket.acked + failed(bucket)
-        if not attempts:
+        if not bucket.attempts:
             continue
-        if rule.is_over(failed(bucket), attempts):
+        if rule.is_over(bucket.failures, bucket.attempts):
             began = bucket.at
             continue
-        if failed(bucket) and began // HOUR_MS * HOUR_MS - bucket.at <= HOUR_MS:
+        if bucket.failures and began // HOUR_MS * HOUR_MS - bucket.at <= HOUR_MS:
             began = bucket.at  # They began in this hour, after successes.
         break
     return began

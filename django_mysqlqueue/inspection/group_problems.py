@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing, failed
+from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
@@ -35,26 +35,15 @@ start."""
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of a group, and when too many of them fail."""
+    """The attempts of a group that ended within a window of some seconds, and when too many of them fail."""
 
     ended: Ended
-    """Those that ended within the window."""
     thresholds: HealthSettings
     window: float
-    """Length, in seconds, of the window that ends now."""
     past: Past | None = None
     """Earlier attempts; None: they are not known."""
     explained: int = 0
     """Number of messages that fail because of their key."""
-
-
-class _Waiting(TypedDict):
-    """Fields of a problem for which all messages of a group wait."""
-
-    ref: GroupRef
-    since: int | None
-    oldest_at: int | None
-    messages: Count
 
 
 def progress(
@@ -71,23 +60,18 @@ def progress(
 
     ``handler``: its handler, if this project has one. ``moves``: True if a delivery has ended within ``times.still``.
     """
-    ref = group.ref
-    waits = age(now, group.oldest_at)
-    all_waits: _Waiting = {
-        "ref": ref,
-        "since": group.oldest_at,
-        "oldest_at": group.oldest_at,
-        "messages": group.waiting_messages,
-    }
+    ref, oldest_at, lag = group.ref, group.oldest_at, waiting(group.waiting_messages)
+    waits = age(now, oldest_at)
+    all_wait = partial(Problem, ref=ref, since=oldest_at, oldest_at=oldest_at, messages=group.waiting_messages)
     unfinished = groups.unfinished(group.after_seek)
     if isinstance(group.filter, str):
         text = _(
             "Subscribers of this release claim nothing for %(ref)s, because they cannot parse its filter: %(error)s. "
             "%(lag)s."
         )
-        values = {"ref": ref, "error": group.filter, "lag": waiting(group.waiting_messages)}
+        values = {"ref": ref, "error": group.filter, "lag": lag}
         is_late = waits >= times.stuck and not (group.paused or unfinished)
-        yield Problem(0 if is_late else 2, "filter", text % values, is_private=True, **all_waits)
+        yield all_wait(0 if is_late else 2, "filter", text % values, is_private=True)
     if handler is not None and handler.mode != group.mode:
         # Subscribers with other code of the project may still work.
         severity = 0 if group.has_work and not group.live else 1
@@ -96,31 +80,31 @@ def progress(
             "not start."
         )
         values = {"ref": ref, "registered": group.mode, "where": handler.where, "mode": repr(handler.mode)}
-        yield Problem(severity, "mode", text % values, **all_waits)
+        yield all_wait(severity, "mode", text % values)
     if unfinished == "drop":
-        text = _("A drop of %(ref)s has not finished.") % {"ref": ref}
-        yield Problem(0, "drop_ended_early", text, **all_waits)
+        yield all_wait(0, "drop_ended_early", _("A drop of %(ref)s has not finished.") % {"ref": ref})
     elif unfinished == "move":
         text = _("%(ref)s waits until it has settled all messages in the database that its topic leaves; %(lag)s.")
-        yield Problem(2, "moves", text % {"ref": ref, "lag": waiting(group.waiting_messages)}, **all_waits)
+        yield all_wait(2, "moves", text % {"ref": ref, "lag": lag})
     elif unfinished:
-        text = _("A seek of %(ref)s has not finished.") % {"ref": ref}
-        yield Problem(0, "seek_ended_early", text, **all_waits)
+        yield all_wait(0, "seek_ended_early", _("A seek of %(ref)s has not finished.") % {"ref": ref})
     elif group.paused:
-        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": waiting(group.waiting_messages)}
-        all_waits["since"] = began.paused_at
-        yield Problem(1 if group.has_work else 2, "paused", text, **all_waits)
+        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": lag}
+        yield all_wait(1 if group.has_work else 2, "paused", text, since=began.paused_at)
     elif group.has_work and not group.live:
         text = _("No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s.")
         advice = ""
         if not began.had_subscribers:
             text += " " + _("GC keeps all messages for the group.")
             advice = _("Start a subscriber, or drop the group if it is no longer needed.")
-        advice = restarting_text(group, now) or advice
-        values = {"ref": ref, "lag": waiting(group.waiting_messages), "age": duration(waits)}
-        all_waits["since"] = began.served_until
-        # The subscribers may be restarting.
-        yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, advice=advice, **all_waits)
+        values = {"ref": ref, "lag": lag, "age": duration(waits)}
+        yield all_wait(
+            0 if waits >= times.stuck else 2,  # They may be restarting.
+            "no_subscriber",
+            text % values,
+            since=began.served_until,
+            advice=restarting_text(group, now) or advice,
+        )
     elif group.live:
         yield from _broken(group)
         found = [*_stuck(group, handler, now, times, failed_first or {}), *_unserved(group, now, times)]
@@ -150,21 +134,17 @@ def restarting_text(group: GroupOverview, now: int) -> str:
 def failures(
     group: GroupOverview, handler: Handler | None, attempts: Attempts, times: StallTimes, now: int
 ) -> Iterator[Problem]:
-    """Yield problems of failing handlers: their share of failed attempts, and their dead letters.
-
-    ``handler``: the group's handler, if this project has one.
-    """
+    """Yield problems of failing handlers: their share of failed attempts, and their dead letters."""
     ref, ended, most = group.ref, attempts.ended, attempts.thresholds.max_recent_dead_letters
     # The log's count is exact and current, unless the DLQ topic is too long: then use the subscribers' counts.
     recent = group.recent_dead_letters
     if not recent.exact:
         recent = Count(max(recent.value, ended.dead_lettered), exact=False)
-    failures = failing(group, ended, attempts.thresholds, times, now)
+    run = failing(group, ended, attempts.thresholds, times, now)
     # If nothing is left of what has failed, the failures are over, even if the newest counts do not tell.
-    if failures is not None and (group.retrying or group.in_flight or recent or not recent.exact):
+    if run is not None and (group.retrying or group.in_flight or recent or not recent.exact):
         harmed = group.retrying + recent
-        messages = harmed.value + _held_up(group, handler)
-        yield from _failing(group, attempts, now, failures, harmed, messages)
+        yield from _failing(group, attempts, now, run, harmed, harmed.value + _held_up(group, handler))
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}
@@ -195,17 +175,17 @@ def rule_of(thresholds: HealthSettings) -> Rule:
 
 
 def _failing(
-    group: GroupOverview, attempts: Attempts, now: int, failures: Run, harmed: Count, messages: int
+    group: GroupOverview, attempts: Attempts, now: int, run: Run, harmed: Count, messages: int
 ) -> Iterator[Problem]:
     ref, rule = group.ref, rule_of(attempts.thresholds)
     ended, past, window = attempts.ended, attempts.past, attempts.window
-    since, acked = None if failures.is_first else failures.since, ended.acked
+    since, acked = None if run.is_first else run.since, ended.acked
     if past is not None:
         if past.since is None:
             return  # Successes of before the window are among the newest attempts.
         # Of a window that ends with the newest attempt: that successes get older must not make a difference. The
         # newest minute may have nothing but a sample of the backlog.
-        newest = max(one.at for one in ended.buckets if one.acked or failed(one))
+        newest = max(one.at for one in ended.buckets if one.attempts)
         since, begin = past.since, newest - int(window * 1000)
         acked = sum(one.acked for one in past.minutes if one.at > begin)
     # A few failed attempts may all be of one message, so they are only for information.
@@ -228,12 +208,12 @@ def _failing(
     elif judged and (others >= rule.newest or rule.is_over(others, others + acked)):
         # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
         text = _("%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(time)s; the limit is %(share)s.")
-        lately = ended.since(failures.since)
+        lately = ended.since(run.since)
         values = {
             "ref": ref,
             "number": f"{lately.failed:,}",
             "attempts": f"{lately.attempts:,}",
-            "time": duration(min(window, (now - failures.since) / 1000)),
+            "time": duration(min(window, (now - run.since) / 1000)),
             "share": f"{rule.share:.0%}",
         }
         yield Problem(0, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
@@ -299,15 +279,12 @@ def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadM
 
 def _broken(group: GroupOverview) -> Iterator[Problem]:
     """Yield live subscribers that cannot work for the group because of a bug."""
-    works = any(not row.error for row in group.live)
+    severity = 0 if group.has_work and all(row.error for row in group.live) else 1
     for row in group.live:
         if row.error:
             text = _("Subscriber %(name)s cannot work for %(ref)s because of a bug in the queue.")
-            values = {"name": row.name, "ref": group.ref}
-            severity = 0 if group.has_work and not works else 1
-            yield Problem(
-                severity, "broken", text % values, group.ref, subscriber=row.name, error=row.error, is_private=True
-            )
+            text %= {"name": row.name, "ref": group.ref}
+            yield Problem(severity, "broken", text, group.ref, subscriber=row.name, error=row.error, is_private=True)
 
 
 def _stuck(
@@ -346,6 +323,7 @@ def _stuck(
             "ref": group.ref,
             "offset": head.offset,
             "times": failures,
+            "age": duration(age(now, began)),
         }
         advice = ""
         if is_lost and head.delivered_by in live:
@@ -355,7 +333,7 @@ def _stuck(
         yield Problem(
             2 if blocks is False or (is_lost and head.delivered_by in live) else 1,
             "stuck",
-            text % {**values, "age": duration(age(now, began))},
+            text % values,
             group.ref,
             head.key,
             head.offset,
@@ -386,17 +364,17 @@ def _limited(group: GroupOverview) -> Problem:
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     """Yield a group with live subscribers if no delivery ends: its handlers or subscribers hang."""
     for head in group.heads:
-        waits = age(now, group.waiting_since(head.published_at))
+        since = group.waiting_since(head.published_at)
+        waits = age(now, since)
         # Messages in backoff or snoozed are not stalled.
         if waits >= times.still and (head.delivered_by or head.invisible_until <= now):
             text = _(
                 "%(ref)s is stalled: it has live subscribers, but no delivery has ended in the last %(window)s; "
                 "%(lag)s, one of them for %(age)s."
             )
-            values = {"ref": group.ref, "lag": waiting(group.lag), "age": duration(waits)}
-            values["window"] = duration(times.still)
-            since = group.waiting_since(head.published_at)
-            yield Problem(1, "still", text % values, group.ref, head.key, head.offset, since=since, messages=group.lag)
+            values = {"window": duration(times.still), "lag": waiting(group.lag), "age": duration(waits)}
+            text %= {"ref": group.ref, **values}
+            yield Problem(1, "still", text, group.ref, head.key, head.offset, since=since, messages=group.lag)
             return
 
 
@@ -405,18 +383,10 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
     if EVERYTHING in subsets or group.uptime(now) < times.started:
         return
     for head in group.heads:
-        if (
-            not any(head.key in subset for subset in subsets)
-            and age(now, group.waiting_since(head.published_at)) >= times.stuck
-        ):
+        since = group.waiting_since(head.published_at)
+        if age(now, since) >= times.stuck and not any(head.key in subset for subset in subsets):
             text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")
-            yield Problem(
-                0,
-                "unserved",
-                text % {"ref": group.ref, "key": partition_text(*lane_of(head.key), quoted=True)},
-                group.ref,
-                head.key,
-                since=group.waiting_since(head.published_at),
-                messages=group.backlog_of(head.key),
-            )
+            text %= {"ref": group.ref, "key": partition_text(*lane_of(head.key), quoted=True)}
+            messages = group.backlog_of(head.key)
+            yield Problem(0, "unserved", text, group.ref, head.key, since=since, messages=messages)
             return

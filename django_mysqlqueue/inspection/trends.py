@@ -39,10 +39,7 @@ def rates_begin(now: int) -> int:
 
 
 def current_rates(counts: Bucket | None, now: int, *, registered_at: int) -> Rates:
-    """Return the current rates of a group.
-
-    ``counts``: the sum of its rows of minutes since ``rates_begin``; None if there are none.
-    """
+    """Return the current rates of a group from the sum of its rows of minutes since ``rates_begin``."""
     if counts is None:
         return Rates(None, 0.0)
     seconds = max(1.0, (now - max(rates_begin(now), registered_at)) / 1000)
@@ -118,7 +115,7 @@ PASSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
+class RowState:
     """The state of a group in a few words."""
 
     text: str
@@ -133,7 +130,7 @@ class GroupRow:
     """A group in the table."""
 
     group: GroupOverview
-    state: GroupState
+    state: RowState
     rates: Rates
     age_ms: int | None
     """Age of the oldest unsettled message."""
@@ -229,10 +226,7 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
 
 
 def read_row(group: GroupOverview, problems: Sequence[Problem], buckets: Sequence[Bucket], now: int) -> GroupRow:
-    """Return the row of one group.
-
-    ``buckets``: its rows of the last ``SETTLED_MINUTES`` minutes, in order of time.
-    """
+    """Return the row of one group, from its rows of the last ``SETTLED_MINUTES`` minutes."""
     recent = [one for one in buckets if one.at >= rates_begin(now)]
     return _row(group, problems, recent, rollups.summed(buckets), now)
 
@@ -255,8 +249,7 @@ def _row(
         age_ms=age_ms,
         drain=drain,
         now=now,
-        # The last attempt at a dead letter is a failure, too. A poison message has only the dead letter.
-        failed=0 if lately is None else max(lately.failed, lately.dead_lettered),
+        failed=0 if lately is None else lately.failures,
         passed=Counter() if lately is None else lately.passed,
     )
 
@@ -272,17 +265,17 @@ def _seconds_to_drain(group: GroupOverview, recent: Sequence[Bucket], now: int) 
     return seconds_to_drain(lag, change_per_second(newest, recent, since=group.placed_at))
 
 
-def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> GroupState:
+def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> RowState:
     kinds = list(STATES)
     shown = [one for one in problems if one.kind in STATES]
     if shown:
         worst = min(shown, key=lambda one: (one.severity, kinds.index(one.kind)))
-        return GroupState(str(STATES[worst.kind]), worst.kind, worst.severity)
+        return RowState(str(STATES[worst.kind]), worst.kind, worst.severity)
     if drain == float("inf"):
-        return GroupState(_("growing"), "growing", 1)
+        return RowState(_("growing"), "growing", 1)
     if group.lag:
-        return GroupState(_("working"), "working", 2)
-    return GroupState(_("idle") if group.live else _("no subscribers"), "idle", 2)
+        return RowState(_("working"), "working", 2)
+    return RowState(_("idle") if group.live else _("no subscribers"), "idle", 2)
 
 
 # -- history ------------------------------------------------------------------
@@ -290,17 +283,15 @@ def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | Non
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period up to now, in points of equal length."""
+    """A period up to now in points of equal length, each made of a number of rows of ``grain`` seconds."""
 
     grain: int
-    """Seconds of the rows that it is made of."""
     rows: int
-    """Number of rows per point."""
     points: int
 
     @property
     def length(self) -> int:
-        """Seconds of a point."""
+        """The length of a point, in seconds."""
         return self.grain * self.rows
 
 
@@ -372,8 +363,7 @@ MINUTES = 2
 def with_samples(overview: QueueOverview) -> QueueOverview:
     """Return an overview with the newest sample of each group whose count stopped, and the sample's age.
 
-    A sample that stopped, too, says nothing: a bound of a while ago is none of now. If all counts are exact, nothing is
-    read.
+    A sample that stopped, too, says nothing: a bound of a while ago is none of now.
     """
     stopped = [group.ref for group in overview.groups if not group.lag.exact]
     if not stopped:

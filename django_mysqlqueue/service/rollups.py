@@ -148,6 +148,16 @@ class Bucket:
     """When the sample of the minute was taken, in epoch milliseconds; 0 without one, and in hours."""
 
     @property
+    def failures(self) -> int:
+        """The number of failed attempts. The last one at a dead letter is one; a poison message has only that one."""
+        return max(self.failed, self.dead_lettered)
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts that ended."""
+        return self.acked + self.failures
+
+    @property
     def settled(self) -> int:
         """The number of messages that were settled: acked, dead-lettered or passed."""
         return self.acked + self.dead_lettered + self.filtered + self.expired + self.superseded

@@ -8,7 +8,7 @@ import pytest
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.inspection import beginnings, find_problems, problems
-from django_mysqlqueue.inspection.beginnings import Rule, continuing, failed
+from django_mysqlqueue.inspection.beginnings import Rule, continuing
 from django_mysqlqueue.inspection.causes import NAMES
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
 from tests.support.commands import run as run_command
@@ -564,7 +564,7 @@ def test_no_alert_begins_without_a_failure_or_moves_its_beginning(share):
         for number, bucket in enumerate(minutes, 1):
             now = continuing(minutes[:number], rule)
             if before is None and now is not None:
-                assert failed(bucket), (seed, number)
+                assert bucket.failures, (seed, number)
             if before is not None and now is not None:
                 assert now.since == before.since, (seed, number)
             before = now
