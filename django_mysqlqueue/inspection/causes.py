@@ -114,23 +114,16 @@ class Cause:
             when: returns the text of a time, as ``since_text`` does.
         """
         parts: list[str] = []
-        # The text of a single problem has its numbers.
-        if len(self.problems) > 1:
-            refs, partitions, messages = len(self.refs), self.partitions, self.messages
-            counts = (
-                (refs > 1, f"{refs:,}", ngettext("%(number)s group", "%(number)s groups", refs)),
-                (
-                    partitions > 1,
-                    f"{partitions:,}",
-                    ngettext("%(number)s partition", "%(number)s partitions", partitions),
-                ),
-                (
-                    bool(messages),
-                    str(messages),
-                    ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value),
-                ),
-            )
-            parts = [text % {"number": number} for is_shown, number, text in counts if is_shown]
+        refs, partitions, messages = len(self.refs), self.partitions, self.messages
+        is_single = len(self.problems) == 1  # Its text has the numbers.
+        if refs > 1:
+            parts.append(ngettext("%(number)s group", "%(number)s groups", refs) % {"number": f"{refs:,}"})
+        if partitions > 1:
+            text = ngettext("%(number)s partition", "%(number)s partitions", partitions)
+            parts.append(text % {"number": f"{partitions:,}"})
+        if messages and not is_single:
+            text = ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value)
+            parts.append(text % {"number": messages})
         if self.since is not None:
             parts.append(_("since %(time)s") % {"time": when(self.since, now)})
         elif self.oldest_at is not None:
@@ -203,8 +196,7 @@ def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     by_kind = sorted(problems, key=lambda one: (one.kind != "no_subscriber", one.severity))
     restarting = next((text for group in overview.groups if (text := restarting_text(group, overview.now))), "")
     cause = Cause(tuple(by_kind), "", restarting or str(_("Start “manage.py runsubscriber”.")))
-    # A schedule may have been overdue, and a subscriber lost, before the first of these messages was published.
-    oldest = cause.oldest_at
+    oldest = cause.oldest_at  # A schedule may have been overdue, and a subscriber lost, before.
     text = (
         _("No subscriber is running; %(lag)s.")
         if oldest is None
@@ -244,7 +236,6 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     main = ordered[0]
     refs = sorted({one.ref for one in ordered if one.ref is not None})
     stuck = [one for one in ordered if one.kind == "stuck"]
-    advice = _advice(ordered)
     if len(refs) > 1 and main.kind == "dead_letters":
         return _several(overview, ordered)
     if len(refs) > 1:
@@ -259,7 +250,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
         text = f"{text} {dead[0].text}".strip()
     if len(stuck) > 1 or (stuck and main is not stuck[0]):
         text = f"{text} {_stuck_text(overview, stuck)}".strip()
-    return Cause(ordered, text, advice, _sample(ordered))
+    return Cause(ordered, text, _advice(ordered), _sample(ordered))
 
 
 def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
@@ -274,24 +265,18 @@ def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
     if any(one.messages.value > 1 for one in stuck):
         # Only with on_failure="block" does anything wait for a message that has failed.
         values["lag"] = waiting(total(one.messages for one in stuck))
-        return (
-            ngettext(
-                "%(number)s partition of %(names)s waits for a message that has failed; %(lag)s, the oldest for "
-                "%(age)s.",
-                "%(number)s partitions of %(names)s wait for messages that have failed; %(lag)s, the oldest for "
-                "%(age)s.",
-                len(stuck),
-            )
-            % values
+        text = ngettext(
+            "%(number)s partition of %(names)s waits for a message that has failed; %(lag)s, the oldest for %(age)s.",
+            "%(number)s partitions of %(names)s wait for messages that have failed; %(lag)s, the oldest for %(age)s.",
+            len(stuck),
         )
-    return (
-        ngettext(
+    else:
+        text = ngettext(
             "%(number)s message of %(names)s has failed and will be retried; it has waited for %(age)s.",
             "%(number)s messages of %(names)s have failed and will be retried; the oldest has waited for %(age)s.",
             len(stuck),
         )
-        % values
-    )
+    return text % values
 
 
 def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
@@ -425,9 +410,6 @@ def _fine(overview: QueueOverview, notes: Sequence[Cause]) -> str:
 
 
 def with_notes(text: str, notes: Sequence[Cause]) -> str:
-    """Return the text of a state in which nothing is wrong, with the first of what is only for information.
-
-    ``notes``: the causes that are only for information.
-    """
+    """Return the text of a state in which nothing is wrong, with the first of the causes that are for information."""
     more = _("For information: %(text)s") % {"text": notes[0].text} if notes else _("No problems found.")
     return f"{text} {more}"

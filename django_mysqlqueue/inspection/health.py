@@ -81,12 +81,7 @@ class HealthLimits:
                 check_health_option(name, value)
             except ValueError as error:
                 raise OperationRefused(str(error)) from None
-        for name, most in (
-            ("lag", CHECKS.count - 1),
-            ("age", None),
-            ("dead_letters", CHECKS.count - 1),
-            ("subscribers", None),
-        ):
+        for name in ("lag", "age", "dead_letters", "subscribers"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -94,7 +89,7 @@ class HealthLimits:
                 raise OperationRefused(f"{name} {value!r}: must be a number")
             if not value >= 0:
                 raise OperationRefused(f"{name} {value!r}: must be at least 0")
-            if most is not None and value > most:
+            if name in ("lag", "dead_letters") and value >= CHECKS.count:
                 raise OperationRefused(f"{name} {value!r}: must be below {CHECKS.count:,}: counting stops there")
 
 
@@ -174,10 +169,7 @@ def check_health(
 
 
 def databases_of(topics: Collection[str]) -> list[str]:
-    """Return the aliases of the databases to check: those of the topics, or if there are none, all of the queue's.
-
-    Those of a topic include the one via which it is published, and the one that it leaves.
-    """
+    """Return the aliases of the databases to check: those on which topics are, or all if there are no topics."""
     return list(dict.fromkeys(alias for topic in topics for alias in works_on(topic))) or queue_aliases()
 
 
@@ -200,11 +192,7 @@ def check_selected(
 
 
 def require_registered(reports: Iterable[HealthReport], *, groups: Collection[str], topics: Collection[str]) -> None:
-    """Require that the selected groups and topics are registered in one of the databases.
-
-    Raises:
-        OperationRefused: as for ``check_health``.
-    """
+    """Require that the selected groups and topics are registered in one of the databases, as ``check_health`` does."""
     _require_known([report.state for report in reports], groups, topics)
 
 
@@ -316,27 +304,27 @@ def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> I
     ref = group.ref
     if limits.lag is not None and _may_pass(group.lag, limits.lag):
         text = _("The backlog of %(ref)s is %(lag)s; the limit is %(limit)s.")
-        yield HealthFinding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
+        yield HealthFinding("lag", text % {"ref": ref, "lag": group.lag, "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s has waited for %(age)s; the limit is %(limit)s.")
-        values = {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
-        yield HealthFinding("age", text % values, ref)
+        text %= {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
+        yield HealthFinding("age", text, ref)
     if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
         text = ngettext(
             "%(ref)s has %(number)s dead letter; the limit is %(limit)s.",
             "%(ref)s has %(number)s dead letters; the limit is %(limit)s.",
             group.dead_letters.value,
         )
-        values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
-        yield HealthFinding("dead_letters", text % values, ref)
+        text %= {"ref": ref, "number": group.dead_letters, "limit": f"{limits.dead_letters:,}"}
+        yield HealthFinding("dead_letters", text, ref)
     if limits.subscribers is not None and len(group.live) < limits.subscribers:
         text = ngettext(
             "%(ref)s has %(number)s live subscriber; the minimum is %(limit)s.",
             "%(ref)s has %(number)s live subscribers; the minimum is %(limit)s.",
             len(group.live),
         )
-        values = {"ref": ref, "number": str(len(group.live)), "limit": str(limits.subscribers)}
-        yield HealthFinding("subscribers", text % values, ref)
+        text %= {"ref": ref, "number": len(group.live), "limit": limits.subscribers}
+        yield HealthFinding("subscribers", text, ref)
 
 
 def _may_pass(count: Count, limit: int) -> bool:

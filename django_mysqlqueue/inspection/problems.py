@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.inspection import (
-    beginnings,
-    deaths,
-    group_problems,
-    queue_problems,
-    retried_keys,
-)
+from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys, subscriber_problems
 from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
@@ -67,9 +61,7 @@ def find_problems(
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
         if bucket.at >= recent:
             lately.setdefault(bucket.ref, Ended()).buckets.append(bucket)
-        if bucket.at >= still and (
-            bucket.acked or bucket.failed or bucket.dead_lettered or any(bucket.passed.values())
-        ):
+        if bucket.at >= still and (bucket.attempts or bucket.settled):
             moving.add(bucket.ref)
     declared = known_handlers()
     began = beginnings.of_groups(session, overview.groups)
@@ -95,8 +87,8 @@ def find_problems(
             lately.get(group.ref, Ended()),
             thresholds,
             overview.window,
-            past.get(group.ref),
-            len(by_key[group.ref].offsets) if group.ref in by_key else 0,
+            past=past.get(group.ref),
+            explained=len(by_key[group.ref].offsets) if group.ref in by_key else 0,
         )
         found += group_problems.failures(group, declared.get(group.ref), attempts, stall_times, overview.now)
     # If every attempt of a group fails, keys tell nothing.
@@ -106,13 +98,13 @@ def find_problems(
         for ref, keys in by_key.items()
         if ref not in failing
     ]
-    found += queue_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
-    found += queue_problems.lost_subscribers(session, overview)
-    found += deaths.problems(session, overview)
+    found += subscriber_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
+    found += subscriber_problems.lost_subscribers(session, overview)
+    found += subscriber_problems.deaths(session, overview)
     found += queue_problems.relays(overview, stall_times)
     found += queue_problems.routes(overview)
     if overview.topics is not None:
-        found += queue_problems.refused(session, overview)
+        found += subscriber_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda one: (one.severity, -one.harm.value, one.kind, one.ref or ("", "")))

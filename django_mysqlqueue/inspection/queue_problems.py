@@ -1,9 +1,9 @@
-"""Problems of the queue as a whole: the outbox, relays, schedules, topics and subscribers."""
+"""Problems of the queue as a whole: the outbox, relays, the database, topics and schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -12,120 +12,43 @@ from django_mysqlqueue.db.tables import LEASES, LOG, RESULTS
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
-from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog, list_quarantined
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problem import NONE, NOTE, Problem, age, waiting
+from django_mysqlqueue.inspection.outbox import list_quarantined
+from django_mysqlqueue.inspection.overview import QueueOverview
+from django_mysqlqueue.inspection.problem import NONE, Problem, age, waiting
 from django_mysqlqueue.inspection.schedules import RUNS, ScheduleStatus, list_schedules
-from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, read_refusals, replaced
-from django_mysqlqueue.names.rules import JOB_PREFIX, KEY_LENGTH
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import groups, job_rows, log, log_places, open_transactions, partitions
+from django_mysqlqueue.service import groups, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.open_transactions import Holder
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import duration, moment
 
-REPEATED = 600.0
-"""Seconds within which a process manager repeats a start that was refused: twice the longest pause of Kubernetes."""
 QUARANTINED = 100
 """Maximum number of messages of a topic in the quarantine that are counted."""
-NAMES = 100
-"""Maximum number of lost subscribers, replaced ones and those of idle groups, whose leases are read."""
-
-
-def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Problem]:
-    """Yield lost subscribers with leases, and those of groups with a backlog that nobody has replaced."""
-    missed: dict[tuple[str, GroupRef], SubscriberStatus] = {}
-    others: dict[tuple[str, GroupRef], SubscriberStatus] = {}
-    for group in overview.groups:
-        by_others = replaced(group.subscribers)
-        # Messages that it has claimed are unsettled, and so part of the backlog.
-        is_behind = bool(group.lag) or not group.lag.exact
-        for row in group.subscribers:
-            if not row.live:
-                is_missed = is_behind and row.name not in by_others
-                (missed if is_missed else others)[row.name, group.ref] = row
-    owners = _with_leases(session, sorted({name for name, _ in others})[:NAMES])
-    for (name, ref), row in sorted({**missed, **{key: others[key] for key in owners & others.keys()}}.items()):
-        text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
-        values = {"name": name, "ref": ref, "age": duration(age(overview.now, row.heartbeat_at))}
-        yield Problem(2, "silent", text % values, ref, subscriber=name, since=row.heartbeat_at, is_private=True)
-
-
-def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
-    """Yield subscribers that have refused to start. Those with the same reason are one problem."""
-    by_reason: dict[tuple[str, str], list[Refusal]] = {}
-    for one in read_refusals(session):
-        by_reason.setdefault((one.version, one.reason), []).append(one)
-    for (version, reason), alike in by_reason.items():
-        text = ngettext(
-            "A subscriber of release %(version)s refused to start, on host %(host)s %(age)s ago: %(reason)s",
-            "%(number)s subscribers of release %(version)s refused to start, the last on host %(host)s %(age)s ago: "
-            "%(reason)s",
-            len(alike),
-        )
-        values = {
-            "number": f"{len(alike):,}",
-            "version": version,
-            "host": alike[0].host,
-            "age": duration(age(overview.now, alike[0].at)),
-            "reason": reason if reason.endswith(".") else f"{reason}.",
-        }
-        yield Problem(
-            min(_missed(one, overview) for one in alike),
-            "refused",
-            text % values,
-            subscriber=alike[0].name,
-            since=alike[-1].at,
-            is_private=True,
-        )
-
-
-def _missed(one: Refusal, overview: QueueOverview) -> int:
-    """Return how severe it is that a subscriber has refused to start: if others work for its groups, nothing waits."""
-    # For groups that are not registered yet, nothing waits; those beyond the limits of the overview are not known.
-    registered = [group for group in overview.groups if group.ref in one.refs]
-    if not all(group.live for group in registered) or not overview.live:
-        return 0
-    # What nothing starts again, such as a command with a mistyped option, is over.
-    return NOTE if not one.refs and age(overview.now, one.at) >= REPEATED else 1
-
-
-def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:
-    """Return the subscribers that own partitions, with the groups of these partitions."""
-    if not names:
-        return set()
-    places = ", ".join(["%s"] * len(names))
-    rows = session.rows(
-        f"SELECT DISTINCT leased_by, consumer_group, topic FROM {LEASES}"
-        f"{session.dialect.force_index('queue_leases_owner')} WHERE leased_by IN ({places})",
-        names,
-    )
-    return {(name, GroupRef(group, topic)) for name, group, topic in rows}
 
 
 def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Yield problems of due messages that are not in the log yet. They are not part of any backlog."""
     due, since = overview.outbox.waiting, overview.outbox.waiting_since
     waits = age(overview.now, since)
+    values = {"lag": waiting(due), "age": duration(waits)}
+    all_wait = partial(Problem, since=since, oldest_at=since, messages=due)
     if not due:
         return
     if waits < times.outbox:
         # A group with work and no live subscribers is another problem.
         if not overview.live and not any(group.has_work for group in overview.groups):
             text = _("%(lag)s to be moved into the log, but no subscriber is running.")
-            yield Problem(2, "outbox", text % {"lag": waiting(due)}, since=since, oldest_at=since, messages=due)
-        return
-    values = {"lag": waiting(due), "age": duration(waits)}
-    if age(overview.now, overview.sequenced_at) < times.outbox:
+            yield all_wait(2, "outbox", text % values)
+    elif age(overview.now, overview.sequenced_at) < times.outbox:
         # Many messages were committed at once, or by a long transaction: no alarm.
         text = _(
             "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
         )
-        yield Problem(1, "outbox_behind", text % values, since=since, oldest_at=since, messages=due)
+        yield all_wait(1, "outbox_behind", text % values)
     else:
         text = _(
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
@@ -136,7 +59,7 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
         if overview.live and (holder := open_transactions.sequencer_holder(session, least=times.outbox)):
             advice = _("End the program that has left its transaction open, or KILL connection %(id)s.")
             advice = f"{_held_text(holder)} {advice % {'id': holder.connection}}"
-        yield Problem(0, "outbox", text % values, since=since, oldest_at=since, messages=due, advice=advice)
+        yield all_wait(0, "outbox", text % values, advice=advice)
 
 
 def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:
@@ -154,16 +77,11 @@ def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:
             count.value,
         )
         first = found[0]
-        values = {
-            "number": count,
-            "id": repr(first.message_id),
-            "topic": repr(topic),
-            "age": duration(age(overview.now, first.quarantined_at)),
-        }
+        values = {"id": repr(first.message_id), "age": duration(age(overview.now, first.quarantined_at))}
         yield Problem(
             0,
             "quarantined",
-            text % values,
+            text % {"number": count, "topic": repr(topic), **values},
             topic=topic,
             message_id=first.message_id,
             since=first.quarantined_at,
@@ -182,61 +100,38 @@ def _held_text(holder: Holder) -> str:
             "Connection %(id)s (%(user)s) may have locked the sequencer: its transaction, which has locked rows, has "
             "been open for %(age)s."
         )
-    values = {"id": holder.connection, "user": holder.user or "-", "age": duration(holder.age or 0)}
-    return text % values
+    return text % {"id": holder.connection, "user": holder.user or "-", "age": duration(holder.age or 0)}
 
 
 def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Yield databases that do not receive the messages that are published for them via this one."""
     for relay in overview.relays:
         waits = age(overview.now, relay.oldest_at)
-        if relay.refused is not None:
-            yield _refused(relay, relay.refused, waits)
-            continue
-        if not relay.messages or waits < times.outbox:
-            continue
-        text = _("%(lag)s to be relayed to the database %(target)s, the oldest for %(age)s.")
         values = {"lag": waiting(relay.messages), "target": repr(relay.target), "age": duration(waits)}
-        if relay.target in queue_aliases():
-            advice = _("It does not answer, or no subscriber works on this database.")
-        else:
-            advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
-        yield Problem(
-            0,
-            "relay",
-            f"{text} {advice}" % values,
-            database=relay.target,
-            since=relay.oldest_at,
-            messages=relay.messages,
-        )
-
-
-def _refused(relay: RelayBacklog, message: RefusedMessage, waits: float) -> Problem:
-    text = _(
-        "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here. %(lag)s to "
-        "be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
-        "trigger."
-    )
-    values = {
-        "target": repr(relay.target),
-        "id": repr(message.id),
-        "topic": repr(message.topic),
-        "offset": message.offset,
-        "lag": waiting(relay.messages),
-        "age": duration(waits),
-    }
-    return Problem(
-        0,
-        "relay",
-        text % values,
-        offset=message.offset,
-        topic=message.topic,
-        message_id=message.id,
-        database=relay.target,
-        since=relay.oldest_at,
-        messages=relay.messages,
-        error=message.error,
-    )
+        waiting_for = partial(Problem, database=relay.target, since=relay.oldest_at, messages=relay.messages)
+        if (refused := relay.refused) is not None:
+            text = _(
+                "The database %(target)s refuses message %(id)s of topic %(topic)s, at offset %(offset)s here. %(lag)s "
+                "to be relayed there, the oldest for %(age)s. Change what refuses it, such as max_allowed_packet or a "
+                "trigger."
+            )
+            text %= {"id": repr(refused.id), "topic": repr(refused.topic), "offset": refused.offset, **values}
+            yield waiting_for(
+                0,
+                "relay",
+                text,
+                offset=refused.offset,
+                topic=refused.topic,
+                message_id=refused.id,
+                error=refused.error,
+            )
+        elif relay.messages and waits >= times.outbox:
+            text = _("%(lag)s to be relayed to the database %(target)s, the oldest for %(age)s.")
+            if relay.target in queue_aliases():
+                advice = _("It does not answer, or no subscriber works on this database.")
+            else:
+                advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
+            yield waiting_for(0, "relay", f"{text} {advice}" % values)
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
@@ -272,20 +167,15 @@ def long_transactions(session: Session, now: int, times: StallTimes) -> Iterator
             "A transaction has been open for %(age)s (connection %(id)s). Until it ends, the server cannot purge rows "
             "that were deleted since, and the queue's queries become slower."
         )
-        values = {"age": duration(found[0]), "id": found[1]}
-        yield Problem(1, "long_transaction", text % values, since=now - found[0] * 1000)
+        text %= {"age": duration(found[0]), "id": found[1]}
+        yield Problem(1, "long_transaction", text, since=now - found[0] * 1000)
 
 
 def slow_database(overview: QueueOverview, most: float | None) -> Iterator[Problem]:
-    """Yield that the database answers subscribers slowly.
-
-    ``most``: maximum number of seconds for half of a subscriber's polls; None: no limit.
-    """
-    if most is None:
-        return
+    """Yield that half of a subscriber's polls take longer than some seconds; None: no limit."""
     found = overview.round_trips
-    slow = sorted((took, name) for name, took in found.items() if took.p50 > most)
-    if not slow:
+    slow = [] if most is None else sorted((took, name) for name, took in found.items() if took.p50 > most)
+    if most is None or not slow:
         return
     took, name = slow[-1]
     text = ngettext(
@@ -332,8 +222,8 @@ def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
         yield from _failed_run(one)
         if one.error and one.declared and not one.paused_at:
             text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
-            values = {"name": one.name, "error": one.error}
-            yield Problem(1, "recurring", text % values, topic=one.topic or None, is_private=True)
+            text %= {"name": one.name, "error": one.error}
+            yield Problem(1, "recurring", text, topic=one.topic or None, is_private=True)
         if one.due >= times.tick:
             # Without subscribers, it is not known what they would declare, unless some have run since without it.
             is_gone = not one.declared and (overview.live or last_seen - one.seen_at >= DECLARED_MS)
@@ -406,87 +296,3 @@ def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:
         row = session.row(f"SELECT published_at FROM {LOG} WHERE `offset` = %s", (first,))
         return None if row is None else row[0]
     return None
-
-
-class NewestJobs(NamedTuple):
-    """The newest jobs of a task in a queue."""
-
-    waiting: Count
-    """Those that are due and have not ended."""
-    ran_by: frozenset[str]
-    """The subscribers by which others have succeeded."""
-
-
-def missing_tasks(
-    session: Session, overview: QueueOverview, times: StallTimes, *, bounds: Bounds = PAGES
-) -> Iterator[Problem]:
-    """Yield tasks that live subscribers have said they cannot run, while jobs of them wait.
-
-    Without such subscribers, nothing is read.
-    """
-    for group in overview.groups:
-        lacking: dict[str, list[SubscriberStatus]] = {}
-        for row in group.live:
-            for path in row.unknown:
-                lacking.setdefault(path, []).append(row)
-        for path, rows in sorted(lacking.items()):
-            queue = group.ref.topic.removeprefix(JOB_PREFIX)
-            jobs = newest_jobs(session, path, queue, overview.now, most=bounds.jobs // len(lacking))
-            if jobs.waiting:
-                yield _missing_task(group, path, rows, jobs, overview.now, times)
-
-
-def newest_jobs(session: Session, path: str, queue: str, now: int, *, most: int) -> NewestJobs:
-    """Return the newest jobs of a task that are in a queue, along the index of tasks, of which ``most`` are read."""
-    rows = session.rows(
-        f"SELECT queue_name, status, run_after, {session.dialect.ending('worker_ids', KEY_LENGTH + 1)} "
-        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_task')} "
-        "WHERE task_path = %s ORDER BY enqueued_at DESC, id DESC LIMIT %s",
-        (path, most),
-    )
-    of_queue = [row[1:] for row in rows if row[0] == queue]
-    waiting = sum(status in (job_rows.READY, job_rows.RUNNING) and due <= now for status, due, _ in of_queue)
-    ran_by = {
-        workers.strip("\n").rsplit("\n", 1)[-1] for status, _, workers in of_queue if status == job_rows.SUCCESSFUL
-    }
-    return NewestJobs(Count(waiting, exact=len(rows) < most), frozenset(ran_by))
-
-
-def _missing_task(
-    group: GroupOverview, path: str, rows: Collection[SubscriberStatus], jobs: NewestJobs, now: int, times: StallTimes
-) -> Problem:
-    first = min((row.unknown[path] for row in rows), key=lambda one: one.since)
-    live = {row.name for row in group.live}
-    has_run = (live - {row.name for row in rows}) & jobs.ran_by
-    text = ngettext(
-        "%(number)s job of the task %(task)s waits: since %(since)s, %(some)s of %(all)s live subscribers of %(ref)s "
-        "cannot run it.",
-        "%(number)s jobs of the task %(task)s wait: since %(since)s, %(some)s of %(all)s live subscribers of %(ref)s "
-        "cannot run it.",
-        jobs.waiting.value,
-    )
-    if has_run:
-        others = _("Others have run it: %(name)s.")
-    elif len(rows) < len(live):
-        others = _("Whether the others can is not known.")
-    else:
-        others = _("None of them can.")
-    values = {
-        "number": str(jobs.waiting),
-        "task": path,
-        "since": moment(first.since),
-        "some": f"{len(rows):,}",
-        "all": f"{len(live):,}",
-        "ref": group.ref,
-        "name": min(has_run, default=""),
-    }
-    return Problem(
-        1 if has_run or age(now, first.since) < times.missing else 0,
-        "missing_task",
-        f"{text} {others}" % values,
-        group.ref,
-        since=first.since,
-        messages=jobs.waiting,
-        error=first.error,
-        is_private=bool(has_run),
-    )

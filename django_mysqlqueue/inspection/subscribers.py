@@ -15,7 +15,7 @@ from django_mysqlqueue.service import delivery_events, heartbeats
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.unknown_tasks import Unknown, parsed
 
 
@@ -79,20 +79,18 @@ class SubscriberStatus:
 def read_subscribers(
     session: Session, *, lease_ms: int, ref: GroupRef | None = None
 ) -> dict[GroupRef, list[SubscriberStatus]]:
-    """Read all subscribers that have not stopped, by group and in order of name.
-
-    ``ref``: only subscribers of this group.
-    """
+    """Read all subscribers that have not stopped, or those of a group, by group and in order of name."""
     where, parameters = ("", ()) if ref is None else ("AND h.consumer_group = %s AND h.topic = %s ", tuple(ref))
     found: dict[GroupRef, list[SubscriberStatus]] = {}
-    for group, topic, name, at, left, info, live in session.rows(
-        "SELECT h.consumer_group, h.topic, h.subscriber_name, h.heartbeat_at, h.deregistered_at, h.info, "
-        f"CASE WHEN {heartbeats.fresh('h', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} h "
+    for row in session.named(
+        "SELECT h.consumer_group, h.topic, h.subscriber_name AS name, h.heartbeat_at, h.deregistered_at, h.info, "
+        f"CASE WHEN {heartbeats.fresh('h', session)} THEN 1 ELSE 0 END AS live FROM {HEARTBEATS} h "
         f"WHERE h.deregistered_at = 0 {where}ORDER BY h.consumer_group, h.topic, h.subscriber_name",
         (lease_ms, lease_ms, *parameters),
     ):
-        row = SubscriberStatus(GroupRef(group, topic), name, at, left, json.loads(info), bool(live))
-        found.setdefault(row.ref, []).append(row)
+        ref = GroupRef(row.consumer_group, row.topic)
+        status = built(SubscriberStatus, row, ref=ref, info=json.loads(row.info), live=bool(row.live))
+        found.setdefault(ref, []).append(status)
     return found
 
 
@@ -195,12 +193,9 @@ class Busy:
 def read_busy(
     session: Session, ref: GroupRef, live: Iterable[SubscriberStatus], *, bounds: Bounds = PAGES
 ) -> Busy | None:
-    """Return how busy the threads of a group's live subscribers are.
+    """Return how busy the threads of a group's live subscribers are; None without such threads, as in plain SQL.
 
     A subscriber handles as many of its messages in flight as it has threads. The others wait in its memory.
-
-    Returns:
-        None if there are no live subscribers, or if one of them is a consumer in plain SQL, which has no threads.
     """
     threads = {one.name: one.threads for one in live}
     if not threads or None in threads.values():
@@ -218,9 +213,7 @@ def read_busy(
 def mean_handler_ms(session: Session, ref: GroupRef, now: int) -> float | None:
     """Return how long the last calls of a group's handler took on average, in milliseconds.
 
-    Returns:
-        None if there were no calls lately, or if acks of the group are not recorded (``RECORD_DELIVERIES``): the others
-        are not typical.
+    None if there were no calls lately, or if acks of the group are not recorded: the others are not typical.
     """
     if delivery_events.level(ref) != "all":
         return None

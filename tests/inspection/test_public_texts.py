@@ -10,19 +10,18 @@ from django.core.management.base import CommandError
 
 from django_mysqlqueue import health, publish
 from django_mysqlqueue.inspection import (
-    deaths,
     find_problems,
     get_overview,
     group_problems,
     queue_problems,
+    subscriber_problems,
 )
-from django_mysqlqueue.inspection.deaths import Death
 from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.problem import Kind
-from django_mysqlqueue.inspection.queue_problems import NewestJobs
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
+from django_mysqlqueue.inspection.subscriber_problems import Death, NewestJobs
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
 from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, group, head, live
@@ -79,7 +78,7 @@ def of_the_queue(monkeypatch):
     monkeypatch.setattr(open_transactions, "oldest", lambda session: (10**6, 7))
     lost = group(head(900), lag=3, subscribers=[subscriber(is_live=False)])
     served = group(head(900), subscribers=[subscriber()])
-    yield from queue_problems.lost_subscribers(session, overview(lost))
+    yield from subscriber_problems.lost_subscribers(session, overview(lost))
     yield from queue_problems.outbox(session, overview(served, due=900), TIMES)
     yield from queue_problems.outbox(session, overview(served, due=900, sequenced=1), TIMES)
     QuarantinedMessageFactory(reason=ERROR)
@@ -95,14 +94,16 @@ def of_the_queue(monkeypatch):
     monkeypatch.setattr(queue_problems, "list_schedules", lambda **options: [failed])
     yield from queue_problems.recurring(overview(served), TIMES)
     dead = [Death(f"{NAME}:{number}", ago(5), "SIGKILL", HOST, frozenset()) for number in range(2)]
-    yield deaths._of_processes(dead, NOW, ago(9))
-    yield deaths._of_message((G, 7), deaths._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9))
+    yield subscriber_problems._of_processes(dead, NOW, ago(9))
+    yield subscriber_problems._of_message(
+        (G, 7), subscriber_problems._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9)
+    )
     other = dataclasses.replace(subscriber(), name=f"{NAME}:2")
     jobs = NewestJobs(Count(3), frozenset({other.name}))
-    monkeypatch.setattr(queue_problems, "newest_jobs", lambda *args, **options: jobs)
+    monkeypatch.setattr(subscriber_problems, "newest_jobs", lambda *args, **options: jobs)
     lacks = subscriber(unknown=True)
     for subscribers in ([lacks], [lacks, other]):
-        yield from queue_problems.missing_tasks(session, overview(group(subscribers=subscribers)), TIMES)
+        yield from subscriber_problems.missing_tasks(session, overview(group(subscribers=subscribers)), TIMES)
 
 
 def of_the_database():

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from django_mysqlqueue.inspection import queue_problems
+from django_mysqlqueue.inspection import queue_problems, subscriber_problems
 from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.overview import QueueOverview
@@ -120,7 +120,7 @@ def test_lost_subscribers_are_told_if_anything_waits_or_they_have_leases(db):
     def found(*heads, exact=True):
         subscribers = [live(is_live=False), dataclasses.replace(live(), name="alive")]
         one = dataclasses.replace(group(*heads, subscribers=subscribers), lag=Count(len(heads), exact=exact))
-        problems = queue_problems.lost_subscribers(Session(USING), overview(one))
+        problems = subscriber_problems.lost_subscribers(Session(USING), overview(one))
         return [(p.kind, p.severity, p.ref, p.subscriber, p.since) for p in problems]
 
     lost = ("silent", 2, G, "s", NOW)
@@ -149,7 +149,7 @@ def test_a_lost_subscriber_is_none_from_its_replacement_on(db):
                 subscribers.append(SubscriberStatus(G, name, ago(3600 - at), 0, info, now - at < 30))
         return [
             one.subscriber
-            for one in queue_problems.lost_subscribers(
+            for one in subscriber_problems.lost_subscribers(
                 Session(USING), overview(group(head(5), subscribers=subscribers))
             )
         ]

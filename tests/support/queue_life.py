@@ -42,9 +42,9 @@ from django_mysqlqueue.inspection import (
     operations_log,
     outbox,
     partitions,
-    queue_problems,
     reasons,
     retried_keys,
+    subscriber_problems,
     subscribers,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
@@ -427,7 +427,7 @@ def _read_jobs() -> None:
                 assert page.jobs
                 end = session.now()
                 list_jobs(status=status, task=one, topic=topic, since=1, until=end, after=page.after, using=USING)
-    assert queue_problems.newest_jobs(session, task, "default", session.now(), most=9).waiting
+    assert subscriber_problems.newest_jobs(session, task, "default", session.now(), most=9).waiting
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)
@@ -722,7 +722,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
     seen = find_problems(found)
     assert "unread" in {one.topic for one in seen}
-    queue_problems._with_leases(Session(USING), ["gone", "vanished"])
+    subscriber_problems._with_leases(Session(USING), ["gone", "vanished"])
     group = get_group(*ref, using=USING)
     assert group is not None
     beginnings.of_groups(session, [dataclasses.replace(group, paused=True, subscribers=())])
