@@ -19,7 +19,7 @@ from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.log import LOG, all_topics, at_offsets
+from django_mysqlqueue.service.log import all_topics, at_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
 

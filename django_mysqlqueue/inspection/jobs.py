@@ -22,10 +22,8 @@ from django_mysqlqueue.service import job_messages, job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
-from django_mysqlqueue.service.job_rows import RESULTS, lines
 from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.sql.session import Session, among, built, matches
-from django_mysqlqueue.sql.session import Session, built
 
 STATUSES = tuple(JobResult.Status.values)
 ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)

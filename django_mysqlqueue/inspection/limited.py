@@ -11,8 +11,6 @@ from typing import NamedTuple
 from django_mysqlqueue.db.tables import SLOTS
 from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import SLOTS
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.sql.session import Session, among
 
 ROWS = 1000

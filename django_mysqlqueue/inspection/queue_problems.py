@@ -8,7 +8,7 @@ from functools import partial
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.db.tables import LEASES, LOG, RESULTS
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
@@ -20,7 +20,6 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import groups, log, log_places, open_transactions, partitions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
-from django_mysqlqueue.service.log import LOG
 from django_mysqlqueue.service.open_transactions import Holder
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session

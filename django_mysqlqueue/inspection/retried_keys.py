@@ -17,9 +17,7 @@ from django_mysqlqueue.inspection.dead_letters import LINE
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.service import messages
-from django_mysqlqueue.service.delivery_events import EVENTS
 from django_mysqlqueue.service.log import at_offsets
-from django_mysqlqueue.service.partitions import STATE
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_mysqlqueue.db.tables import HEARTBEATS, LEASES, LOG, RESULTS, STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE, Problem, age
@@ -18,11 +19,8 @@ from django_mysqlqueue.inspection.subscribers import Refusal, SubscriberStatus, 
 from django_mysqlqueue.names.rules import JOB_PREFIX, KEY_LENGTH
 from django_mysqlqueue.service import job_rows
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS, HEARTBEATS
-from django_mysqlqueue.service.job_rows import RESULTS
-from django_mysqlqueue.service.leasing import LEASES
-from django_mysqlqueue.service.log import LOG, PUBLISHED_ID
-from django_mysqlqueue.service.partitions import STATE
+from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS
+from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, among
 from django_mysqlqueue.text.humanize import duration, moment

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction

@@ -89,7 +89,7 @@ class GroupPage(Page):
         problems = find_problems(overview, stall_times=self.stall_times)
         state = state_of(overview, [one for one in problems if one.ref == ref])
         since = now - SETTLED_MINUTES * 60_000
-        buckets = rollups.of_groups(session, rollups.MINUTE, since, [ref], now=now)
+        buckets = rollups.of_group(session, rollups.MINUTE, since, ref, now=now)
         name = self.text("range")
         name = name if name in SPANS else DEFAULT
         return {
