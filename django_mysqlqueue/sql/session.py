@@ -259,7 +259,7 @@ def _values(names: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def pieces(items: Sequence[R], size: int) -> Iterator[Sequence[R]]:
-    """Yield items in pieces of at most a size."""
+    """Yield items in pieces of at most ``size``."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
