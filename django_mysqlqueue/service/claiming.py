@@ -9,7 +9,6 @@ rows.
 
 from __future__ import annotations
 
-import time
 from operator import attrgetter
 from secrets import randbits
 
@@ -17,7 +16,7 @@ from django.db import IntegrityError
 
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import groups, leasing, settling, slots, watermarks
-from django_mysqlqueue.service.claims import Claim, ClaimRequest
+from django_mysqlqueue.service.claims import Claim, ClaimRequest, Seen
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.job_outcomes import jobs_of
 from django_mysqlqueue.service.new_messages import take_new
@@ -50,13 +49,9 @@ def claim(using: str, request: ClaimRequest) -> Claim:
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:
     claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.rules.shared
-    began = time.monotonic()
-    fence = groups.fence(session, ref)
-    if claimant.clock is not None and fence is not None:
-        # At once: a wait for the locks that follow, or a slow flush, would look like a step back.
-        claimant.clock.check(fence.now, time.monotonic() - began)
+    fence = groups.fence(session, ref, claimant.clock)
     keys = {want.key for want in request.wants}
-    lost = set() if shared else leasing.lock_lost(session, ref, claimant.subscriber, keys)
+    lost: set[str] = set() if shared else leasing.lock_lost(session, ref, claimant.subscriber, keys)
     touched = keys | set(request.also) | {settlement.delivery.key for settlement in request.settlements}
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
 
@@ -70,7 +65,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
         also=request.also,
         jobs=jobs,
     )
-    claim = Claim(flushed, fence, claimant.refusal(fence), lost=lost, began=began)
+    claim = Claim(flushed, fence, claimant.refusal(fence), partitions=dict.fromkeys(lost, Seen.LOST))
     positions: dict[str, int] = {}
     if fence is None or claim.refused is not None:
         if request.holding is not None and fence is not None:

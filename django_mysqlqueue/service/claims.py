@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from enum import Enum
+from typing import Literal, NamedTuple, Protocol
 
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.options.backoff import Backoff
@@ -65,8 +65,6 @@ class Claimant:
 
     rules: Rules
     subscriber: str
-    subset: Subset = EVERYTHING
-    """The partitions from which redeliveries are taken in shared mode."""
     options: OptionColumns | None = None
     """The columns of the group row that the rules come from: a claim under others takes nothing. None: any."""
     clock: DatabaseClock | None = None
@@ -88,8 +86,10 @@ class Claimant:
         return "options" if self.options not in (None, fence.options) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+# -- what a claim asks for --------------------------------------------------------
+
+
+class Want(NamedTuple):
     """A request for messages of one partition: redeliveries, or else messages above its position."""
 
     key: str
@@ -97,49 +97,6 @@ class Want:
     """Offsets that are probably due for redelivery, in ascending order (ordered mode)."""
     look_at: int = 0
     """Number of messages above the position to look at."""
-
-
-@dataclass(slots=True)
-class Claim:
-    """The result of a claim. After the COMMIT, this process holds the deliveries."""
-
-    flushed: Flushed
-    fence: Fence | None = None
-    """The group row as the claim found it; None if the group was dropped."""
-    refused: Refusal | None = None
-    """Why nothing was taken; None: the claim was allowed."""
-    deliveries: list[Claimed] = field(default_factory=list)
-    dead: list[tuple[Claimed, str]] = field(default_factory=list)
-    """Suspected poison messages that had used up their attempts, with the error. They are in the DLQ now."""
-    lost: set[str] = field(default_factory=set)
-    """Partitions whose lease the claimant no longer owns."""
-    missing: set[str] = field(default_factory=set)
-    """Partitions without an offsets row: create the row, and claim again."""
-    looked_at: set[str] = field(default_factory=set)
-    """Partitions whose messages above the position were looked at."""
-    drained: set[str] = field(default_factory=set)
-    """Partitions that had, under their lock, no messages above the position."""
-    settled: set[tuple[str, int]] = field(default_factory=set)
-    """Expected redeliveries that are already settled."""
-    locked: set[str] = field(default_factory=set)
-    """Partitions that were left out because another transaction has locked a due row (ordered mode)."""
-    later: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Redeliveries that are not due yet, or wait after a loss or for a slot → when they are due, in epoch
-    milliseconds."""
-    lost_later: set[tuple[str, int]] = field(default_factory=set)
-    """Those of them that were lost with their subscribers. In ordered mode, nothing behind them is claimed."""
-    limited: dict[str, Rest] = field(default_factory=dict)
-    """Partitions whose next message waits for a slot."""
-    held_up: set[str] = field(default_factory=set)
-    """Partitions with a suspected poison message that ``max_suspects`` left out. It stays due."""
-    has_due: bool = False
-    """Whether ``with_slots`` has left out redeliveries. They stay due."""
-    rest: Rest | None = None
-    """Why no further message of the group gets a slot."""
-    began: float = 0.0
-    """The monotonic time at which the database's time of the claim was asked for."""
-    passed: Counter[str] = field(default_factory=Counter)
-    """Number of messages that were passed, by reason (``rollups.PASSED``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +113,23 @@ class Due:
     """Whether to look for rows that a clock, since corrected, left far in the future."""
     with_slots: int = 2**62
     """Maximum number of redeliveries with slots to take."""
+    subset: Subset = EVERYTHING
+    """The partitions from which they are taken."""
+
+
+class Budget(NamedTuple):
+    """How much a claim may take. The first message is always taken, however large it is."""
+
+    rows: int = 2**62
+    """Maximum number of messages."""
+    payload: int = 2**62
+    """Maximum number of payload bytes."""
+    suspects: int = 2**62
+    """Maximum number of suspected poison messages. They start one after another, so those that wait in the process
+    would keep others out of it."""
+
+
+UNLIMITED = Budget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +147,73 @@ class ClaimRequest:
     """Further partitions whose watermarks can advance."""
     due: Due | None = None
     """The redeliveries to take in shared mode."""
-    max_bytes: int = 2**62
-    """Maximum number of payload bytes to take. The first message is always taken."""
-    max_rows: int = 2**62
-    """Maximum number of messages to take."""
-    max_suspects: int = 2**62
-    """Maximum number of suspected poison messages to take. They start one after another, so those that wait in the
-    process would keep others out of it."""
+    budget: Budget = UNLIMITED
     passes: bool = False
     """Whether to pass messages that are superseded or, with ``on_expiry="skip"``, have expired. Otherwise, that is
     found when they start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""
+
+
+# -- what it finds ----------------------------------------------------------------
+
+
+class Seen(Enum):
+    """What a claim has found of a partition of which it wanted messages."""
+
+    LOST = "lost"
+    """The claimant does not own its lease."""
+    MISSING = "missing"
+    """It has no offsets row: create the row, and claim again."""
+    MORE = "more"
+    """Its messages above the position were looked at. There may be more."""
+    DRAINED = "drained"
+    """Under its lock, there were no more messages above the position."""
+
+
+class Left(Enum):
+    """Why a claim has not taken a redelivery. Except for those that are settled, they stay due."""
+
+    SETTLED = "settled"
+    """It was settled before, or is superseded."""
+    LOCKED = "locked"
+    """Another transaction has locked its row. In ordered mode, nothing of its partition is taken."""
+    SUSPECT = "suspect"
+    """It is a suspected poison message more than ``Budget.suspects``."""
+    NEEDS_SLOT = "needs slot"
+    """It needs a slot, as did as many before it as ``Due.with_slots`` allows."""
+
+
+class Later(NamedTuple):
+    """A redelivery that is not due yet, or that the claim makes wait: after a loss, or for a slot."""
+
+    until: int
+    """When it is due, in epoch milliseconds."""
+    is_lost: bool = False
+    """Whether it waits since its subscriber was lost. In ordered mode, nothing behind it is claimed."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """The result of a claim. After the COMMIT, this process holds the deliveries."""
+
+    flushed: Flushed
+    fence: Fence | None = None
+    """The group row as the claim found it; None if the group was dropped."""
+    refused: Refusal | None = None
+    """Why nothing was taken; None: the claim was allowed."""
+    deliveries: list[Claimed] = field(default_factory=list)
+    dead: list[tuple[Claimed, str]] = field(default_factory=list)
+    """Suspected poison messages that had used up their attempts, with the error. They are in the DLQ now."""
+    partitions: dict[str, Seen | Rest] = field(default_factory=dict)
+    """What was found of each wanted partition; a ``Rest``: its next message waits for a slot."""
+    left: dict[tuple[str, int], Left | Later] = field(default_factory=dict)
+    """By partition and offset: expected redeliveries that were not taken."""
+    rest: Rest | None = None
+    """Why no further message of the group gets a slot."""
+    passed: dict[str, int] = field(default_factory=dict)
+    """Number of messages that were passed, by reason (``rollups.PASSED``)."""
+
+    def count_passed(self, reason: str) -> None:
+        """Note that a message was passed."""
+        self.passed[reason] = self.passed.get(reason, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from django.db.models import F, Model
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, log
+from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
@@ -67,6 +69,8 @@ class Fence:
     after_seek: str
     mode: str
     options: OptionColumns
+    asked_at: float
+    """The monotonic time at which the database was asked for ``now``."""
 
 
 def register(
@@ -178,8 +182,12 @@ def registered_refs(using: str) -> list[GroupRef]:
     return [GroupRef(*row) for row in rows.values_list("consumer_group", "topic")]
 
 
-def fence(session: Session, ref: GroupRef) -> Fence | None:
-    """Lock a group's row shared, and return it; None if the group was dropped."""
+def fence(session: Session, ref: GroupRef, clock: DatabaseClock | None = None) -> Fence | None:
+    """Lock a group's row shared, and return it; None if the group was dropped.
+
+    ``clock``: the clock that the caller knows, to be compared with the database's time.
+    """
+    asked_at = time.monotonic()
     row = session.row(
         f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode, "
         f"{', '.join(OptionColumns._fields)} FROM {GROUPS} "
@@ -189,7 +197,12 @@ def fence(session: Session, ref: GroupRef) -> Fence | None:
     if row is None:
         return None
     paused, start, now, operation, after_seek, mode, *options = row
-    return Fence(bool(paused), int(start), int(now), int(operation), after_seek, mode, OptionColumns(*options))
+    if clock is not None:
+        # At once: a wait for the locks that follow, or a slow flush, would look like a step back.
+        clock.check(int(now), time.monotonic() - asked_at)
+    return Fence(
+        bool(paused), int(start), int(now), int(operation), after_seek, mode, OptionColumns(*options), asked_at
+    )
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:

@@ -9,7 +9,6 @@ or with a lost one.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -163,16 +162,12 @@ def acquire(
     wanted = sorted(keys)
 
     def take(session: Session) -> Acquired:
-        began = time.monotonic()
-        fence = groups.fence(session, ref)
+        fence = groups.fence(session, ref, clock)
         if fence is None or fence.paused:
             return Acquired(set(), set(), paused=fence is not None, dropped=fence is None)
         if fence.mode != ConsumerGroup.Mode.ORDERED:
             return Acquired(set(), set(), other_mode=fence.mode)
-        may_steal = steal
-        if clock is not None:
-            clock.check(fence.now, time.monotonic() - began)
-            may_steal = steal and not clock.is_doubtful(lease_ms)
+        may_steal = steal and not (clock is not None and clock.is_doubtful(lease_ms))
         _create_missing(session, ref, wanted)
         # First the lock, then the owner's heartbeat: a heartbeat that is read under the lock is not out of date. It is
         # judged by the time that was compared, because the clock may step before the next statement.

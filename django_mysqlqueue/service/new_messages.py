@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import watermarks
+from django_mysqlqueue.service.claims import Seen
 from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.taking import Taking, Verdicts
 from django_mysqlqueue.sql.session import UNION_TERMS, flat, pieces
@@ -49,7 +50,8 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
     of which messages were passed is read again, further on.
     """
     readings = _readings(taking)
-    taking.claim.looked_at |= readings.keys()
+    seen = taking.claim.partitions
+    seen |= dict.fromkeys(readings, Seen.MORE)
     new = _New(taking)
     reach = _Reach()
     while readings:
@@ -62,7 +64,7 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
             if candidates and new.positions.get(key) != candidates[-1].offset:
                 continue
             if len(candidates) < reading.look_at:
-                taking.claim.drained.add(key)
+                seen[key] = Seen.DRAINED
             elif passed and reading.taken < reading.wanted and not taking.budget.is_spent:
                 reading.cursor = candidates[-1].offset
                 further[key] = reading
@@ -79,9 +81,9 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
 
 def _readings(taking: Taking) -> dict[str, _Reading]:
     """Return where to read in each partition."""
-    missing: set[str] = taking.claim.missing
+    missing: set[str] = set()
     readings: dict[str, _Reading] = {}
-    for want in taking.wants():
+    for want in taking.wants:
         if want.look_at <= 0 or (want.key in taking.closed and not taking.shared):
             continue
         if want.key in taking.offsets:
@@ -95,6 +97,7 @@ def _readings(taking: Taking) -> dict[str, _Reading]:
     if taking.shared and missing:
         # SKIP LOCKED hides locked rows. These are not missing, and the partition stays in the poller's list.
         missing -= watermarks.existing(taking.session, taking.ref, missing)
+    taking.claim.partitions |= dict.fromkeys(missing, Seen.MISSING)
     return readings
 
 
@@ -143,7 +146,7 @@ class _New:
                     elif self._parks(candidates[number:], more=len(candidates) == reading.look_at):
                         until = taken.until
                     else:
-                        taking.claim.limited[key] = taken
+                        taking.claim.partitions[key] = taken
                         break
                 if until is not None:
                     self.parked.append((key, candidate.offset, until))
@@ -155,7 +158,7 @@ class _New:
         return passed
 
     def _pass(self, candidate: Candidate, reason: str) -> None:
-        self._taking.claim.passed[reason] += 1
+        self._taking.claim.count_passed(reason)
         if isinstance(reason, Outcome):
             self.ended.append((candidate.key, candidate.offset, reason))
         if self._taking.coalescing is not None and reason == Outcome.SUPERSEDED:

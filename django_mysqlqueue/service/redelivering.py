@@ -10,7 +10,7 @@ from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, losses, watermarks
-from django_mysqlqueue.service.claims import Due
+from django_mysqlqueue.service.claims import Due, Later, Left
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.delivery_events import Event
@@ -51,9 +51,8 @@ def redeliver(taking: Taking) -> list[Claimed]:
     rows = _lock_due(session, ref, due)
     if len(rows) < len(due):
         unsettled = _still_unsettled(session, ref, [row for row in due if row not in rows])
-        claim.locked |= {key for key, _ in unsettled}
-        taking.closed.update(claim.locked)
-        claim.settled |= set(due) - set(rows) - unsettled
+        claim.left |= {row: Left.LOCKED if row in unsettled else Left.SETTLED for row in due if row not in rows}
+        taking.closed.update(key for key, _ in unsettled)
     candidates |= _candidates(taking, [row for row in rows if row not in candidates])
     if taking.slots is not None:
         taking.slots.read_for([candidates[row] for row in rows])
@@ -91,8 +90,6 @@ class _Judgement:
     most: int
     """Maximum number of rows to take."""
     taken: list[Claimed] = field(default_factory=list)
-    _suspects: int = 0
-    """Number of suspected poison messages among them."""
     _limited: int = 0
     """Number of messages of limited keys among them."""
     failed: list[FailedDelivery] = field(default_factory=list)
@@ -155,50 +152,48 @@ class _Judgement:
             lost = Event(self.taking.ref, *place, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by)
             self.lost.append(lost)
         self.passed.append(place)
-        claim.settled.add(place)
-        claim.passed[Outcome.SUPERSEDED] += 1
+        claim.left[place] = Left.SETTLED
+        claim.count_passed(Outcome.SUPERSEDED)
         claim.flushed.unfinished.add(place[0])
 
     def _wait(self, place: tuple[str, int], until: int, *, is_lost: bool) -> None:
         """Leave a row for later. If it was lost, or in strict order, nothing of its partition overtakes it."""
         taking = self.taking
-        taking.claim.later[place] = until
-        if is_lost:
-            taking.claim.lost_later.add(place)
+        taking.claim.left[place] = Later(until, is_lost)
         if is_lost or (taking.rules.on_failure == "block" and not taking.shared):
             taking.closed.add(place[0])
 
     def _take(self, candidate: Candidate, row: _Row) -> bool:
         """Take a row if it fits and has a slot. Otherwise nothing of its partition overtakes it in ordered mode."""
-        taking, key, suspect = self.taking, candidate.key, bool(row.delivered_by)
-        limited = taking.slots is not None and taking.slots.key_of(key, candidate.offset) != NO_KEY
+        taking, suspect = self.taking, bool(row.delivered_by)
+        key, offset = candidate.key, candidate.offset
+        limited = taking.slots is not None and taking.slots.key_of(key, offset) != NO_KEY
         if len(self.taken) >= self.most:
             return False
         if limited and taking.request.due is not None and self._limited >= taking.request.due.with_slots:
-            taking.claim.has_due = True
+            taking.claim.left[key, offset] = Left.NEEDS_SLOT
             return False
-        if suspect and self._suspects >= taking.request.max_suspects:
+        if suspect and not taking.budget.takes_suspects():
             taking.closed.add(key)
-            taking.claim.held_up.add(key)
+            taking.claim.left[key, offset] = Left.SUSPECT
             return False
         taken = taking.take(candidate, retries=row.retries, suspect=suspect)
         if isinstance(taken, Claimed):
             self.taken.append(taken)
-            self._suspects += suspect
             self._limited += limited
             return True
         taking.closed.add(key)
         if isinstance(taken, Rest):
             if taking.shared:
-                self._rest((key, candidate.offset), taken.until)
+                self._rest((key, offset), taken.until)
             else:
                 # It stays due, so that nothing overtakes it when the partition is asked for again.
-                taking.claim.limited[key] = taken
+                taking.claim.partitions[key] = taken
         return False
 
     def _rest(self, place: tuple[str, int], until: int) -> None:
         """Make a row of a shared group due later."""
-        self.taking.claim.later[place] = until
+        self.taking.claim.left[place] = Later(until)
         self.rests.append((*place, until))
 
     def write(self) -> None:
@@ -217,7 +212,7 @@ class _Judgement:
 def _due(taking: Taking) -> list[tuple[str, int]]:
     """Return rows that are probably due for redelivery: those of a partition by offset, or the oldest first."""
     if not taking.shared:
-        return [(want.key, offset) for want in taking.wants() for offset in want.due]
+        return [(want.key, offset) for want in taking.wants for offset in want.due]
     asked, suspects = taking.request.due, 0
     if asked is None or asked.most <= 0:
         return []
@@ -236,10 +231,10 @@ def _due_shared(taking: Taking, asked: Due) -> list[tuple[str, int, int]]:
     session, now = taking.session, taking.now
     # Deliveries that the claimant holds must not use up the limit.
     limit = max(asked.most, asked.window) + len(asked.exclude)
-    inside, parameters = taking.request.claimant.subset.condition(session.dialect, "partition_key")
+    inside, parameters = asked.subset.condition(session.dialect, "partition_key")
     if taking.is_doubtful:
         inside += " AND delivery_token = 0"  # What waits for another attempt: nobody holds it.
-    if not taking.request.max_suspects:
+    if not taking.budget.takes_suspects():
         inside += " AND delivered_by = ''"
     select = (
         "SELECT partition_key, message_offset, CASE WHEN delivered_by = '' THEN 0 ELSE 1 END "

@@ -8,7 +8,7 @@ from itertools import chain
 from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events
-from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
+from django_mysqlqueue.service.claims import Budget, Claim, ClaimRequest
 from django_mysqlqueue.service.deliveries import Candidate, Claimed, Slot
 from django_mysqlqueue.service.job_outcomes import Jobs
 from django_mysqlqueue.service.messages import decode_metadata
@@ -21,12 +21,11 @@ Verdicts = dict[tuple[str, int], str]
 """By partition and offset of messages that are passed, why: ``"filtered"``, or an outcome."""
 
 
-class Budget:
-    """The payload bytes and messages that a claim may still take. The first message always fits."""
+class Spending:
+    """What is left of a claim's budget. The first message always fits."""
 
-    def __init__(self, max_bytes: int, max_rows: int) -> None:
-        self._left = max_bytes
-        self._rows = max_rows
+    def __init__(self, budget: Budget) -> None:
+        self._rows, self._payload, self._suspects = budget
         self._any = False
         self._full = False
 
@@ -37,14 +36,19 @@ class Budget:
 
     def fits(self, size: int) -> bool:
         """Return whether a message fits. After one was refused, all are: a smaller message must not overtake it."""
-        self._full = self._full or (self._any and (size > self._left or self._rows <= 0))
+        self._full = self._full or (self._any and (size > self._payload or self._rows <= 0))
         return not self._full
 
-    def spend(self, size: int) -> None:
+    def takes_suspects(self) -> bool:
+        """Return whether another suspected poison message may be taken."""
+        return self._suspects > 0
+
+    def spend(self, size: int, *, suspect: bool) -> None:
         """Take a message that fits."""
         self._any = True
-        self._left -= size
+        self._payload -= size
         self._rows -= 1
+        self._suspects -= suspect
 
 
 class Taking:
@@ -76,7 +80,11 @@ class Taking:
         """When the deliveries become visible to other subscribers (shared mode)."""
         self.is_doubtful = self.shared and claimant.clock is not None and claimant.clock.is_doubtful(timeout)
         """Whether the database's clock has stepped, so that deliveries that others hold look over (shared mode)."""
-        self.budget = Budget(request.max_bytes, request.max_rows)
+        self.budget = Spending(request.budget)
+        self.wants = request.wants
+        """The wants of partitions that the claimant still owns."""
+        if claim.partitions:
+            self.wants = [want for want in request.wants if want.key not in claim.partitions]
         self.closed: set[str] = set()
         """Partitions of which this claim takes nothing more, so that nothing overtakes a message (ordered mode)."""
         self.slots: Reservation | None = None
@@ -86,10 +94,6 @@ class Taking:
         self._jobs = jobs
         self.coalescing: Coalescing | None = None
         """What is known about coalesce keys; None if no message of the claim has one."""
-
-    def wants(self) -> list[Want]:
-        """Return the wants of partitions that the claimant still owns."""
-        return [want for want in self.request.wants if want.key not in self.claim.lost]
 
     # -- features: a claim of messages without them runs none of their code ----
 
@@ -188,7 +192,7 @@ class Taking:
                 self.claim.rest = got
                 return None
             slot = got
-        self.budget.spend(size)
+        self.budget.spend(size, suspect=suspect)
         if self.coalescing is not None:
             self.coalescing.took(key, offset)
         token, by = self.request.token, self.request.claimant.subscriber

@@ -70,6 +70,7 @@ from tests.support.harness import USING, first_place, lag
 from tests.support.internals import (
     EPOCH,
     Action,
+    Budget,
     Due,
     GroupRef,
     Returned,
@@ -702,7 +703,7 @@ for _mode in ("ordered", "shared"):
         check=passed_what_does_not_match,
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=1), Want("b", look_at=1), due=Due(1), max_rows=1)
+        take(world, Want("a", look_at=1), Want("b", look_at=1), due=Due(1), budget=Budget(rows=1))
 
     @case(
         f"claim that passes what has expired, {_mode}",

@@ -21,9 +21,12 @@ from tests.support.internals import (
     Claim,
     Claimed,
     Flushed,
+    Later,
+    Left,
     Registered,
     Released,
     Rest,
+    Seen,
     Sequenced,
     Settlement,
 )
@@ -75,26 +78,39 @@ def result(value: Any, names: Names) -> Any:
 
 def has_looked(value: Any) -> bool:
     """Whether it is a claim that has looked at messages above a position."""
-    return isinstance(value, Claim) and bool(value.looked_at)
+    return isinstance(value, Claim) and bool(_looked_at(value))
+
+
+def _looked_at(done: Claim) -> list[str]:
+    return sorted(key for key, seen in done.partitions.items() if seen not in (Seen.LOST, Seen.MISSING))
+
+
+def _seen(done: Claim, what: Seen) -> list[str]:
+    return sorted(key for key, seen in done.partitions.items() if seen is what)
+
+
+def _left(done: Claim, why: Left) -> list[tuple[str, int]]:
+    return [place for place, left in done.left.items() if left is why]
 
 
 def _claim(done: Claim, names: Names) -> dict[str, Any]:
+    later = {place: left for place, left in done.left.items() if isinstance(left, Later)}
     return _what_is(
         {
             "flushed": _flushed(replace(done.flushed, held=None), names),
             "claimed": [_claimed(one, names) for one in done.deliveries],
             "dead": [_claimed(one, names) for one, _ in done.dead],
-            "lease lost": sorted(done.lost),
-            "no position": sorted(done.missing),
-            "looked at": sorted(done.looked_at),
-            "nothing above": sorted(done.drained),
-            "settled already": _places(done.settled, names),
-            "locked": sorted(done.locked),
-            "later": _places(done.later, names),
-            "lost": _places(done.lost_later, names),
-            "no slot": sorted(done.limited),
-            "suspects left": sorted(done.held_up),
-            "more due": done.has_due,
+            "lease lost": _seen(done, Seen.LOST),
+            "no position": _seen(done, Seen.MISSING),
+            "looked at": _looked_at(done),
+            "nothing above": _seen(done, Seen.DRAINED),
+            "settled already": _places(_left(done, Left.SETTLED), names),
+            "locked": sorted({key for key, _ in _left(done, Left.LOCKED)}),
+            "later": _places(later, names),
+            "lost": _places([place for place, left in later.items() if left.is_lost], names),
+            "no slot": sorted(key for key, seen in done.partitions.items() if isinstance(seen, Rest)),
+            "suspects left": sorted({key for key, _ in _left(done, Left.SUSPECT)}),
+            "more due": bool(_left(done, Left.NEEDS_SLOT)),
             "no slot of the group": done.rest and _rest(done.rest, names),
             "slots": sorted(done.flushed.held or ()),
             "passed": {str(reason): number for reason, number in sorted(done.passed.items()) if number},

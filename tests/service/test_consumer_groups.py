@@ -11,7 +11,7 @@ from django_mysqlqueue.operations import dropping, group_mode
 from tests.support.claims import claimant_of
 from tests.support.handlers import Recorder, both_modes, stuck
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import Due, GroupRef, Want, claiming, groups, heartbeats, leasing
+from tests.support.internals import Due, GroupRef, Seen, Want, claiming, groups, heartbeats, leasing
 
 
 @both_modes
@@ -153,7 +153,7 @@ def test_leases_go_with_the_mode(db):
     # And back, while it is still frozen: by the name of then it owns nothing.
     group_mode.set_mode(USING, REF, "ordered", lease_ms=30_000)
     found = claim(sub, "ordered")
-    assert (found.deliveries, found.lost, found.refused) == ([], {"k"}, None)
+    assert (found.deliveries, found.partitions, found.refused) == ([], {"k": Seen.LOST}, None)
 
 
 @pytest.mark.parametrize("mode", OTHER_MODE)

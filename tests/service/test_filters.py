@@ -18,9 +18,11 @@ from tests.support import garbage
 from tests.support.claims import claimant_of
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
+    Budget,
     ClaimRequest,
     GroupRef,
     OptionColumns,
+    Seen,
     Want,
     claiming,
     groups,
@@ -149,9 +151,10 @@ def test_what_a_claim_looks_at_is_limited(db, monkeypatch):
     sub.settle()
     ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
     claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
-    claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), max_rows=4))
+    request = ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), budget=Budget(rows=4))
+    claim = claiming.claim(USING, request)
     assert claim.passed["filtered"] == 24
-    assert not claim.drained
+    assert claim.partitions["k"] is Seen.MORE
 
 
 def test_what_a_claim_reads_of_long_metadata_is_limited(db, monkeypatch):
@@ -165,7 +168,8 @@ def test_what_a_claim_reads_of_long_metadata_is_limited(db, monkeypatch):
     assert lag() == 0
     ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
     claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
-    claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), max_rows=4))
+    request = ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), budget=Budget(rows=4))
+    claim = claiming.claim(USING, request)
     assert 4 < claim.passed["filtered"] <= 10
 
 
@@ -178,7 +182,8 @@ def test_a_claim_for_one_message_takes_one(db):
     publish_from("us", "us", *["eu"] * 20)
     sequence()
     claimant = claimant_of(one.ref, "me", 5, 60_000, filter=EU)
-    claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=1)], claiming.new_token(), max_rows=50))
+    request = ClaimRequest(claimant, [Want("k", look_at=1)], claiming.new_token(), budget=Budget(rows=50))
+    claim = claiming.claim(USING, request)
     assert len(claim.deliveries) == 1
     assert claim.passed["filtered"] == 2
 
@@ -306,7 +311,7 @@ def test_a_claim_with_other_options_takes_nothing(db):
     claimant = claimant_of(one.ref, "me", 5, 60_000, options=columns)
     claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token()))
     assert (claim.refused, claim.fence.options) == ("options", OptionColumns())
-    assert (list(claim.deliveries), set(claim.looked_at), claim.passed["filtered"]) == ([], set(), 0)
+    assert (claim.deliveries, claim.partitions, claim.passed) == ([], {}, {})
     assert ConsumerOffset.objects.get().offset_claimed == 0
 
 

@@ -22,6 +22,7 @@ from tests.support.internals import (
     Flushed,
     GroupRef,
     Inbox,
+    Left,
     Limited,
     Rest,
     Settlement,
@@ -344,7 +345,8 @@ def test_a_claim_frees_the_thread_if_it_has_looked_for_slots_in_vain(was_due, as
     limited.has_due = was_due
     inbox.keep_thread(REF)
     request = ClaimRequest(claimant_of(REF, "s", 5, 60_000), **{"wants": (), "token": 7, **asked})
-    limited.looked(request, Claim(Flushed(), deliveries=found, has_due=not was_due))
+    left = {} if was_due else {("k", 1): Left.NEEDS_SLOT}
+    limited.looked(request, Claim(Flushed(), deliveries=found, left=left))
     assert inbox.keep_thread(REF) == frees
     looked = "due" in asked
     assert limited.has_due == (was_due != looked), "only a claim of redeliveries knows whether it has left some out"

@@ -17,6 +17,7 @@ from tests.support.harness import USING, Sub, handler, lag
 from tests.support.internals import (
     Action,
     GroupRef,
+    Later,
     Session,
     Settlement,
     Want,
@@ -271,7 +272,7 @@ def test_a_claim_takes_nothing_behind_it(three, clock):
     request = claiming.ClaimRequest(finder.poller.groups[0].configuration.claimant, [want], claiming.new_token())
     claim = claiming.claim(USING, request)
     assert [one.offset for one in claim.deliveries] == rows[:1]
-    assert claim.lost_later == {("k", rows[1])}
+    assert claim.left["k", rows[1]].is_lost
 
 
 @pytest.mark.promise("Order")
@@ -512,7 +513,7 @@ def test_a_claim_that_asks_for_it_too_early_is_told_when_it_is_due(resting):
     wants = [Want("k", due=(row().message_offset,))]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert claim.deliveries == []
-    assert claim.later == {("k", row().message_offset): row().invisible_until}
+    assert claim.left == {("k", row().message_offset): Later(row().invisible_until)}
 
 
 @both_modes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue.models import Rollup
-from tests.support.handlers import fail
+from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, GroupRef, Session, rollups
+from tests.support.internals import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, GroupRef, Session, rollups, settling
 from tests.support.scenarios import G, log
 
 
@@ -30,6 +30,23 @@ def test_rollups_count_what_happened(db, clock):
     now = session.now()
     assert sum(bucket.acked for bucket in rollups.of_groups(session, rollups.HOUR, now - 3_600_000, [G], now=now)) == 5
     assert rollups.of_groups(session, rollups.HOUR, now - 3_600_000, [GroupRef("h", "t")], now=now) == []
+
+
+@both_modes
+def test_rollups_count_a_message_that_was_lost_too_often(db, clock, mode):
+    """No flush writes its end: the next claim does."""
+    one = handler(mode=mode, max_attempts=1)
+    log(1)
+    Sub(one).step()
+    clock.advance(61)
+    suspect = Sub(one).step().take()
+    assert settling.record_start(USING, suspect.claimed)
+    clock.advance(61)
+    sub = Sub(one)
+    sub.settle()
+    sub.poller.write_rollups()
+    (bucket,) = rollups.since(Session(USING), rollups.HOUR, 0)
+    assert (bucket.acked, bucket.failed, bucket.dead_lettered) == (0, 0, 1)
 
 
 def test_sums_of_groups_and_of_topics(db):

@@ -112,7 +112,7 @@ def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idli
 
 def waiting(*rests):
     limited = Limited(Inbox([REF], leases_good=lambda: True), REF, "s", threads=1, lease_ms=30_000)
-    limited.claimed(Claim(Flushed(), limited=dict(rests)), 1000)
+    limited.claimed(Claim(Flushed(), partitions=dict(rests)), 1000)
     return limited
 
 
@@ -230,7 +230,7 @@ def test_a_slot_that_another_subscriber_releases_is_found(db, monkeypatch):
 
 def test_rests_end_when_the_clock_has_been_corrected():
     limited = waiting()
-    claim = Claim(Flushed(), limited={"a": Rest(3_600_000, ":a", in_flight=False, is_certain=True)})
+    claim = Claim(Flushed(), partitions={"a": Rest(3_600_000, ":a", in_flight=False, is_certain=True)})
     claim.rest = Rest(3_600_000, NO_KEY, in_flight=False)
     limited.claimed(claim, 3_599_000)
     assert limited.rested(3_599_500, never) == []

@@ -36,6 +36,6 @@ def claimant_of(
     ``more``: fields of ``RulesOfGroup`` and of ``Claimant``.
     """
     mode: Literal["ordered", "shared"] = "ordered" if visibility_ms is None else "shared"
-    own = {name: more.pop(name) for name in ("subset", "options", "clock") if name in more}
+    own = {name: more.pop(name) for name in ("options", "clock") if name in more}
     rules = RulesOfGroup(ref, max_attempts, (visibility_ms or 0) / 1000, mode, **more)
     return Claimant(rules, subscriber, **own)

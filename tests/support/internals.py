@@ -136,7 +136,7 @@ from django_mysqlqueue.service import (
     wakeups,
     watermarks,
 )
-from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Due, Want
+from django_mysqlqueue.service.claims import Budget, Claim, Claimant, ClaimRequest, Due, Later, Left, Seen, Want
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets

@@ -92,6 +92,7 @@ from tests.support.internals import (
     Action,
     DeadLetterFilter,
     GroupRef,
+    Left,
     Route,
     Session,
     Settlement,
@@ -886,7 +887,8 @@ def _lose_and_take_over(group: str) -> None:
     if mode == "ordered":
         claimant = claimant_of(ref, heir.name, 5, None)
         wants = [Want("k0", due=(first.offset,))]
-        assert claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).settled
+        request = claiming.ClaimRequest(claimant, wants, token=claiming.new_token())
+        assert Left.SETTLED in claiming.claim(USING, request).left.values()
     heir.leave()
     if mode == "ordered":
         heartbeats.forget(USING, lost.name, [ref])

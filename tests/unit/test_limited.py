@@ -30,7 +30,7 @@ def limited_group():
 
 
 def claimed(limited=(), rest=None):
-    return Claim(Flushed(), limited=dict(limited), rest=rest)
+    return Claim(Flushed(), partitions=dict(limited), rest=rest)
 
 
 class LimitedMachine(RuleBasedStateMachine):

@@ -67,7 +67,7 @@ class Configuration:
         self.least = max(batches, handler.prefetch or context.settings.prefetch // context.groups)
         """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
         self.priority_share = option_value(handler, "priority_share", context.settings)
-        self.claimant = Claimant(handler, context.subscriber, context.subset, options=self.columns, clock=context.clock)
+        self.claimant = Claimant(handler, context.subscriber, options=self.columns, clock=context.clock)
 
     def override(self, columns: OptionColumns) -> list[str] | None:
         """Use the registered options and the overrides of the group row, if they have changed since.

@@ -18,7 +18,7 @@ from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.runtime.polling.planner import Plan, Planner
 from django_mysqlqueue.runtime.polling.writing import Counts, Writer
 from django_mysqlqueue.service import claiming, watermarks
-from django_mysqlqueue.service.claims import Claim, ClaimRequest
+from django_mysqlqueue.service.claims import Budget, Claim, ClaimRequest, Seen
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.sql.session import Retry
@@ -175,7 +175,8 @@ class Group(Generic[M]):
             # First: from here on, every claimed delivery reaches the inbox or is released, even after an error.
             self._undo = None
             self.hand_out.deliver(claim)
-            if claim.missing and not watermarks.create_missing(self.context.using, self.ref, claim.missing):
+            missing = [key for key, seen in claim.partitions.items() if seen is Seen.MISSING]
+            if missing and not watermarks.create_missing(self.context.using, self.ref, missing):
                 self.configuration.stop(dropped=True)
             return poll_soon
 
@@ -210,8 +211,7 @@ class Group(Generic[M]):
         self.limited.written(claim.flushed.held)
         if self.limited:
             self.limited.looked(request, claim)
-            self.limited.claimed(claim, self.context.clock.now())
-            for key in claim.limited:
+            for key in self.limited.claimed(claim, self.context.clock.now()):
                 self.memory.todo.pop(key, None)
         return claim
 
@@ -227,9 +227,7 @@ class Group(Generic[M]):
             plan.settlements,
             plan.also,
             due=due,
-            max_rows=plan.room,
-            max_bytes=self.configuration.max_bytes,
-            max_suspects=int(not self.context.inbox.has_suspect()),
+            budget=Budget(plan.room, self.configuration.max_bytes, suspects=int(not self.context.inbox.has_suspect())),
             passes=self.passes,
             holding=plan.holding,
         )

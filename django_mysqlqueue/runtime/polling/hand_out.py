@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.handling.lanes import Held
@@ -31,15 +32,15 @@ class HandOut:
 
     def deliver(self, claim: Claim) -> None:
         """Put the deliveries of a claim into the inbox, and tell the listeners of those that were dead-lettered."""
-        if claim.deliveries:
-            self._deliver(claim)
+        if claim.fence is not None and claim.deliveries:
+            self._deliver(claim.deliveries, claim.fence.asked_at)
         if claim.dead and self._context.watch.is_wanted():
             bodies = payloads.read(self._context.using, [delivery.offset for delivery, _ in claim.dead])
             handler, context = self._configuration.handler, self._context
             context.watch.tell(dead_ends(handler, claim.dead, bodies, context.using, context.clock.now()))
 
-    def _deliver(self, claim: Claim) -> None:
-        deliveries, using = claim.deliveries, self._context.using
+    def _deliver(self, deliveries: Sequence[Claimed], asked_at: float) -> None:
+        using = self._context.using
         handler = self._configuration.handler
         try:
             bodies = payloads.read(using, [delivery.offset for delivery in deliveries])
@@ -50,7 +51,7 @@ class HandOut:
             items: dict[int, Held] = {}
             for delivery, body in readable.items():
                 at = body.expires_at
-                starts_until = claim.began + (INFINITE if at is None else (at - delivery.delivered_at) / 1000)
+                starts_until = INFINITE if at is None else asked_at + (at - delivery.delivered_at) / 1000
                 key = body.coalesce_key or ""
                 items[delivery.offset] = Held(delivery, body, handler, starts_until, key, states.get(delivery))
         except Exception:

@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.polling.memory import LOOKED_AT
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.runtime.timers import Timers
-from django_mysqlqueue.service.claims import Claim, ClaimRequest
+from django_mysqlqueue.service.claims import Claim, ClaimRequest, Left
 from django_mysqlqueue.service.deliveries import Holding
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import LONGEST_REST_US, Reservation, Rest
@@ -204,20 +204,22 @@ class Limited:
         could = bool(self.has_due and request.due is not None and request.due.with_slots)
         could = could or not all(self.spares(want.key) for want in request.wants)
         if request.due is not None:
-            self.has_due = claim.has_due
+            self.has_due = Left.NEEDS_SLOT in claim.left.values()
         if could and not any(delivery.slot for delivery in claim.deliveries):
             self._inbox.free_thread(self._ref)
 
-    def claimed(self, claim: Claim, now: int) -> None:
-        """Remember what a claim has found to wait for a slot."""
-        if claim.rest is None and not claim.limited:
+    def claimed(self, claim: Claim, now: int) -> Collection[str]:
+        """Remember what a claim has found to wait for a slot, and return its partitions."""
+        rests = {key: seen for key, seen in claim.partitions.items() if isinstance(seen, Rest)}
+        if claim.rest is None and not rests:
             self._fruitless = 0
-            return
+            return ()
         self._fruitless = 0 if claim.deliveries else self._fruitless + 1
         if claim.rest is not None:
             self._rest = self._paused(claim.rest, now)
-        for key, rest in claim.limited.items():
+        for key, rest in rests.items():
             self._wait(key, rest, now)
+        return rests.keys()
 
     def _wait(self, key: str, rest: Rest, now: int) -> None:
         self._resting[key] = self._paused(rest, now)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from django_mysqlqueue.runtime.priorities import ByPriority
-from django_mysqlqueue.service.claims import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Seen, Want
 from django_mysqlqueue.service.deliveries import Settlement
 
 MOST = 10_000
@@ -15,6 +15,8 @@ MAX_PARTITIONS = 100
 """Maximum number of partitions that one claim looks at."""
 LOOKED_AT = 1000
 """Maximum number of partitions in ``todo`` that one turn goes through."""
+NOT_LOOKED_AT = (None, Seen.LOST, Seen.MISSING)
+"""What a claim says of a partition whose messages above the position it has not looked at."""
 
 
 class Depths:
@@ -63,7 +65,8 @@ class Depths:
         gain. A partition that had fewer messages than asked for says nothing about the others: partitions with a
         backlog must not wait for those that get a message now and then.
         """
-        if not claim.looked_at:
+        looked_at = [want for want in wants if want.look_at and claim.partitions.get(want.key) not in NOT_LOOKED_AT]
+        if not looked_at:
             return
         if not hungry:
             self.common = max(1, self.common // 2)
@@ -71,16 +74,15 @@ class Depths:
             return
         if len(self._own) > MOST:
             self._own.clear()
-        deep = claim.looked_at - claim.drained - claim.limited.keys()
         for want in wants:
-            if want.key in deep:
-                self._own[want.key] = min(2 * want.look_at, most)
-            else:
-                self.forget(want.key)
-        if 2 * len(deep) >= len(claim.looked_at):
+            self._own.pop(want.key, None)
+        deep = [want for want in looked_at if claim.partitions[want.key] is Seen.MORE]
+        for want in deep:
+            self._own[want.key] = min(2 * want.look_at, most)
+        if 2 * len(deep) >= len(looked_at):
             self.common = min(2 * self.common, most)
         else:
-            self.common = max(1, len(claim.deliveries) // len(claim.looked_at))
+            self.common = max(1, len(claim.deliveries) // len(looked_at))
 
 
 class Memory:

@@ -19,7 +19,7 @@ from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service import leasing, watermarks
-from django_mysqlqueue.service.claims import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Later, Left, Seen, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import MAX_PENDING, Lease, Unsettled
 from django_mysqlqueue.service.subsets import EVERYTHING
@@ -496,21 +496,8 @@ class OrderedMode(Mode):
 
     def claimed(self, claim: Claim, max_due: int) -> bool:
         """Remember what a claim found."""
-        for key in claim.lost:
-            if self._owns(key):
-                self._lose(key, "no longer the owner")
-        for key, offset in claim.settled | {(delivery.key, delivery.offset) for delivery, _ in claim.dead}:
-            self._no_longer_waits(self.partitions[key], offset)
-        for (key, offset), due in claim.later.items():
-            self._wait_for(self.partitions[key], offset, due, is_lost=(key, offset) in claim.lost_later)
-        now = self._context.clock.now()
-        for key in claim.locked - claim.lost:
-            # An atomic handler of a lost owner may keep its row locked for a while: try again a little later.
-            partition = self.partitions[key]
-            self._memory.todo.pop(key, None)
-            partition.rests_until = now + self._context.limits.locked_pause_ms
-            for offset in [offset for offset, due in partition.pending.items() if due <= now]:
-                self._wait_for(partition, offset, partition.rests_until)
+        self._note_partitions(claim)
+        self._note_left(claim)
         busy_at = time.monotonic()
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]
@@ -518,9 +505,36 @@ class OrderedMode(Mode):
                 self._no_longer_waits(partition, delivery.offset)
             partition.in_flight[delivery.offset] = delivery.token
             partition.busy_at = busy_at
-        for key in claim.drained:
-            self.partitions[key].fresh = False
-        for key in sorted(claim.held_up):
+        return False
+
+    def _note_partitions(self, claim: Claim) -> None:
+        for key, seen in claim.partitions.items():
+            if seen is Seen.DRAINED:
+                self.partitions[key].fresh = False
+            elif seen is Seen.LOST and self._owns(key):
+                self._lose(key, "no longer the owner")
+
+    def _note_left(self, claim: Claim) -> None:
+        """Remember which redeliveries a claim did not take, and why."""
+        locked: set[str] = set()
+        held_up: set[str] = set()
+        for (key, offset), left in claim.left.items():
+            if isinstance(left, Later):
+                self._wait_for(self.partitions[key], offset, left.until, is_lost=left.is_lost)
+            elif left is Left.SETTLED:
+                self._no_longer_waits(self.partitions[key], offset)
+            else:
+                (locked if left is Left.LOCKED else held_up).add(key)
+        for delivery, _ in claim.dead:
+            self._no_longer_waits(self.partitions[delivery.key], delivery.offset)
+        now = self._context.clock.now()
+        for key in locked:
+            # An atomic handler of a lost owner may keep its row locked for a while: try again a little later.
+            partition = self.partitions[key]
+            self._memory.todo.pop(key, None)
+            partition.rests_until = now + self._context.limits.locked_pause_ms
+            for offset in [offset for offset, due in partition.pending.items() if due <= now]:
+                self._wait_for(partition, offset, partition.rests_until)
+        for key in sorted(held_up):
             self._memory.todo.pop(key, None)
             self._held_up[key] = None
-        return False

@@ -15,7 +15,7 @@ from django_mysqlqueue.runtime.polling.memory import LOOKED_AT, MAX_PARTITIONS, 
 from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service import slots
-from django_mysqlqueue.service.claims import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Seen, Want
 from django_mysqlqueue.service.deliveries import Holding, Settlement
 from django_mysqlqueue.sql.session import Session
 
@@ -101,7 +101,7 @@ class Planner:
         todo = self._memory.todo
         for want in plan.wants:
             # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
-            if want.key in todo and want.key not in claim.missing:
+            if want.key in todo and claim.partitions.get(want.key) is not Seen.MISSING:
                 todo[want.key] = todo.pop(want.key)
         poll_soon = self._mode.claimed(claim, plan.max_due)
         self._memory.depths.learn(plan.wants, claim, hungry=plan.hungry, most=self._configuration.claim_size)
@@ -109,7 +109,7 @@ class Planner:
 
     def took(self, plan: Plan, claim: Claim) -> None:
         """Note which priority had its turn. A claim that finds no offsets row is repeated when the row is there."""
-        if claim.deliveries or not claim.missing:
+        if claim.deliveries or Seen.MISSING not in claim.partitions.values():
             self._turns.took(plan.priority, plan.among)
 
     def has_claim(self) -> bool:

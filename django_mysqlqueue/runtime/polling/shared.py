@@ -13,7 +13,7 @@ from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE, Limited
 from django_mysqlqueue.runtime.polling.memory import Memory
 from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.claims import Claim, Due, Want
+from django_mysqlqueue.service.claims import Claim, Due, Later, Left, Seen, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
 
 MAX_WINDOW = 10_000
@@ -127,7 +127,7 @@ class SharedMode(Mode):
         expected, self._expects_clock_step = self._expects_clock_step, False
         # Rows of a key without a slot are made due later, as many as possible at once.
         limited_window = LIMITED_WINDOW if self._configuration.handler.limits.limits_keys else 0
-        return Due(most, max(most, self._window, limited_window), held, expected, with_slots)
+        return Due(most, max(most, self._window, limited_window), held, expected, with_slots, self._context.subset)
 
     def resume(self) -> None:
         """Look for redeliveries again that waited for the end of a suspected poison message, or for a slot."""
@@ -149,21 +149,24 @@ class SharedMode(Mode):
     def claimed(self, claim: Claim, max_due: int) -> bool:
         """Remember what a claim found, and return whether to poll soon, because more redeliveries may be due."""
         todo = self._memory.todo
-        self._left_suspects = self._left_suspects or bool(claim.held_up)
+        left = claim.left.values()
+        self._left_suspects = self._left_suspects or Left.SUSPECT in left
         poll_soon = False
         if max_due:
+            waits = any(isinstance(reason, Later) for reason in left)
             if self._limited:
-                self._rest_due(without_slots=not claim.deliveries and bool(claim.later))
+                self._rest_due(without_slots=waits and not claim.deliveries)
             most = 2 * self._configuration.claim_size
-            self._window = min(max(2 * self._window, most), MAX_WINDOW) if claim.locked else 0
+            self._window = min(max(2 * self._window, most), MAX_WINDOW) if Left.LOCKED in left else 0
             if self._is_due():
                 # Taken, or locked by another transaction: the next poll tells when more is due.
                 self._next_due = None
                 redelivered = any(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
-                poll_soon = redelivered or bool(claim.later)
-        for key in claim.drained:
-            todo.pop(key, None)
-        if todo and claim.rest is None and not (claim.looked_at or claim.deliveries or claim.missing):
+                poll_soon = redelivered or waits
+        for key, seen in claim.partitions.items():
+            if seen is Seen.DRAINED:
+                todo.pop(key, None)
+        if todo and claim.rest is None and not (claim.partitions or claim.deliveries):
             # All wanted partitions were locked by other subscribers, which will release them in a moment.
             self._health.rest(LOCKED_PAUSE)
         return poll_soon

@@ -41,7 +41,8 @@ class Counts:
         tally.dead_lettered += len(flushed.dead)
 
     def claimed(self, claim: Claim) -> None:
-        """Count the messages that a claim has passed."""
+        """Count the messages that a claim has passed or dead-lettered."""
+        self._tally.dead_lettered += len(claim.dead)
         if claim.passed:
             self._tally.passed.update(claim.passed)
             self._context.inbox.count_passed(self._ref, claim.passed)
