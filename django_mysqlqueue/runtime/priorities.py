@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, ItemsView, Iterator
+from collections.abc import Collection, ItemsView, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -25,9 +25,11 @@ class ByPriority(dict[str, V]):
         """The same by priority; empty if all partitions since this was last empty have the priority 0."""
 
     def __setitem__(self, key: str, value: V) -> None:
-        if not self._of and key.startswith(LANE_PREFIXES) and self:
-            self._of[0] = dict(super().items())
-        if self._of or key.startswith(LANE_PREFIXES):
+        if self._of:
+            self._of.setdefault(priority_of(key), {})[key] = value
+        elif key.startswith(LANE_PREFIXES):
+            if self:
+                self._of[0] = dict(super().items())
             self._of.setdefault(priority_of(key), {})[key] = value
         super().__setitem__(key, value)
 
@@ -48,6 +50,15 @@ class ByPriority(dict[str, V]):
         if key not in self:
             self[key] = default
         return self[key]
+
+    def to_end(self, keys: Iterable[str]) -> None:
+        """Move those of the partitions that are here behind the others of their priority."""
+        for key in keys:
+            if key in self:
+                dict.__setitem__(self, key, dict.pop(self, key))
+                if self._of:
+                    others = self._of[priority_of(key)]
+                    others[key] = others.pop(key)
 
     def __iter__(self) -> Iterator[str]:
         if not self._of:

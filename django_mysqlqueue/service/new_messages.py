@@ -127,20 +127,21 @@ class _New:
         """
         taking, verdicts, coalescing = self._taking, self.verdicts, self._taking.coalescing
         mine = ("", taking.ref.group)
-        before = len(self.taken)
+        left = reading.wanted - reading.taken
         last, passed = 0, False
         for number, candidate in enumerate(candidates):
             if verdicts and (reason := verdicts.get((key, candidate.offset))):
                 passed = True
                 self._pass(candidate, reason)
             elif candidate.target in mine:
-                if len(self.taken) - before == reading.wanted - reading.taken:
+                if not left:
                     break
                 until = None if coalescing is None else coalescing.waits_until(key, candidate.offset)
                 if until is None:
                     taken = taking.take(candidate)
                     if isinstance(taken, Claimed):
                         self.taken.append(taken)
+                        left -= 1
                     elif taken is None:
                         break
                     elif self._parks(candidates[number:], more=len(candidates) == reading.look_at):
@@ -154,7 +155,7 @@ class _New:
         if last:
             self.positions[key] = last
         reading.looked_at += len(candidates)
-        reading.taken += len(self.taken) - before
+        reading.taken = reading.wanted - left
         return passed
 
     def _pass(self, candidate: Candidate, reason: str) -> None:

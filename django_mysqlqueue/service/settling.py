@@ -318,10 +318,9 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
 
     Deleted messages are always recorded, because there is no other trace of their outcome.
     """
-    recorded: tuple[Action, ...] = (Action.DELETED,)
-    if delivery_events.level(ref) == "all":
-        recorded = ACKS
-    elif not any(settlement.action is Action.DELETED for settlement in settlements):
+    recorded = ACKS if delivery_events.level(ref) == "all" else (Action.DELETED,)
+    acked = [settlement for settlement in settlements if settlement.action in recorded]
+    if not acked:
         return
     not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
     _record(
@@ -329,8 +328,8 @@ def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settleme
         ref,
         [
             Event.of(settlement.delivery, OUTCOMES[settlement.action], settlement.error, settlement.handled_ms)
-            for settlement in settlements
-            if settlement.action in recorded and id(settlement) not in not_written
+            for settlement in acked
+            if id(settlement) not in not_written
         ],
     )
 

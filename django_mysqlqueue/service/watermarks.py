@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
@@ -25,8 +26,7 @@ BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 BY_ROW = f"{BY_KEY} AND s.message_offset = v.o"
 
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
+class Offsets(NamedTuple):
     """A partition's watermark and position for a group."""
 
     acked: int
@@ -118,9 +118,9 @@ def store(
     places: list[tuple[str, int, int]] = []
     for key in sorted({*watermarks, *cursors}):
         place = offsets[key]
-        moved = Offsets(max(place.acked, watermarks.get(key, 0)), max(place.claimed, cursors.get(key, 0)))
+        moved = max(place.acked, watermarks.get(key, 0)), max(place.claimed, cursors.get(key, 0))
         if moved != place:
-            places.append((key, moved.acked, moved.claimed))
+            places.append((key, *moved))
     for chunk in session.chunks(places):
         session.execute(
             session.dialect.update_joined(

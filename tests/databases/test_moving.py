@@ -483,7 +483,7 @@ def stopped_for(sub, caplog):
     """The level and the text of what it logs when it learns of a new message."""
     with caplog.at_level("INFO", "django_mysqlqueue"):
         for _ in range(3):
-            sub.poller.groups[0].notify("k")
+            sub.poller.groups[0].notify(["k"])
             sub.step()
     return [(one.levelname, one.getMessage()) for one in caplog.records if one.getMessage().startswith("group.")]
 

@@ -247,7 +247,7 @@ def test_the_slots_of_a_live_subscriber_stay_its_own_when_the_clock_steps(db, cl
     clock.step(seconds)
     other.poller._next_poll = float("inf")
     for _ in range(3):  # The first claim reads the options of the group, the second one creates the offsets row.
-        other.poller.groups[0].notify("b")
+        other.poller.groups[0].notify(["b"])
         other.poller._turn(other.poller.groups[0])
     assert other.take() is None
     owner.run(held)

@@ -179,14 +179,14 @@ def test_no_thread_is_kept_for_a_partition_whose_message_is_in_flight(db):
     while (held := sub.take()).claimed.key != "a":
         sub.run(held)
     (group,) = sub.poller.groups
-    group.notify("a")
+    group.notify(["a"])
     group.turn()
     assert sub.inbox.keep_thread(REF), "none was kept: the message behind can start only after the one in flight"
     sub.inbox.free_thread(REF)
     sub.run(held)
     sub.flush()
     assert sub.take() is not None
-    group.notify("a")
+    group.notify(["a"])
     group.turn()
     assert not sub.inbox.keep_thread(REF), "one was kept"
 
@@ -262,7 +262,7 @@ def test_a_stopped_group_claims_no_redeliveries_and_keeps_no_thread(db, stop):
         group.configuration.stopped = True
     assert group.limited.room(1) == 1, "a thread is idle"
     for _ in range(3):
-        group.notify("a")
+        group.notify(["a"])
         group.turn()
     assert sub.inbox.slots(REF) == {}
     assert DeliveryState.objects.get(partition_key="a").retry_count == 1

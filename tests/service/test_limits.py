@@ -565,7 +565,7 @@ def test_a_due_message_without_a_slot_is_not_overtaken_when_its_key_is_free_agai
     assert sub.take() is None
     Slots.objects.filter(subscriber_name=other.name).delete()
     for key in sub.poller.groups[0].limited.configure(one.limits):
-        sub.poller.groups[0].notify(key)
+        sub.poller.groups[0].notify([key])
     sub.settle()
     assert order.index(0) < order.index(1)
 

@@ -513,7 +513,7 @@ def test_a_claim_that_asks_for_it_too_early_is_told_when_it_is_due(resting):
     wants = [Want("k", due=(row().message_offset,))]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert claim.deliveries == []
-    assert claim.left == {("k", row().message_offset): Later(row().invisible_until)}
+    assert claim.left == {("k", row().message_offset): Later(row().invisible_until, is_lost=True)}
 
 
 @both_modes

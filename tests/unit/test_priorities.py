@@ -111,7 +111,7 @@ def test_names_for_people(name, text, quoted):
 names = st.sampled_from([lane(key, priority) for key in "abc" for priority in (-5, 0, 5)])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["set", "pop", "clear"]), names), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from(["set", "pop", "to_end", "clear"]), names), max_size=30))
 def test_partitions_are_a_dict_in_the_order_of_priorities(actions):
     model: dict[str, int] = {}
     mapping = ByPriority[int]()
@@ -120,6 +120,10 @@ def test_partitions_are_a_dict_in_the_order_of_priorities(actions):
             model[name] = mapping[name] = number
         elif action == "pop":
             assert mapping.pop(name, None) == model.pop(name, None)
+        elif action == "to_end":
+            mapping.to_end([name])
+            if name in model:
+                model[name] = model.pop(name)
         else:
             model.clear()
             mapping.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from django.db import Error
@@ -21,6 +22,7 @@ from django_mysqlqueue.service import claiming, watermarks
 from django_mysqlqueue.service.claims import Budget, Claim, ClaimRequest, Seen
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Retry
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -91,18 +93,18 @@ class Group(Generic[M]):
             context.prefetch.join(self.ref, self.memory.has_work)
         else:
             context.prefetch.leave(self.ref)
-        for key in self.limited.configure(handler.limits):
-            self.notify(key)
+        if rested := self.limited.configure(handler.limits):
+            self.notify(rested)
         enough = max(1, configuration.claim_size // 2)
         context.inbox.configure(handler, enough=enough, priority_share=configuration.priority_share)
         self.mode.configured()
 
     # -- what the poller asks and tells ---------------------------------------
 
-    def notify(self, key: str) -> None:
-        """Note that a partition has, or may have, unclaimed messages. Partitions outside the subset are ignored."""
-        if key in self.context.subset:
-            self.mode.notify(key)
+    def notify(self, keys: Collection[str]) -> None:
+        """Note that partitions have, or may have, unclaimed messages. Those outside the subset are ignored."""
+        subset = self.context.subset
+        self.mode.notify(keys if subset == EVERYTHING else [key for key in keys if key in subset])
 
     def wake_at(self) -> float:
         """Return when this group needs a turn even if nothing happens, by the monotonic clock."""

@@ -130,8 +130,7 @@ class Maintenance:
         after: str | None = None
         while True:
             keys, after = leasing.find_work(Session(self._using), group.ref, after=after, limit=SLICE)
-            for key in keys:
-                group.notify(key)
+            group.notify(keys)
             yield
             if sample is not None:
                 sample.add(keys)

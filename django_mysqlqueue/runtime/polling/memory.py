@@ -37,11 +37,14 @@ class Depths:
         """Forget what was learned of a partition."""
         self._own.pop(key, None)
 
-    def look_at(self, key: str, *, room: int, partitions: int) -> int:
-        """Return how many messages to look for in a partition."""
+    def bounds(self, room: int, partitions: int) -> tuple[int, int]:
+        """Return how many messages a claim looks for in each partition: at least, and at most if that is more."""
         share = room // (min(room, MAX_PARTITIONS, partitions) or 1)
-        depth = max(self.common, self._own.get(key, 1))
-        return max(1, share, min(depth, room // (2 * self._threads)))
+        return max(1, share), room // (2 * self._threads)
+
+    def look_at(self, key: str, least: int, most: int) -> int:
+        """Return how many messages to look for in a partition, within the bounds of the claim."""
+        return max(least, min(most, max(self.common, self._own.get(key, 1))))
 
     def expected(self, want: Want) -> int:
         """Return how many messages a claim will probably get from a partition: most give no more than before."""
@@ -51,6 +54,8 @@ class Depths:
 
     def fill_up(self, wants: list[Want], left: int) -> list[Want]:
         """Give the rest of a claim to partitions that had more messages than were taken the last time."""
+        if left <= 0 or not self._own:
+            return wants
         filled: list[Want] = []
         for want in wants:
             more = max(0, min(left, self._own.get(want.key, 0) - want.look_at)) if want.look_at else 0

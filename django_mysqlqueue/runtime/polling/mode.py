@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
@@ -44,8 +44,8 @@ class Mode(ABC):
         """Note that the group's options may have changed."""
 
     @abstractmethod
-    def notify(self, key: str) -> None:
-        """Note that a partition of the subset has, or may have, unclaimed messages."""
+    def notify(self, keys: Iterable[str]) -> None:
+        """Note that partitions of the subset have, or may have, unclaimed messages."""
 
     @abstractmethod
     def next_at(self) -> int | None:

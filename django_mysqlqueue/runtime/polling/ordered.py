@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -114,8 +114,7 @@ class OrderedMode(Mode):
     def _wake_due(self) -> None:
         """Put partitions with messages whose backoff is over into ``todo``."""
         now = self._context.clock.now()
-        for key, _ in self._due.pop(lambda due: due <= now):
-            self._look_at(self.partitions[key])
+        self._look_at(self.partitions[key] for key, _ in self._due.pop(lambda due: due <= now))
 
     def resume(self) -> None:
         """Look again at a partition that waited for the end of a suspected poison message."""
@@ -123,33 +122,42 @@ class OrderedMode(Mode):
             # One: a claim of many would lock them all, and take one.
             key = next(iter(self._held_up))
             del self._held_up[key]
-            self._look_at(self.partitions[key])
+            self._look_at([self.partitions[key]])
 
     def _may_resume(self) -> bool:
         return bool(self._held_up) and not self._inbox.has_suspect()
 
     # -- news -----------------------------------------------------------------
 
-    def notify(self, key: str) -> None:
-        """Note that a partition of the subset has, or may have, unclaimed messages."""
-        partition = self.partitions.get(key)
-        if partition is not None and partition.owned:
-            partition.fresh = True
-            self._look_at(partition)
-        elif key not in self.waiting:
-            self.waiting[key] = time.monotonic()
-            # A live owner finds the same messages. If it was lost since, the next tick notices it.
-            if key not in self._theirs:
-                priority = priority_of(key)
-                if self._is_ahead(priority):
-                    self._left_out.add(priority)
-                else:
-                    self._try_now = True
+    def notify(self, keys: Iterable[str]) -> None:
+        """Note that partitions of the subset have, or may have, unclaimed messages."""
+        owned: list[OwnedPartition] = []
+        for key in keys:
+            partition = self.partitions.get(key)
+            if partition is not None and partition.owned:
+                partition.fresh = True
+                owned.append(partition)
+            elif key not in self.waiting:
+                self._wait_for_owner(key)
+        self._look_at(owned)
 
-    def _look_at(self, partition: OwnedPartition) -> None:
-        partition.busy_at = time.monotonic()
-        if not (partition.leaving or self._waits(partition.key)):
-            self._memory.todo.setdefault(partition.key)
+    def _wait_for_owner(self, key: str) -> None:
+        self.waiting[key] = time.monotonic()
+        # A live owner finds the same messages. If it was lost since, the next tick notices it.
+        if key not in self._theirs:
+            priority = priority_of(key)
+            if self._is_ahead(priority):
+                self._left_out.add(priority)
+            else:
+                self._try_now = True
+
+    def _look_at(self, partitions: Iterable[OwnedPartition]) -> None:
+        now, todo = time.monotonic(), self._memory.todo
+        for partition in partitions:
+            partition.busy_at = now
+            key = partition.key
+            if not (key in todo or partition.leaving or self._waits(key)):
+                todo[key] = None
 
     def _waits(self, key: str) -> bool:
         """Return whether a partition waits for a slot, or for the end of a suspected poison message."""
@@ -349,8 +357,8 @@ class OrderedMode(Mode):
             partition.fresh = True
             for row in rows:
                 self._wait_for(partition, row.offset, row.due, is_lost=row.is_lost)
-            self._look_at(partition)
             self._reload.discard(key)
+        self._look_at(self.partitions[key] for key in pending)
         self._memory.unfinished |= set(keys)
 
     def _wait_for(self, partition: OwnedPartition, offset: int, due: int, *, is_lost: bool = False) -> None:
@@ -439,11 +447,16 @@ class OrderedMode(Mode):
                 del self._memory.todo[key]  # Until the outcomes of its deliveries are written.
                 return None
             self._inbox.unblock(self.ref, key)
+        if not partition.pending:
+            if partition.fresh:
+                return Want(key, look_at=limit)
+            del self._memory.todo[key]
+            return None
         now = self._context.clock.now()
-        if now < partition.rests_until and partition.pending:
+        if now < partition.rests_until:
             del self._memory.todo[key]  # Until ``_wake_due`` puts it back.
             return None
-        strict = self._configuration.handler.on_failure == "block" and bool(partition.pending)
+        strict = self._configuration.handler.on_failure == "block"
         if strict and partition.in_flight:
             del self._memory.todo[key]
             return None
@@ -473,15 +486,13 @@ class OrderedMode(Mode):
                 continue
             if partition.in_flight.get(delivery.offset) == delivery.token:
                 del partition.in_flight[delivery.offset]
-            due = flushed.waiting.get((delivery.key, delivery.offset))
             if settlement.action is Action.STALE and partition.owned:
                 self._reload.add(delivery.key)
-            if due is not None:
+            if flushed.waiting and (due := flushed.waiting.get((delivery.key, delivery.offset))) is not None:
                 self._wait_for(partition, delivery.offset, due)
             touched[delivery.key] = partition
+        self._look_at(partition for partition in touched.values() if partition.owned)
         for partition in touched.values():
-            if partition.owned:
-                self._look_at(partition)
             self._forget_if_done(partition)
         for settlement in flushed.stale:
             if self._owns(settlement.delivery.key):

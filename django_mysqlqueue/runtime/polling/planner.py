@@ -98,11 +98,9 @@ class Planner:
 
     def claimed(self, plan: Plan, claim: Claim) -> bool:
         """Remember what a claim found, and return whether to poll soon."""
-        todo = self._memory.todo
-        for want in plan.wants:
-            # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
-            if want.key in todo and claim.partitions.get(want.key) is not Seen.MISSING:
-                todo[want.key] = todo.pop(want.key)
+        # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
+        seen = claim.partitions
+        self._memory.todo.to_end([want.key for want in plan.wants if seen.get(want.key) is not Seen.MISSING])
         poll_soon = self._mode.claimed(claim, plan.max_due)
         self._memory.depths.learn(plan.wants, claim, hungry=plan.hungry, most=self._configuration.claim_size)
         return poll_soon
@@ -156,6 +154,7 @@ class Planner:
         """
         depths, want_of = self._memory.depths, self._mode.want
         partitions = self._memory.todo.of(priority)
+        share, deepest = depths.bounds(room, len(partitions))
         # Only as many as are looked at: the list may be long, and this runs in each turn.
         keys = list(islice(partitions, LOOKED_AT))
         wants: list[Want] = []
@@ -171,7 +170,7 @@ class Planner:
         for key in keys:
             if left <= 0 or len(wants) >= MAX_PARTITIONS:
                 break
-            want = want_of(key, min(left, depths.look_at(key, room=room, partitions=len(partitions))))
+            want = want_of(key, min(left, depths.look_at(key, share, deepest)))
             if want is not None:
                 wants.append(want)
                 left -= depths.expected(want)
@@ -184,8 +183,7 @@ class Planner:
             limited.note_stored(slots.keys_held(Session(context.using), self._ref, context.subscriber))
         self._inbox.return_late(self._ref)
         ask = partial(limited.ask, context.using)
-        for key in limited.rested(context.clock.now(), ask):
-            mode.notify(key)
+        mode.notify(limited.rested(context.clock.now(), ask))
         mode.resume()
         if self._may_claim():
             limited.keep_thread(self._memory.todo, mode.is_free)

@@ -434,8 +434,7 @@ class Poller:
             for topic, changed in keys.items():
                 for group in self.by_topic.get(topic, ()):
                     with self._apart(group):
-                        for key in changed:
-                            group.notify(key)
+                        group.notify(changed)
             more = batch.more
             if not more:
                 break

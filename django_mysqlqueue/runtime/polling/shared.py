@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.polling.configured import Configuration
@@ -56,10 +56,11 @@ class SharedMode(Mode):
         # The claim that found the other options has looked for nothing.
         self._expects_clock_step = True
 
-    def notify(self, key: str) -> None:
-        """Note that a partition of the subset has, or may have, unclaimed messages."""
-        if not self._limited.rests(key):
-            self._memory.todo[key] = None
+    def notify(self, keys: Iterable[str]) -> None:
+        """Note that partitions of the subset have, or may have, unclaimed messages."""
+        for key in keys:
+            if not self._limited.rests(key):
+                self._memory.todo[key] = None
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""

@@ -118,8 +118,7 @@ class Writer:
             settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
         self._inbox.written(settlements)
         if limited and ended:
-            for key in limited.finished(ended):
-                self._mode.notify(key)
+            self._mode.notify(limited.finished(ended))
         self._mode.resume()
         memory.unfinished |= flushed.unfinished
         memory.skipped |= flushed.skipped

@@ -50,7 +50,7 @@ def group_of(mode: str, **options) -> Group:
 def claim_all(group: Group) -> list[Claimed]:
     """Lets the group have its turns; acks what has come into its inbox, and returns it."""
     for key in "ab":
-        group.notify(key)
+        group.notify([key])
     if isinstance(group.mode, OrderedMode):
         group.mode.rebalance([], ["alone"], steal=False)
     while group.wants_turn():
