@@ -86,16 +86,9 @@ def note(session: Session, rows: Iterable[tuple[str, str, str, str, int, int]]) 
 
 def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], Noted]:
     """Return what is noted about keys, each given as the primary key of its row."""
-    found: dict[tuple[str, str, str, str], Noted] = {}
-    for chunk in session.chunks(sorted(keys)):
-        for *key, offset, superseding in session.rows(
-            f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset, s.superseding_offset "
-            f"FROM {session.dialect.rows(('g', 't', 'k', 'c'), len(chunk))} "
-            f"{session.dialect.join_to(KEYS, 's')} ON {BY_KEY}",
-            flat(chunk),
-        ):
-            found[key[0], key[1], key[2], key[3]] = Noted(offset, superseding)
-    return found
+    select = f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset, s.superseding_offset"
+    joins = f"{session.dialect.join_to(KEYS, 's')} ON {BY_KEY}"
+    return {row[:4]: Noted(*row[4:]) for row in session.joined(select, "gtkc", keys, joins, plain=True)}
 
 
 def is_superseding(session: Session, ref: GroupRef, partition: str, offset: int, key: str) -> bool:

@@ -117,16 +117,8 @@ def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = 
 
     ``locking``: the clause that locks the rows (default: do not lock).
     """
-    found: dict[str, str] = {}
-    for chunk in session.chunks(sorted(keys)):
-        found.update(
-            session.rows(
-                f"SELECT s.partition_key, s.leased_by FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join_to(LEASES, 's')} ON {BY_KEY}{locking}",
-                (*chunk, *ref),
-            )
-        )
-    return found
+    joins = f"{session.dialect.join_to(LEASES, 's')} ON {BY_KEY}{locking}"
+    return dict(session.joined("SELECT s.partition_key, s.leased_by", "k", keys, joins, after=ref, plain=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +199,25 @@ def _assign(session: Session, ref: GroupRef, keys: Sequence[str], subscriber: st
 
 def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettled]:
     """Return the claimed and unsettled deliveries of partitions, in offset order."""
-    found: list[Unsettled] = []
-    for chunk in session.chunks(sorted(keys)):
-        found += [
-            Unsettled(
-                key,
-                offset,
-                token,
-                0 if token or delivered_at > now + CLOCK_STEP_MS else due,
-                losses.is_lost(token, delivered_by),
-            )
-            for key, offset, token, due, delivered_by, delivered_at, now in session.rows(
-                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, "
-                f"s.delivered_by, s.delivered_at, {session.dialect.now_ms} "
-                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(STATE, 's')} "
-                f"ON {BY_KEY} WHERE s.acked = %s",
-                (*chunk, *ref, False),
-            )
-        ]
-    found.sort(key=lambda row: (row.key, row.offset))
-    return found
+    rows = session.joined(
+        "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, "
+        f"s.delivered_by, s.delivered_at, {session.dialect.now_ms}",
+        "k",
+        keys,
+        f"{session.dialect.join_to(STATE, 's')} ON {BY_KEY} WHERE s.acked = %s",
+        after=(*ref, False),
+        plain=True,
+    )
+    return [
+        Unsettled(
+            key,
+            offset,
+            token,
+            0 if token or delivered_at > now + CLOCK_STEP_MS else due,
+            losses.is_lost(token, delivered_by),
+        )
+        for key, offset, token, due, delivered_by, delivered_at, now in sorted(rows)
+    ]
 
 
 def verify_owned(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.options.delivery_limits import NO_KEY
@@ -255,30 +255,23 @@ def _due_shared(taking: Taking, asked: Due) -> list[tuple[str, int, int]]:
 
 
 def _lock_due(session: Session, ref: GroupRef, due: Sequence[tuple[str, int]]) -> dict[tuple[str, int], _Row]:
-    rows: dict[tuple[str, int], _Row] = {}
-    for chunk in session.chunks(sorted(due)):
-        for key, offset, *rest in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivery_token, s.suspect, s.delivered_by, "
-            f"s.delivered_at, s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
-            (*flat(chunk), *ref, False),
-        ):
-            rows[key, offset] = _Row(*rest)
-    return rows
+    rows = session.joined(
+        "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivery_token, s.suspect, s.delivered_by, "
+        "s.delivered_at, s.retry_count, s.last_error",
+        "ko",
+        due,
+        f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
+        after=(*ref, False),
+        plain=True,
+    )
+    return {(key, offset): _Row(*rest) for key, offset, *rest in rows}
 
 
 def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
     """Return those of the rows that SKIP LOCKED left out that exist unsettled: another transaction has locked them."""
-    found: set[tuple[str, int]] = set()
-    for chunk in session.chunks(sorted(rows)):
-        found.update(
-            session.rows(
-                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s",
-                (*flat(chunk), *ref, False),
-            )
-        )
-    return found
+    joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s"
+    select = "SELECT s.partition_key, s.message_offset"
+    return set(session.joined(select, "ko", rows, joins, after=(*ref, False), plain=True))
 
 
 def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
@@ -308,16 +301,10 @@ def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
 
 def _candidates(taking: Taking, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], Candidate]:
     """Return what is needed of the message of each row."""
-    session = taking.session
-    columns = taking.columns([key for key, _ in rows], "m.")
-    contents: dict[int, tuple[Any, ...]] = {}
-    for chunk in session.chunks([offset for _, offset in rows]):
-        for offset, *content in session.rows(
-            f"SELECT m.`offset`, {columns} FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-            chunk,
-        ):
-            contents[offset] = ("", *content)
+    select = f"SELECT m.`offset`, {taking.columns([key for key, _ in rows], 'm.')}"
+    joins = f"{taking.session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    messages = taking.session.joined(select, "o", [offset for _, offset in rows], joins, plain=True)
+    contents = {offset: ("", *content) for offset, *content in messages}
     return {row: Candidate(*row, *contents.get(row[1], ())) for row in rows}
 
 

@@ -85,17 +85,16 @@ def release_unstarted(using: str, refs: Collection[GroupRef], left: Sequence[tup
 
 
 def _release_unstarted(session: Session, ref: GroupRef, left: Sequence[tuple[int, int]]) -> int:
-    rows: list[tuple[str, int, int, int, bool, str]] = []
-    for chunk in session.chunks(sorted(left)):
-        rows += session.rows(
-            "SELECT s.partition_key, s.message_offset, s.retry_count, s.delivery_token, s.suspect, s.delivered_by "
-            f"FROM {session.dialect.rows(('o', 't'), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
-            f"{session.dialect.join_to(STATE, 's')} ON s.consumer_group = %s AND s.topic = %s "
-            "AND s.partition_key = m.partition_key AND s.message_offset = v.o "
-            "AND s.delivery_token = v.t AND s.acked = %s",
-            (*flat(chunk), *ref, False),
-        )
+    rows = session.joined(
+        "SELECT s.partition_key, s.message_offset, s.retry_count, s.delivery_token, s.suspect, s.delivered_by",
+        "ot",
+        left,
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o "
+        f"{session.dialect.join_to(STATE, 's')} ON s.consumer_group = %s AND s.topic = %s "
+        "AND s.partition_key = m.partition_key AND s.message_offset = v.o "
+        "AND s.delivery_token = v.t AND s.acked = %s",
+        after=(*ref, False),
+    )
     if not rows:
         return 0
     settlements = [

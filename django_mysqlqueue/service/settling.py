@@ -367,15 +367,10 @@ def _read_rows(
     session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[int, bool]]:
     """Return the token of each row, and whether it is settled, without locks."""
-    found: dict[tuple[str, int], tuple[int, bool]] = {}
-    for chunk in session.chunks(rows):
-        for key, offset, token, acked in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked "
-            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
-            (*flat(chunk), *ref),
-        ):
-            found[key, offset] = (token, bool(acked))
-    return found
+    select = "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked"
+    joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}"
+    found = session.joined(select, "ko", rows, joins, after=ref, plain=True)
+    return {(key, offset): (token, bool(acked)) for key, offset, token, acked in found}
 
 
 def _apply_failures(
@@ -445,16 +440,10 @@ def _lock_rows(
     With ``skip_locked`` as ``how``, other transactions are not waited for: a handler of the row's new holder may have
     acked in a long one.
     """
-    tokens: dict[tuple[str, int], int] = {}
-    for chunk in session.chunks(rows):
-        for key, offset, token in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.delivery_token "
-            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
-            f"ON {BY_ROW} AND s.acked = %s{how}",
-            (*flat(chunk), *ref, False),
-        ):
-            tokens[key, offset] = token
-    return tokens
+    select = "SELECT s.partition_key, s.message_offset, s.delivery_token"
+    joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{how}"
+    found = session.joined(select, "ko", rows, joins, after=(*ref, False), plain=True)
+    return {(key, offset): token for key, offset, token in found}
 
 
 def _make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int, int, str | None, int]]) -> None:

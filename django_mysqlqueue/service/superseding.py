@@ -12,7 +12,7 @@ from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.sql.session import Session, run
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -121,26 +121,23 @@ class Coalescing:
         session = self._session
         keys = {(one.partition, offset): one for one, offset in claimed.items()}
         due: dict[tuple[str, int], int] = {}
-        for chunk in session.chunks(sorted(keys)):
-            for partition, offset, due_at, delivered_at in session.rows(
-                "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_at "
-                f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
-                f"ON {BY_ROW} AND s.acked = %s AND s.delivery_token <> 0",
-                (*flat(chunk), *self._ref, False),
-            ):
-                wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
-                if self._is_doubtful or leasing.is_later(due_at, delivered_at, self._now):
-                    self._until[keys[partition, offset]] = self._now + wait
-                else:
-                    due[partition, offset] = self._now + wait
+        for partition, offset, due_at, delivered_at in session.joined(
+            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_at",
+            "ko",
+            keys,
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivery_token <> 0",
+            after=(*self._ref, False),
+            plain=True,
+        ):
+            wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
+            if self._is_doubtful or leasing.is_later(due_at, delivered_at, self._now):
+                self._until[keys[partition, offset]] = self._now + wait
+            else:
+                due[partition, offset] = self._now + wait
         # A handler that has acked in a transaction of its own has locked the row, so that nobody can extend it.
-        for chunk in session.chunks(sorted(due)):
-            lost = session.rows(
-                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{session.dialect.skip_locked}",
-                (*flat(chunk), *self._ref),
-            )
-            self._until |= {keys[place]: due[place] for place in set(chunk) - set(lost)}
+        joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{session.dialect.skip_locked}"
+        lost = session.joined("SELECT s.partition_key, s.message_offset", "ko", due, joins, after=self._ref, plain=True)
+        self._until |= {keys[place]: due[place] for place in due.keys() - set(lost)}
 
     def _is_superseding(self, one: Coalesced, offset: int) -> bool:
         return self._superseding.get(one) == offset
@@ -200,18 +197,9 @@ class Coalescing:
 
 def _matching(session: Session, policy: FilterPolicy, offsets: Collection[int]) -> set[int]:
     """Return the messages that a group with a filter gets."""
-    found: set[int] = set()
-    for chunk in session.chunks(sorted(offsets)):
-        found.update(
-            offset
-            for offset, metadata in session.rows(
-                f"SELECT m.`offset`, m.metadata FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-                chunk,
-            )
-            if policy.matches(decode_metadata(metadata))
-        )
-    return found
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+    found = session.joined("SELECT m.`offset`, m.metadata", "o", offsets, joins, plain=True)
+    return {offset for offset, metadata in found if policy.matches(decode_metadata(metadata))}
 
 
 def _claimed(session: Session, ref: GroupRef, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], bool]:
@@ -219,17 +207,17 @@ def _claimed(session: Session, ref: GroupRef, places: Collection[tuple[str, int]
 
     Those that it has got have delivery state, as long as an earlier message of the partition is unsettled.
     """
-    found: dict[tuple[str, int], bool] = {}
-    for chunk in session.chunks(sorted(places)):
-        for partition, offset, has_state in session.rows(
-            f"SELECT v.k, v.o, s.message_offset IS NOT NULL FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(OFFSETS, 'f')} ON f.consumer_group = %s AND f.topic = %s "
-            f"AND f.partition_key = v.k AND f.offset_claimed >= v.o "
-            f"{session.dialect.join_to(STATE, 's', left=True)} ON {BY_ROW}",
-            (*flat(chunk), *ref, *ref),
-        ):
-            found[partition, offset] = bool(has_state)
-    return found
+    found = session.joined(
+        "SELECT v.k, v.o, s.message_offset IS NOT NULL",
+        "ko",
+        places,
+        f"{session.dialect.join_to(OFFSETS, 'f')} ON f.consumer_group = %s AND f.topic = %s "
+        "AND f.partition_key = v.k AND f.offset_claimed >= v.o "
+        f"{session.dialect.join_to(STATE, 's', left=True)} ON {BY_ROW}",
+        after=(*ref, *ref),
+        plain=True,
+    )
+    return {(partition, offset): bool(has_state) for partition, offset, has_state in found}
 
 
 def give_up(

@@ -76,32 +76,17 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
 
 def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]:
     """Return the partitions that have an offsets row."""
-    found: set[str] = set()
-    for chunk in session.chunks(sorted(keys)):
-        found.update(
-            key
-            for (key,) in session.rows(
-                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
-                (*chunk, *ref),
-            )
-        )
-    return found
+    joins = f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}"
+    return {key for (key,) in session.joined("SELECT s.partition_key", "k", keys, joins, after=ref, plain=True)}
 
 
 def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False) -> dict[str, Offsets]:
     """Lock the offsets rows of partitions in order of key, and return them."""
-    suffix = session.dialect.skip_locked if skip_locked else session.dialect.for_update
-    found: dict[str, Offsets] = {}
-    for chunk in session.chunks(sorted(keys)):
-        for key, acked, claimed in session.rows(
-            f"SELECT s.partition_key, s.offset_acked, s.offset_claimed "
-            f"FROM {session.dialect.rows(('k',), len(chunk))} "
-            f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}{suffix}",
-            (*chunk, *ref),
-        ):
-            found[key] = Offsets(acked, claimed)
-    return found
+    locking = session.dialect.skip_locked if skip_locked else session.dialect.for_update
+    select = "SELECT s.partition_key, s.offset_acked, s.offset_claimed"
+    joins = f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}{locking}"
+    rows = session.joined(select, "k", keys, joins, after=ref, plain=True)
+    return {key: Offsets(acked, claimed) for key, acked, claimed in rows}
 
 
 def store(

@@ -260,7 +260,7 @@ def test_a_stopped_group_claims_no_redeliveries_and_keeps_no_thread(db, stop):
         assert group.configuration.refused
     else:
         group.configuration.stopped = True
-    assert group.limited.room(1) == 1, "a thread is idle"
+    assert group.limited.room() == 1, "a thread is idle"
     for _ in range(3):
         group.notify(["a"])
         group.turn()

@@ -234,9 +234,9 @@ def test_rests_end_when_the_clock_has_been_corrected():
     claim.rest = Rest(3_600_000, NO_KEY, in_flight=False)
     limited.claimed(claim, 3_599_000)
     assert limited.rested(3_599_500, never) == []
-    assert limited.room(1) == 0
+    assert limited.room() == 0
     assert limited.rested(1000, never) == ["a"]
-    assert limited.room(1) == 1
+    assert limited.room() == 1
     assert limited.next_at() is None
 
 

@@ -16,8 +16,9 @@ from django_mysqlqueue.runtime.polling.health import Health
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
 from django_mysqlqueue.runtime.polling.memory import Memory
 from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.runtime.polling.planner import Plan, Planner
-from django_mysqlqueue.runtime.polling.writing import Counts, Writer
+from django_mysqlqueue.runtime.polling.writing import Counts, Unwritten, Writer
 from django_mysqlqueue.service import claiming, watermarks
 from django_mysqlqueue.service.claims import Budget, Claim, ClaimRequest, Seen
 from django_mysqlqueue.service.deliveries import Settlement
@@ -59,11 +60,11 @@ class Group(Generic[M]):
         self.memory = Memory(context.threads)
         threads, lease_ms = context.threads, context.lease_ms
         self.limited = Limited(context.inbox, handler.ref, context.subscriber, threads=threads, lease_ms=lease_ms)
-        self.mode = self._mode(context, self.configuration, self.memory, self.limited, self.health)
-        parts = context, self.configuration, self.memory, self.limited, self.mode
-        self.planner = Planner(*parts)
-        self.writer = Writer(*parts, counts=self.counts)
-        self.hand_out = HandOut(context, self.configuration, self.health)
+        parts = Parts(context, self.configuration, self.memory, self.limited, self.health)
+        self.mode = self._mode(parts)
+        self.planner = Planner(parts, self.mode)
+        self.writer = Writer(parts, self.mode, self.counts)
+        self.hand_out = HandOut(parts)
         self._apply()
 
     # -- options --------------------------------------------------------------
@@ -93,7 +94,7 @@ class Group(Generic[M]):
             context.prefetch.join(self.ref, self.memory.has_work)
         else:
             context.prefetch.leave(self.ref)
-        if rested := self.limited.configure(handler.limits):
+        if rested := self.limited.configure(handler.limits, per_call=handler.batch_size):
             self.notify(rested)
         enough = max(1, configuration.claim_size // 2)
         context.inbox.configure(handler, enough=enough, priority_share=configuration.priority_share)
@@ -191,13 +192,13 @@ class Group(Generic[M]):
         """Write what is to be written, with a claim if there is something to claim, and return the claim."""
         try:
             claim = self._claim(plan) if plan.claims else None
-            written = self.writer.flush(plan.settlements, plan.also, plan.holding) if claim is None else claim.flushed
+            written = self.writer.flush(plan.unwritten) if claim is None else claim.flushed
         except Exception as error:
-            self.writer.not_written(plan.settlements, plan.also, plan.holding, error)
+            self.writer.not_written(plan.unwritten, error)
             raise
         if claim is not None:
             self.planner.took(plan, claim)
-        self.writer.written(plan.settlements, written, claim)
+        self.writer.written(plan.unwritten.settlements, written, claim)
         return claim
 
     def _claim(self, plan: Plan) -> Claim:
@@ -220,18 +221,18 @@ class Group(Generic[M]):
     def _request(self, plan: Plan) -> ClaimRequest:
         due = None
         if plan.max_due:
-            with_slots = self.planner.room_for_slots() if self.limited.is_partial else 2**62
+            with_slots = self.limited.room() if self.limited.is_partial else 2**62
             due = self.mode.redeliveries(plan.max_due, with_slots)
         return ClaimRequest(
             self.configuration.claimant,
             plan.wants,
             claiming.new_token(),
-            plan.settlements,
-            plan.also,
+            plan.unwritten.settlements,
+            plan.unwritten.also,
             due=due,
             budget=Budget(plan.room, self.configuration.max_bytes, suspects=int(not self.context.inbox.has_suspect())),
             passes=self.passes,
-            holding=plan.holding,
+            holding=plan.unwritten.holding,
         )
 
     def _obey(self, claim: Claim) -> bool:
@@ -262,13 +263,7 @@ class Group(Generic[M]):
             if not (settlements or self.memory.unfinished):
                 return
             also = self.memory.take_unfinished(self.context.limits.flushed)
-            holding = self.limited.news()
-            try:
-                flushed = self.writer.flush(settlements, also, holding)
-            except Exception as error:
-                self.writer.not_written(settlements, also, holding, error)
-                raise
-            self.writer.written(settlements, flushed)
+            self._write(Plan(Unwritten(settlements, also, self.limited.news())))
 
     def cut_off(self) -> tuple[list[Settlement], list[list[Held]]]:
         """See ``Inbox.cut_off``."""

@@ -9,9 +9,8 @@ from django_mysqlqueue.options.backoff import Failures
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import dead_ends
 from django_mysqlqueue.runtime.log import delivery_fields, event, failing
-from django_mysqlqueue.runtime.polling.configured import Configuration
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.health import REST, Health
+from django_mysqlqueue.runtime.polling.health import REST
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.service import payloads
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -22,11 +21,9 @@ INFINITE = float("inf")
 class HandOut:
     """Puts what a group has claimed into the inbox, or releases it."""
 
-    def __init__(self, context: Context, configuration: Configuration, health: Health) -> None:
-        self._context = context
-        self._inbox = context.inbox
-        self._configuration = configuration
-        self._health = health
+    def __init__(self, parts: Parts) -> None:
+        self._context, self._configuration, self._health = parts.context, parts.configuration, parts.health
+        self._inbox = parts.context.inbox
         self._unanswered = Failures(REST)
         """Claims in a row for which the database did not return all payloads."""
 

@@ -47,6 +47,7 @@ class Limited:
         self._threads = threads
         self._lease_ms = lease_ms
         self._limits = NO_LIMITS
+        self._per_call = 1
         self.is_partial = False
         """Whether only the messages of some partitions need slots."""
         self._stored: dict[str, int] = {}
@@ -73,8 +74,10 @@ class Limited:
         self._others = -1
         """Number of deliveries without slots that had been started when a thread was kept."""
 
-    def configure(self, limits: DeliveryLimits) -> list[str]:
+    def configure(self, limits: DeliveryLimits, *, per_call: int = 1) -> list[str]:
         """Use limits from now on, and return the partitions that waited for a slot, to be asked for again.
+
+        ``per_call``: the number of messages that one call of the handler gets.
 
         If they differ from those before, all waiting deliveries are returned. Slots of another rate are not released:
         they are used up, as after a crash. Otherwise, ten slots of 100/s would make room for ten of 1/h.
@@ -84,7 +87,7 @@ class Limited:
             returned = self._inbox.take_returned(self._ref)
             kept = {key: slots for key, slots in returned.items() if limits.has_interval_of(self._limits, key)}
             self._inbox.put_back_returned(self._ref, kept)
-        self._limits = limits
+        self._limits, self._per_call = limits, per_call
         self.is_partial = limits.limits_some_keys and limits.limit_by is None
         rested = list(self._resting)
         self.reset()
@@ -146,7 +149,7 @@ class Limited:
         """The number of partitions that wait for a slot."""
         return len(self._resting)
 
-    def room(self, per_call: int) -> int:
+    def room(self) -> int:
         """Return how many deliveries this process can start soon: more slots would be of no use to it."""
         if self._rest is not None:
             return 0
@@ -155,7 +158,7 @@ class Limited:
         if elapsed >= AHEAD:
             self._recent = round((started - self._sampled) * AHEAD / elapsed)
             self._sampled_at, self._sampled = time.monotonic(), started
-        return max(0, self._inbox.idle_threads(self._threads) * per_call + self._recent - waiting)
+        return max(0, self._inbox.idle_threads(self._threads) * self._per_call + self._recent - waiting)
 
     # -- slots ----------------------------------------------------------------
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 
-from django_mysqlqueue.runtime.polling.configured import Configuration
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.health import Health
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.runtime.polling.memory import Memory
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.service.claims import Claim, Due, Want
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Settlement
 
@@ -20,16 +16,10 @@ class Mode(ABC):
     What only one of the two modes has to do is nothing in the other.
     """
 
-    def __init__(
-        self, context: Context, configuration: Configuration, memory: Memory, limited: Limited, health: Health
-    ) -> None:
-        self.ref = configuration.ref
-        self._context = context
-        self._inbox = context.inbox
-        self._configuration = configuration
-        self._memory = memory
-        self._limited = limited
-        self._health = health
+    def __init__(self, parts: Parts) -> None:
+        self._context, self._configuration, self._memory, self._limited, self._health = parts
+        self._inbox = parts.context.inbox
+        self.ref = parts.configuration.ref
 
     @abstractmethod
     def __enter__(self) -> None:

@@ -10,12 +10,8 @@ from itertools import islice
 
 from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.runtime.polling.configured import Configuration
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.health import Health
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.runtime.polling.memory import Memory
 from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.runtime.timers import Timers
 from django_mysqlqueue.service import leasing, watermarks
@@ -63,10 +59,8 @@ class OwnedPartition:
 class OrderedMode(Mode):
     """Leased partitions: one subscriber at a time handles each, in the order of the log."""
 
-    def __init__(
-        self, context: Context, configuration: Configuration, memory: Memory, limited: Limited, health: Health
-    ) -> None:
-        super().__init__(context, configuration, memory, limited, health)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         self.partitions: dict[str, OwnedPartition] = {}
         self.waiting = ByPriority[float]()
         """Partitions with work that this process does not own → since when it knows of them (monotonic)."""

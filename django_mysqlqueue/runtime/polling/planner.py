@@ -8,36 +8,30 @@ from itertools import islice
 from typing import NamedTuple
 
 from django_mysqlqueue.names.keys import LOWEST_PRIORITY
-from django_mysqlqueue.runtime.polling.configured import Configuration
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.runtime.polling.memory import LOOKED_AT, MAX_PARTITIONS, Memory
+from django_mysqlqueue.runtime.polling.memory import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.runtime.polling.parts import Parts
+from django_mysqlqueue.runtime.polling.writing import Unwritten
 from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service import slots
 from django_mysqlqueue.service.claims import Claim, Seen, Want
-from django_mysqlqueue.service.deliveries import Holding, Settlement
 from django_mysqlqueue.sql.session import Session
 
 
 class Plan(NamedTuple):
     """What one turn writes, and claims in the same transaction."""
 
-    settlements: list[Settlement]
-    also: set[str]
-    """Further partitions whose watermarks can advance."""
-    holding: Holding | None
-    """What this process holds, if the rows of a group with limits must say so."""
-    wants: Sequence[Want]
-    max_due: int
+    unwritten: Unwritten
+    wants: Sequence[Want] = ()
+    max_due: int = 0
     """Maximum number of redeliveries from any partition (shared mode)."""
-    room: int
+    room: int = 0
     """Maximum number of messages."""
-    priority: int
+    priority: int = 0
     """The priority of the messages."""
-    among: Collection[int]
+    among: Collection[int] = ()
     """The priorities with work among which it was chosen; none if there was no room."""
-    hungry: bool
+    hungry: bool = False
     """Whether none of them waits in this process."""
 
     @property
@@ -49,15 +43,10 @@ class Plan(NamedTuple):
 class Planner:
     """Decides what a group looks at next, from what it remembers, the room in the inbox, and the slots."""
 
-    def __init__(
-        self, context: Context, configuration: Configuration, memory: Memory, limited: Limited, mode: Mode
-    ) -> None:
-        self._context = context
-        self._inbox = context.inbox
-        self._ref = configuration.ref
-        self._configuration = configuration
-        self._memory = memory
-        self._limited = limited
+    def __init__(self, parts: Parts, mode: Mode) -> None:
+        self._context, self._configuration, self._memory, self._limited, _ = parts
+        self._inbox = parts.context.inbox
+        self._ref = parts.configuration.ref
         self._mode = mode
         self._turns = Turns()
 
@@ -85,9 +74,7 @@ class Planner:
         if not (wants or max_due or memory.taken or memory.unfinished or holding):
             return None
         return Plan(
-            memory.taken,
-            memory.take_unfinished(self._context.limits.flushed),
-            holding,
+            Unwritten(memory.taken, memory.take_unfinished(self._context.limits.flushed), holding),
             wants,
             max_due,
             room,
@@ -140,12 +127,8 @@ class Planner:
             max_bytes=configuration.max_bytes,
         )
         if room and self._limited and not self._claims_without_slots(priority):
-            room = min(room, self.room_for_slots())
+            room = min(room, self._limited.room())
         return room
-
-    def room_for_slots(self) -> int:
-        """Return how many messages that need slots this process can start soon."""
-        return self._limited.room(self._configuration.handler.batch_size)
 
     def wants(self, priority: int, room: int) -> list[Want]:
         """Return what to claim with room: if only some messages need slots, half of it at most is for those.
@@ -159,7 +142,7 @@ class Planner:
         keys = list(islice(partitions, LOOKED_AT))
         wants: list[Want] = []
         if self._limited.is_partial:
-            most_slots = min(room, self.room_for_slots())
+            most_slots = min(room, self._limited.room())
             needing, keys = self._limited.split(keys, most_slots)
             most = min(most_slots, (room + 1) // 2) if keys else most_slots
             needing = needing[: min(most, MAX_PARTITIONS)]
@@ -229,7 +212,7 @@ class Planner:
         if (limited and not limited.is_partial) or not self._may_claim():
             return 0, [], 0
         most = min(configuration.claim_size, configuration.least) // 2
-        most_slots = self.room_for_slots() if limited else 0
+        most_slots = self._limited.room() if limited else 0
         due = most_slots if limited.has_due else 0
         for priority in self._turns.order(priorities, configuration.priority_share):
             keys = islice(self._memory.todo.of(priority), LOOKED_AT)

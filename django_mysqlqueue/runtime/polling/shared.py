@@ -6,12 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 
 from django_mysqlqueue.options.backoff import Failures
-from django_mysqlqueue.runtime.polling.configured import Configuration
-from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.health import Health
-from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE, Limited
-from django_mysqlqueue.runtime.polling.memory import Memory
+from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE
 from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claims import Claim, Due, Later, Left, Seen, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
@@ -27,10 +24,8 @@ LOCKED_PAUSE = 0.01
 class SharedMode(Mode):
     """Competing consumers: any partition, any message, no leases."""
 
-    def __init__(
-        self, context: Context, configuration: Configuration, memory: Memory, limited: Limited, health: Health
-    ) -> None:
-        super().__init__(context, configuration, memory, limited, health)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         self._next_due: int | None = None
         self._due_rests_until = 0.0
         """Until when (monotonic) redeliveries are not looked for, because none of those that were due had a slot."""
@@ -41,7 +36,7 @@ class SharedMode(Mode):
         """Number of due rows to look at. It grows while the rows in front are locked."""
         self._left_suspects = False
         """Whether a claim has left suspected poison messages, because it has taken one."""
-        self._inbox.keep(self.ref, time.monotonic() + configuration.handler.visibility_timeout)
+        self._inbox.keep(self.ref, time.monotonic() + self._configuration.handler.visibility_timeout)
 
     def __enter__(self) -> None:
         """Extend deliveries if it is time."""
@@ -58,9 +53,10 @@ class SharedMode(Mode):
 
     def notify(self, keys: Iterable[str]) -> None:
         """Note that partitions of the subset have, or may have, unclaimed messages."""
+        todo = self._memory.todo
         for key in keys:
-            if not self._limited.rests(key):
-                self._memory.todo[key] = None
+            if not (key in todo or self._limited.rests(key)):
+                todo[key] = None
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""
@@ -133,12 +129,9 @@ class SharedMode(Mode):
     def resume(self) -> None:
         """Look for redeliveries again that waited for the end of a suspected poison message, or for a slot."""
         resumed = self._left_suspects and not self._inbox.has_suspect()
-        if resumed or (self._limited.has_due and self._has_slots()):
+        if resumed or (self._limited.has_due and self._limited.room()):
             self._left_suspects = self._left_suspects and not resumed
             self._next_due, self._due_rests_until = self._context.clock.now(), 0.0
-
-    def _has_slots(self) -> bool:
-        return self._limited.room(self._configuration.handler.batch_size) > 0
 
     # -- what has come of it --------------------------------------------------
 

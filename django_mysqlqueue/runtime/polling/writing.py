@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
-from django_mysqlqueue.runtime.polling.configured import Configuration
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.limited import Limited
-from django_mysqlqueue.runtime.polling.memory import Memory
 from django_mysqlqueue.runtime.polling.mode import Mode
+from django_mysqlqueue.runtime.polling.parts import Parts
 from django_mysqlqueue.service import rollups, settling
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
@@ -58,55 +57,51 @@ class Counts:
         self._tally = rollups.Tally()
 
 
+class Unwritten(NamedTuple):
+    """What a process has to write of a group."""
+
+    settlements: list[Settlement]
+    also: set[str]
+    """Further partitions whose watermarks can advance."""
+    holding: Holding | None
+    """What this process holds, if the rows of a group with limits must say so."""
+
+
 class Writer:
     """Writes the outcomes of a group, and knows what follows from their being written."""
 
-    def __init__(
-        self,
-        context: Context,
-        configuration: Configuration,
-        memory: Memory,
-        limited: Limited,
-        mode: Mode,
-        *,
-        counts: Counts,
-    ) -> None:
-        self._context = context
-        self._inbox = context.inbox
-        self._ref = configuration.ref
-        self._configuration = configuration
-        self._memory = memory
-        self._limited = limited
+    def __init__(self, parts: Parts, mode: Mode, counts: Counts) -> None:
+        self._context, self._configuration, self._memory, self._limited, _ = parts
+        self._inbox = parts.context.inbox
+        self._ref = parts.configuration.ref
         self._mode = mode
         self._counts = counts
 
-    def flush(self, settlements: Sequence[Settlement], also: Collection[str], holding: Holding | None) -> Flushed:
+    def flush(self, unwritten: Unwritten) -> Flushed:
         """Write outcomes, advance watermarks, and store what this process holds, in a transaction of their own."""
         handler = self._configuration.handler
         flushed = settling.flush(
             self._context.using,
             self._ref,
-            settlements,
+            unwritten.settlements,
             max_attempts=handler.max_attempts,
             shared=handler.shared,
-            also=also,
-            holding=holding,
+            also=unwritten.also,
+            holding=unwritten.holding,
         )
         self._limited.written(flushed.held)
         return flushed
 
-    def not_written(
-        self, settlements: list[Settlement], also: Collection[str], holding: Holding | None, error: Exception
-    ) -> None:
+    def not_written(self, unwritten: Unwritten, error: Exception) -> None:
         """Keep what a transaction should have written, because it has failed, for the next one.
 
         Tokens fence what has been written all the same.
         """
-        if holding is not None:
-            self._limited.not_written(holding, error)
-        self._inbox.put_back_settlements(self._ref, settlements)
+        if unwritten.holding is not None:
+            self._limited.not_written(unwritten.holding, error)
+        self._inbox.put_back_settlements(self._ref, unwritten.settlements)
         self._memory.taken = []
-        self._memory.unfinished |= set(also)
+        self._memory.unfinished |= unwritten.also
 
     def written(self, settlements: Sequence[Settlement], flushed: Flushed, claim: Claim | None = None) -> None:
         """Remember, log and count what a transaction has written: outcomes, and what a claim did not take."""

@@ -359,7 +359,7 @@ def test_a_process_whose_outcomes_cannot_be_written_stops_uncleanly(db, monkeypa
 
     monkeypatch.setattr(settling, "flush", flush)
     monkeypatch.setattr(
-        broken, "_claim", lambda plan: fails() if plan.settlements else type(broken)._claim(broken, plan)
+        broken, "_claim", lambda plan: fails() if plan.unwritten.settlements else type(broken)._claim(broken, plan)
     )
     assert in_thread(process.run) == 1
     assert lag("other", "u") == 0
