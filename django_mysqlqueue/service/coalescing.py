@@ -169,15 +169,7 @@ def collect(
     gone = [row[:5] for row in rows if row[5]]
 
     def delete(session: Session) -> int:
-        return sum(
-            session.execute(
-                session.dialect.delete_joined(
-                    KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, where=f"{latest} = v.o"
-                ),
-                flat(chunk),
-            )
-            for chunk in session.chunks(gone)
-        )
+        return session.delete(KEYS, "gtkco", gone, BY_KEY, f"{latest} = v.o")
 
     deleted = run(using, delete) if gone else 0
     return deleted, tuple(rows[-1][:4]) if len(rows) == limit else None

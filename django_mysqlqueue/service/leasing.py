@@ -188,13 +188,8 @@ def _create_missing(session: Session, ref: GroupRef, keys: Sequence[str]) -> Non
 
 
 def _assign(session: Session, ref: GroupRef, keys: Sequence[str], subscriber: str) -> None:
-    for chunk in session.chunks(keys):
-        session.execute(
-            session.dialect.update_joined(
-                LEASES, ("k", "who"), len(chunk), BY_KEY, {"leased_by": "v.who", "leased_at": session.dialect.now_ms}
-            ),
-            (*flat((key, subscriber) for key in chunk), *ref),
-        )
+    changes = {"leased_by": "v.who", "leased_at": session.dialect.now_ms}
+    session.update(LEASES, ("k", "who"), [(key, subscriber) for key in keys], BY_KEY, changes, after=ref)
 
 
 def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettled]:
@@ -272,8 +267,7 @@ def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[st
     def delete(session: Session) -> set[str]:
         owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber)
         drained = sorted(set(owned) - with_work(session, ref, owned))
-        for chunk in session.chunks(drained):
-            session.execute(session.dialect.delete_joined(LEASES, ("k",), len(chunk), BY_KEY), (*chunk, *ref))
+        session.delete(LEASES, "k", drained, BY_KEY, after=ref)
         return set(drained)
 
     return run(using, delete) if keys else set()

@@ -20,7 +20,7 @@ from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.superseding import RECHECK_MS
 from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -276,27 +276,15 @@ def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, 
 
 def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
     """Settle superseded messages."""
-    session, ref = taking.session, taking.ref
-    for chunk in session.chunks(passed):
-        session.execute(
-            session.dialect.update_joined(
-                STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1", **losses.NOT_HELD, "delivered_by": "''"}
-            ),
-            (*flat(chunk), *ref),
-        )
+    settled = {"acked": "1", **losses.NOT_HELD, "delivered_by": "''"}
+    taking.session.update(STATE, "ko", passed, BY_ROW, settled, after=taking.ref)
     taking.record_passed([(*place, Outcome.SUPERSEDED) for place in passed])
 
 
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
     """Make rows of a shared group that may not start yet due later, so that others are found before them."""
-    session = taking.session
-    for chunk in session.chunks(rests):
-        session.execute(
-            session.dialect.update_joined(
-                STATE, ("k", "o", "until"), len(chunk), BY_ROW, {"invisible_until": "v.until"}
-            ),
-            (*flat(chunk), *taking.ref),
-        )
+    changes = {"invisible_until": "v.until"}
+    taking.session.update(STATE, ("k", "o", "until"), rests, BY_ROW, changes, after=taking.ref)
 
 
 def _candidates(taking: Taking, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], Candidate]:
@@ -328,7 +316,7 @@ def _read_coalesce_keys(taking: Taking, candidates: Collection[Candidate]) -> se
 
 
 def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
-    session, request = taking.session, taking.request
+    request = taking.request
     names = ["k", "o", "t", "who", "at", "until"]
     changes = {
         "delivery_token": "v.t",
@@ -340,11 +328,5 @@ def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
         names.append("suspect")
         changes["suspect"] = "v.suspect"
     common = (request.token, request.claimant.subscriber, taking.now, taking.until)
-    for chunk in session.chunks(taken):
-        session.execute(
-            session.dialect.update_joined(STATE, names, len(chunk), BY_ROW, changes),
-            (
-                *flat((one.key, one.offset, *common, one.suspect)[: len(names)] for one in chunk),
-                *taking.ref,
-            ),
-        )
+    rows = [(delivery.key, delivery.offset, *common, delivery.suspect)[: len(names)] for delivery in taken]
+    taking.session.update(STATE, names, rows, BY_ROW, changes, after=taking.ref)

@@ -85,11 +85,7 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
     stale = {delivery for delivery in everything if tokens.get((delivery.key, delivery.offset)) != delivery.token}
     if stale:
         return stale
-    for chunk in session.chunks(sorted((delivery.key, delivery.offset) for delivery in acked)):
-        session.execute(
-            session.dialect.update_joined(STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1"}),
-            (*flat(chunk), *ref),
-        )
+    _mark(session, ref, sorted((delivery.key, delivery.offset) for delivery in acked))
     if rejected:
         dead_letters.dead_letter(session, ref, [FailedDelivery.of(delivery, error) for delivery, error in rejected])
     return set()
@@ -345,11 +341,7 @@ def _mark_acked(
     """Mark acks that the watermark cannot include yet, and find the stale ones."""
     held = _lock_rows(session, ref, [(key, offset) for key, offset, _ in rows], session.dialect.skip_locked)
     mine = [(key, offset) for key, offset, token in rows if held.get((key, offset)) == token]
-    for chunk in session.chunks(mine):
-        session.execute(
-            session.dialect.update_joined(STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1"}),
-            (*flat(chunk), *ref),
-        )
+    _mark(session, ref, mine)
     marked = set(mine)
     others = [row for row in rows if row[:2] not in marked]
     there = _read_rows(session, ref, [(key, offset) for key, offset, _ in others])
@@ -361,6 +353,11 @@ def _mark_acked(
         # Settled with this token, or below the watermark: done already, perhaps by a COMMIT whose answer was lost.
         elif found != (token, True) and not passed:
             flushed.stale.append(by_row[key, offset])
+
+
+def _mark(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> None:
+    """Mark locked rows as settled."""
+    session.update(STATE, "ko", rows, BY_ROW, {"acked": "1"}, after=ref)
 
 
 def _read_rows(

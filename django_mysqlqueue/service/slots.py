@@ -242,11 +242,8 @@ class Reservation:
         rows = [(key, "", self._full_at[key]) for key in sorted(self._changed)]
         new = [row for row in rows if row[0] not in self._known]
         _insert(self._session, self._ref, [(*row, 0) for row in new])
-        for chunk in self._session.chunks([row for row in rows if row[0] in self._known]):
-            self._session.execute(
-                self._session.dialect.update_joined(SLOTS, ("k", "who", "at"), len(chunk), BY_KEY, {"full_at": "v.at"}),
-                (*flat(chunk), *self._ref),
-            )
+        old = [row for row in rows if row[0] in self._known]
+        self._session.update(SLOTS, ("k", "who", "at"), old, BY_KEY, {"full_at": "v.at"}, after=self._ref)
         return store_held(self._session, self._ref, self._holding, self.held)
 
 
@@ -298,14 +295,8 @@ def give_back(session: Session, ref: GroupRef, holding: Holding) -> None:
         throttle = holding.limits.throttle_of(key)
         if throttle is not None:
             rows.append((key, "", one.number * throttle.interval_us, one.since * 1000))
-    for chunk in session.chunks(rows):
-        back = f"{session.dialect.greatest}(0, v.back - ({now} * 1000 + {AHEAD_US} - v.since))"
-        session.execute(
-            session.dialect.update_joined(
-                SLOTS, ("k", "who", "back", "since"), len(chunk), BY_KEY, {"full_at": f"s.full_at - {back}"}
-            ),
-            (*flat(chunk), *ref),
-        )
+    back = f"{session.dialect.greatest}(0, v.back - ({now} * 1000 + {AHEAD_US} - v.since))"
+    session.update(SLOTS, ("k", "who", "back", "since"), rows, BY_KEY, {"full_at": f"s.full_at - {back}"}, after=ref)
 
 
 def settle(session: Session, ref: GroupRef, holding: Holding) -> dict[str, int]:
@@ -339,15 +330,11 @@ def store_held(session: Session, ref: GroupRef, holding: Holding, held: Mapping[
             if held.get(key, 0) and (not before.get(key, 0) or key in holding.doubtful)
         ],
     )
-    for chunk in session.chunks([(key, holding.subscriber, held[key]) for key in there if held.get(key, 0)]):
-        session.execute(
-            session.dialect.update_joined(
-                SLOTS, ("k", "who", "n"), len(chunk), BY_KEY, {"held": "v.n", "full_at": f"{now} * 1000"}
-            ),
-            (*flat(chunk), *ref),
-        )
-    for ended in session.chunks([(key, holding.subscriber) for key in there if not held.get(key, 0)]):
-        session.execute(session.dialect.delete_joined(SLOTS, ("k", "who"), len(ended), BY_KEY), (*flat(ended), *ref))
+    kept = [(key, holding.subscriber, held[key]) for key in there if held.get(key, 0)]
+    changes = {"held": "v.n", "full_at": f"{now} * 1000"}
+    session.update(SLOTS, ("k", "who", "n"), kept, BY_KEY, changes, after=ref)
+    ended = [(key, holding.subscriber) for key in there if not held.get(key, 0)]
+    session.delete(SLOTS, ("k", "who"), ended, BY_KEY, after=ref)
     return held
 
 
@@ -392,11 +379,7 @@ def collect(using: str, *, limit: int = 500) -> int:
         for ref in sorted({GroupRef(group, topic) for group, topic, _, _ in rows}):
             lock(session, ref)  # A claim may be about to reserve a slot of one of these keys.
             mine = sorted(row[2:] for row in rows if row[:2] == ref)
-            for chunk in session.chunks(mine):
-                deleted += session.execute(
-                    session.dialect.delete_joined(SLOTS, ("k", "who"), len(chunk), BY_KEY, where=f"s.full_at < {now}"),
-                    (*flat(chunk), *ref),
-                )
+            deleted += session.delete(SLOTS, ("k", "who"), mine, BY_KEY, f"s.full_at < {now}", after=ref)
         return deleted
 
     return run(using, delete)

@@ -106,32 +106,14 @@ def store(
         moved = max(place.acked, watermarks.get(key, 0)), max(place.claimed, cursors.get(key, 0))
         if moved != place:
             places.append((key, *moved))
-    for chunk in session.chunks(places):
-        session.execute(
-            session.dialect.update_joined(
-                OFFSETS,
-                ("k", "a", "c"),
-                len(chunk),
-                BY_KEY,
-                {"offset_acked": "v.a", "offset_claimed": "v.c", "updated_at": session.dialect.now_ms},
-            ),
-            (*flat(chunk), *ref),
-        )
+    changes = {"offset_acked": "v.a", "offset_claimed": "v.c", "updated_at": session.dialect.now_ms}
+    session.update(OFFSETS, "kac", places, BY_KEY, changes, after=ref)
 
 
 def reset_offsets(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
     """Store one offset as watermark and position of locked rows. Only a seek may call this: it may move them back."""
-    for chunk in session.chunks(sorted(keys)):
-        session.execute(
-            session.dialect.update_joined(
-                OFFSETS,
-                ("k", "o"),
-                len(chunk),
-                BY_KEY,
-                {"offset_acked": "v.o", "offset_claimed": "v.o", "updated_at": session.dialect.now_ms},
-            ),
-            (*flat((key, offset) for key in chunk), *ref),
-        )
+    changes = {"offset_acked": "v.o", "offset_claimed": "v.o", "updated_at": session.dialect.now_ms}
+    session.update(OFFSETS, "ko", [(key, offset) for key in sorted(keys)], BY_KEY, changes, after=ref)
 
 
 def advance(
