@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, OperationalError, connections
@@ -42,15 +42,6 @@ from django_mysqlqueue.sql.connection import (
 )
 from django_mysqlqueue.sql.statements import is_call, is_plain, shortened
 
-_role = threading.local()
-"""What a thread's connections are for, and what its handlers have done to them:
-
-- ``timeouts``, ``opened_at``, ``open``: of the queue's connections, and of those that are open
-- ``changed``: by alias, a statement after which the session is not used again; absent in threads without handlers
-- ``clean``: by alias, the wrappers and the debug flag of a connection that no handler has used
-- ``depths``: by alias, the ``atomic()`` blocks that were open before the first handler (in a ``TestCase``)
-- ``used``: during a call of a handler, its connections by alias
-"""
 _distrusted: dict[str, float] = {}
 """By alias, a monotonic time: connections opened before may lead to a server that is no longer the primary."""
 
@@ -67,10 +58,34 @@ class Timeouts:
     """How long the client waits for an answer."""
 
 
-def _timeouts() -> dict[str, Timeouts | None]:
-    """Return, by alias, the timeouts of this thread's connections to databases of the queue."""
-    found: dict[str, Timeouts | None] = getattr(_role, "timeouts", {})
-    return found
+@dataclass(slots=True)
+class _Watch:
+    """What handlers do to the connections of their thread. All dicts are by alias."""
+
+    changed: dict[str, str] = field(default_factory=dict)
+    """A statement after which the session is not used again."""
+    clean: dict[str, tuple[list[Any], bool]] = field(default_factory=dict)
+    """The wrappers and the debug flag of a connection that no handler has used."""
+    depths: dict[str, int] = field(default_factory=dict)
+    """The ``atomic()`` blocks that were open before the first handler (in a ``TestCase``)."""
+
+
+class _Role(threading.local):
+    """What a thread's connections are for."""
+
+    timeouts: Mapping[str, Timeouts | None] = {}
+    """By alias, of the connections to databases of the queue."""
+    opened_at: Mapping[str, float] = {}
+    """By alias, when such a connection was opened."""
+    open: Sequence[Any] = ()
+    """The connections that were open after the latest message."""
+    watch: _Watch | None = None
+    """None in threads without handlers."""
+    used: dict[str, Any] | None = None
+    """By alias, the connections that the running handler has used; None between two calls."""
+
+
+_role = _Role()
 
 
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
@@ -85,7 +100,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     forks.guard()
     _take(using, timeouts)
     if watch:
-        _begin_watch()
+        _begin_watch(_Watch())
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
@@ -93,7 +108,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
 
 
 def _take(using: str, timeouts: Timeouts | None) -> None:
-    _role.timeouts = {**_timeouts(), using: timeouts}
+    _role.timeouts = {**_role.timeouts, using: timeouts}
     # After the project's receivers, which may set up its sessions.
     connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
@@ -110,7 +125,7 @@ def sound(using: str) -> Iterator[None]:
     if connection.in_atomic_block:
         yield
         return
-    outer = _timeouts()
+    outer = _role.timeouts
     _take(using, outer.get(using))
     try:
         before = connection.connection
@@ -132,16 +147,17 @@ def sound(using: str) -> Iterator[None]:
 
 
 def _set_up(*, connection: Any, **kwargs: Any) -> None:
-    if connection.alias not in _timeouts():
+    if connection.alias not in _role.timeouts:
         return
-    _role.opened_at = {**getattr(_role, "opened_at", {}), connection.alias: time.monotonic()}
+    _role.opened_at = {**_role.opened_at, connection.alias: time.monotonic()}
     _execute_set_up(connection)
-    # Handlers that run in a process before its subscriber starts connect ``_watch`` first: it notes the set-up.
-    (getattr(_role, "changed", None) or {}).pop(connection.alias, None)
+    if _role.watch is not None:
+        # Handlers that run in a process before its subscriber starts connect ``_observe`` first: it notes the set-up.
+        _role.watch.changed.pop(connection.alias, None)
 
 
 def _execute_set_up(connection: Any) -> None:
-    timeouts = _timeouts()[connection.alias]
+    timeouts = _role.timeouts[connection.alias]
     dialect = dialect_of(connection)
     more = (
         {}
@@ -154,34 +170,34 @@ def _execute_set_up(connection: Any) -> None:
             cursor.execute(statement)
 
 
-def _begin_watch() -> None:
-    _role.changed, _role.clean, _role.depths = {}, {}, {}
+def _begin_watch(watch: _Watch) -> None:
+    _role.watch = watch
     # After the project's receivers, which may set up its sessions.
-    connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
+    connection_created.connect(_observe, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
 
 
-def _watch(*, connection: Any, **kwargs: Any) -> None:
-    changed: dict[str, str] | None = getattr(_role, "changed", None)
-    if changed is None:
+def _observe(*, connection: Any, **kwargs: Any) -> None:
+    watch = _role.watch
+    if watch is None:
         return
-    changed.pop(connection.alias, None)
+    watch.changed.pop(connection.alias, None)
     if _note_changes not in connection.execute_wrappers:
         # At the front, because ``execute_wrapper()`` of a running handler removes the last one at its end.
         connection.execute_wrappers.insert(0, _note_changes)
-    if getattr(_role, "used", None) is None:  # Otherwise wrappers of the running handler may be among them.
-        _role.clean[connection.alias] = _wrappers(connection)
+    if _role.used is None:  # Otherwise wrappers of the running handler may be among them.
+        watch.clean[connection.alias] = _wrappers(connection)
 
 
 def _wrappers(connection: Any) -> tuple[list[Any], bool]:
     return [*connection.execute_wrappers], connection.force_debug_cursor
 
 
-def _clean(connection: Any, clean: dict[str, tuple[list[Any], bool]]) -> None:
+def _clean(connection: Any, watch: _Watch) -> None:
     """Remove the execute wrappers that a handler has left on a connection, and switch its debug log off again."""
-    found = clean.get(connection.alias)
+    found = watch.clean.get(connection.alias)
     if found is None:
         if connection.execute_wrappers == [_note_changes] and not connection.force_debug_cursor:
-            clean[connection.alias] = _wrappers(connection)
+            watch.clean[connection.alias] = _wrappers(connection)
             return
         # Opened by a handler: which of the wrappers are the project's is known when it is opened again.
         drop_connection(connection)
@@ -198,36 +214,33 @@ def watching() -> Iterator[None]:
 
     What the caller has opened stays as it is.
     """
-    outer = {name: getattr(_role, name, None) for name in ("changed", "clean", "depths", "used")}
-    _begin_watch()
-    _role.used = None
-    changed, clean, depths = _role.changed, _role.clean, _role.depths
+    watch = _Watch()
+    outer, used, _role.used = _role.watch, _role.used, None
+    _begin_watch(watch)
     watched: list[Any] = []
     for connection in connections.all(initialized_only=True):
         if _note_changes in connection.execute_wrappers:
             watched.append(connection)
-        depths[connection.alias] = len(connection.atomic_blocks)
-        _watch(connection=connection)
+        watch.depths[connection.alias] = len(connection.atomic_blocks)
+        _observe(connection=connection)
     try:
         yield
     finally:
-        for name, value in outer.items():
-            setattr(_role, name, value)
+        _role.watch, _role.used = outer, used
         for connection in connections.all(initialized_only=True):
-            depth = depths.get(connection.alias, 0)
+            depth = watch.depths.get(connection.alias, 0)
             leave_blocks(connection, depth, TransactionManagementError("A handler has left it open."))
-            if not depth and connection.connection is not None and _is_changed(connection, changed):
+            if not depth and connection.connection is not None and _is_changed(connection, watch):
                 drop_connection(connection)
-            _clean(connection, clean)
+            _clean(connection, watch)
             if connection not in watched and _note_changes in connection.execute_wrappers:
                 connection.execute_wrappers.remove(_note_changes)
 
 
 def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
     connection = context["connection"]
-    used: dict[str, Any] | None = getattr(_role, "used", None)
-    if used is not None:
-        used[connection.alias] = connection
+    if _role.used is not None:
+        _role.used[connection.alias] = connection
     own = transactions.running()
     if own is not None and connection.connection is own.raw:
         own.prove(context["cursor"])
@@ -245,9 +258,9 @@ def _note(connection: Any, statement: str, own: HandlerTransaction | None) -> No
     """Note a statement, before it is executed, that may change the session or its transaction."""
     if own is not None and connection.connection is own.raw:
         own.mark(statement)
-    changed: dict[str, str] | None = getattr(_role, "changed", None)
-    if changed is None or not is_server(connection):
+    if _role.watch is None or not is_server(connection):
         return  # The connection was lent to another thread, or the driver will know.
+    changed = _role.watch.changed
     if connection.alias not in changed or not is_call(statement):  # Of several, what has most likely changed it.
         changed[connection.alias] = statement
 
@@ -289,25 +302,23 @@ def confirm() -> None:
         django.db.Error: the database does not answer.
     """
     own = transactions.running()
-    used: dict[str, Any] = _role.used
     if own is not None:
         own.prove()
         if own.connection.atomic_blocks[-1] is not own.block:
             raise TransactionManagementError(_LEFT_OPEN.format(own.connection.alias, "atomic()"))
-    for connection in used.values():
+    for connection in (_role.used or {}).values():
         if own is None or own.connection is not connection:
-            _confirm_closed(connection)
+            _confirm_closed(connection, _role.watch or _Watch())
 
 
-def _confirm_closed(connection: Any) -> None:
+def _confirm_closed(connection: Any, watch: _Watch) -> None:
     alias = connection.alias
-    depth = (getattr(_role, "depths", None) or {}).get(alias, 0)
+    depth = watch.depths.get(alias, 0)
     if len(connection.atomic_blocks) > depth:
         raise TransactionManagementError(_LEFT_OPEN.format(alias, "atomic()"))
     if depth or connection.connection is None or not connection.settings_dict["AUTOCOMMIT"]:
         return
-    changed: dict[str, str] = getattr(_role, "changed", None) or {}
-    statement = changed.get(alias)
+    statement = watch.changed.get(alias)
     if statement is None and connection.autocommit and not is_astray(connection):
         return
     by = shortened(statement) if statement else "SQL" if connection.autocommit else "set_autocommit(False)"
@@ -319,7 +330,7 @@ def _confirm_closed(connection: Any) -> None:
     if is_open:
         raise TransactionManagementError(text)
     if statement is not None and is_call(statement):
-        del changed[alias]  # The session may be used again.
+        del watch.changed[alias]  # The session may be used again.
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
@@ -340,9 +351,9 @@ def distrust(using: str) -> None:
 def renew() -> bool:
     """Drop this thread's connections that were opened before ``distrust`` was called; return whether there was one."""
     dropped = False
-    for using in _distrusted.keys() & _timeouts().keys():
+    for using in _distrusted.keys() & _role.timeouts.keys():
         is_open = connections[using].connection is not None
-        if is_open and getattr(_role, "opened_at", {}).get(using, 0.0) <= _distrusted[using]:
+        if is_open and _role.opened_at.get(using, 0.0) <= _distrusted[using]:
             drop_connection(connections[using])
             dropped = True
     return dropped
@@ -353,13 +364,15 @@ IDLE = 0.5
 
 
 def refresh(*, idle: bool) -> None:
-    """Drop, before a message, the connections that the server has closed since the previous message.
+    """Drop, before a message, the connections that the server has closed since the previous message, as does ``renew``.
 
     ``idle``: whether to ping all connections, after a pause, because a route may be lost without a trace. If False,
     only those that have something to read are pinged.
     """
+    if _distrusted:
+        renew()
     # Not connections.all() for each message: it asks for every alias of the project.
-    for connection in connections.all(initialized_only=True) if idle else getattr(_role, "open", ()):
+    for connection in connections.all(initialized_only=True) if idle else _role.open:
         is_open = connection.connection is not None
         if is_open and (idle or has_unread(connection)) and not connection.is_usable():
             drop_connection(connection)
@@ -377,8 +390,7 @@ def begin_call() -> dict[str, Any] | None:
     Returns:
         The state of the outer call, for ``end_call``: a handler may itself run handlers (``EAGER``).
     """
-    before: dict[str, Any] | None = getattr(_role, "used", None)
-    _role.used = {}
+    before, _role.used = _role.used, {}
     return before
 
 
@@ -387,8 +399,7 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
 
     ``before``: the return value of ``begin_call``.
     """
-    used: dict[str, Any] = _role.used
-    _role.used = before
+    used, _role.used = _role.used or {}, before
     uses = _uses.get(handler)
     if uses is None:
         if not used:
@@ -425,14 +436,14 @@ def connect(handler: Hashable, *, insist: bool) -> None:
     uses = _uses.get(handler)
     if not uses:
         return
-    is_open = {one.alias for one in getattr(_role, "open", ()) if one.connection is not None}
+    is_open = {one.alias for one in _role.open if one.connection is not None}
     for alias in tuple(uses):
         if alias in is_open or alias not in connections:
             continue
         try:
             connections[alias].ensure_connection()
         except Error:
-            if insist or alias in _timeouts():
+            if insist or alias in _role.timeouts:
                 raise
             uses.pop(alias, None)  # The next calls do not wait for it either, until one has used it.
 
@@ -446,8 +457,7 @@ def tidy() -> None:
     connection whose session the handler has changed by SQL is dropped too: in a transaction begun that way, the writes
     of the next handlers would never be committed.
     """
-    changed: dict[str, str] = getattr(_role, "changed", None) or {}
-    clean: dict[str, tuple[list[Any], bool]] | None = getattr(_role, "clean", None)
+    watch = _role.watch
     still_open: list[Any] = []
     _role.open = still_open
     for connection in connections.all(initialized_only=True):
@@ -455,14 +465,17 @@ def tidy() -> None:
         if connection.connection is not None:
             expires = expires_at(connection)
             is_expired = expires is not None and time.monotonic() >= expires
-            if is_expired or has_failed(connection) or _is_changed(connection, changed):
+            if is_expired or has_failed(connection) or _is_changed(connection, watch):
                 drop_connection(connection)
-        if clean is not None:
-            _clean(connection, clean)
+        elif not connection.execute_wrappers and not connection.force_debug_cursor:
+            continue  # The handler has not used it.
+        if watch is not None:
+            _clean(connection, watch)
         if connection.connection is not None:
             still_open.append(connection)
 
 
-def _is_changed(connection: Any, changed: dict[str, str]) -> bool:
+def _is_changed(connection: Any, watch: _Watch | None) -> bool:
     """Return whether a transaction was left open, or SQL may have changed the session."""
-    return connection.alias in changed or left_open(connection) or is_astray(connection)
+    is_noted = watch is not None and connection.alias in watch.changed
+    return is_noted or left_open(connection) or is_astray(connection)

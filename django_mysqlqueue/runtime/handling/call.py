@@ -284,17 +284,16 @@ def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     outer = sessions.begin_call()
     try:
         result = handler.call(list(deliveries) if handler.batch else deliveries[0])
-        if os.getpid() == pid:
-            sessions.confirm()
+        if os.getpid() != pid:
+            # A child that the handler has forked: the delivery, the thread and the transaction belong to its parent.
+            forks.leave()
+        sessions.confirm()
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)
         raise
     finally:
         sessions.end_call(handler.ref, outer)
-    if os.getpid() != pid:
-        # A child that the handler has forked: the delivery, the thread and the transaction belong to its parent.
-        forks.leave()
     if result is not None:
         _require_result(handler, result)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.runtime import sessions
@@ -86,26 +85,27 @@ class Executor:
 
     def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Settlement]:
         """Handle a batch. Even after an error every delivery gets a settlement, and the thread continues."""
-        self._guarded(batch, sessions.renew)
-        self._guarded(batch, partial(sessions.refresh, idle=idle))
+        try:
+            sessions.refresh(idle=idle)
+        except Exception:  # noqa: BLE001
+            self._recover(batch)
         try:
             # A language or a tenant that is set for one message must not be set for the next one.
             context = contextvars.copy_context()
             settlements = context.run(handle, batch.items, self._using, rest=self._rest)
         except BaseException:  # noqa: BLE001
-            event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
-            close_connections()
+            self._recover(batch)
             return [
                 Settlement(held.claimed, Action.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
                 for held in batch.items
             ]
-        self._guarded(batch, sessions.tidy)
+        try:
+            sessions.tidy()
+        except Exception:  # noqa: BLE001
+            self._recover(batch)
         return settlements
 
-    def _guarded(self, batch: Batch, action: Callable[[], object]) -> None:
-        """Maintain the thread's connections. After an error the deliveries still get their settlements."""
-        try:
-            action()
-        except Exception:  # noqa: BLE001
-            event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
-            close_connections()
+    def _recover(self, batch: Batch) -> None:
+        """Log the error that is being handled, and let the thread continue with new connections."""
+        event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+        close_connections()

@@ -90,9 +90,7 @@ class Teller:
 
     def _send(self, end: Settled) -> None:
         try:
-            sessions.renew()
-            if time.monotonic() - self._sent_at > sessions.IDLE:
-                sessions.refresh(idle=True)
+            sessions.refresh(idle=time.monotonic() - self._sent_at > sessions.IDLE)
             self._sent_at = time.monotonic()
             # A language or a tenant that a receiver sets for one delivery must not be set for the next one.
             contextvars.copy_context().run(send_settled, (end,))

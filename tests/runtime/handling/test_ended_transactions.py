@@ -179,7 +179,7 @@ def test_a_handler_without_such_statements_is_not_asked(db, unseen, atomic):
 
 
 SET_UP = (sessions._set_up, "django_mysqlqueue.runtime.sessions")
-WATCH = (sessions._watch, "django_mysqlqueue.runtime.sessions.watch")
+WATCH = (sessions._observe, "django_mysqlqueue.runtime.sessions.watch")
 
 
 @pytest.fixture
