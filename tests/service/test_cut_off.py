@@ -154,9 +154,9 @@ def exceed(sub, function, *, threads, slow, then=lambda: None):
     """Call the handlers, of which some exceed their time, and leave as their process does."""
     with executing(sub.step(), threads):
         assert all(function.begun.acquire(timeout=30) for _ in range(threads))
-        for held in sub.inbox._running.values():
+        for held in sub.inbox._running:
             held.started_at -= 6 * slow(held)
-        assert (sub.inbox.overrun() is not None) == any(map(slow, sub.inbox._running.values()))
+        assert (sub.inbox.overrun() is not None) == any(map(slow, sub.inbox._running))
         sub.cut_off()
         then()
         function.go.set()
@@ -301,7 +301,7 @@ def test_a_task_may_have_more_or_less_time_than_its_queue(db, no_handlers, setti
         sub = Sub(one).step()
         with executing(sub, 1):
             assert function.begun.acquire(timeout=30)
-            (held,) = sub.inbox._running.values()
+            (held,) = sub.inbox._running
             began = time.monotonic()
             held.started_at = began - longest + 0.9
             assert sub.inbox.overrun() is None

@@ -220,7 +220,7 @@ def test_a_message_that_expires_while_connections_are_opened_does_not_start(db, 
 
 
 def expire_running(sub):
-    for held in sub.inbox._running.values():
+    for held in sub.inbox._running:
         held.expires = time.monotonic()
 
 

@@ -6,7 +6,7 @@ import itertools
 import types
 
 from tests.support.harness import handler
-from tests.support.internals import Action, Batch, Body, Claimed, Held, Inbox, Settlement, inbox_groups, lanes
+from tests.support.internals import Action, Batch, Body, Claimed, Held, Inbox, Settlement, lanes
 from tests.support.internals import inbox as inbox_module
 
 numbers = itertools.count(1)
@@ -18,7 +18,7 @@ class Queue:
 
     def __init__(self, monkeypatch, **groups):
         self.now = 1000.0
-        for module in (inbox_module, inbox_groups, lanes):
+        for module in (inbox_module, lanes):
             monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.leases_good = True
         self.handlers = {group: handler(group=group, **options) for group, options in groups.items()}

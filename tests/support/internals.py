@@ -40,7 +40,6 @@ from django_mysqlqueue.runtime.handling import (
     call,
     executor,
     inbox,
-    inbox_groups,
     lanes,
     observers,
     stacks,

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from django_mysqlqueue.runtime.handling.inbox_groups import InboxGroups
+from django_mysqlqueue.names.keys import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
-from django_mysqlqueue.runtime.handling.starts import Starts
+from django_mysqlqueue.runtime.handling.starts import KeptThread, Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Settlement
+from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -30,7 +31,7 @@ def _name(claimed: Claimed) -> tuple[str, int, int]:
     return claimed.key, claimed.offset, claimed.token
 
 
-class Inbox(InboxGroups):
+class Inbox:
     """Claimed deliveries on their way through the handler threads.
 
     Args:
@@ -49,12 +50,16 @@ class Inbox(InboxGroups):
         unstarted: Unstarted | None = None,
     ) -> None:
         self.starts = starts or Starts()
-        super().__init__(refs, self.starts.lock())
-        for group in self._groups.values():
-            group.unstarted = unstarted
+        self._lock = self.starts.lock()
+        self._poller = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._kept = KeptThread()
+        self._groups = {
+            ref: GroupLanes(records_acks=delivery_events.level(ref) == "all", unstarted=unstarted) for ref in refs
+        }
         self._leases_good = leases_good
         self._ring = deque(self._groups)
-        self._running: dict[int, Held] = {}
+        self._running: set[Held] = set()
         self._suspect: Claimed | None = None
         self._closed = False
         self._woken = False
@@ -79,7 +84,7 @@ class Inbox(InboxGroups):
                     continue
                 group.add(lane, held)
                 if not lane.busy or not lane.exclusive:
-                    self._make_ready(group, lane)
+                    self._make_ready(lane)
 
     def settle(self, settlement: Settlement, *, ordered: bool) -> None:
         """Add a settlement of a delivery that was never put here, because its message was deleted or not readable."""
@@ -123,7 +128,7 @@ class Inbox(InboxGroups):
             group = self._groups[ref]
             settlements, group.settlements = group.settlements, []
             exceeded: dict[int, list[Held]] = {}
-            for held in self._running.values():
+            for held in self._running:
                 if held.claimed.ref == ref and held.is_overrun():
                     exceeded.setdefault(held.batch, []).append(held)
                 elif held.claimed.ref == ref:
@@ -175,7 +180,8 @@ class Inbox(InboxGroups):
         """Forget the waiting deliveries of a partition whose lease was lost. Running handlers end by themselves."""
         with self._lock:
             group = self._groups[ref]
-            dropped = [held.claimed for held in self._empty(group, key)]
+            lane = group.lanes.get(key)
+            dropped = [] if lane is None else [held.claimed for held in self._empty(lane)]
             for claimed in dropped:
                 group.return_slot(claimed)
             return dropped
@@ -205,9 +211,9 @@ class Inbox(InboxGroups):
     def release(self, ref: GroupRef, key: str) -> None:
         """Release the waiting deliveries of a partition."""
         with self._lock:
-            group = self._groups[ref]
-            for held in self._empty(group, key):
-                self._release(group, held.claimed)
+            lane = self._groups[ref].lanes.get(key)
+            if lane is not None:
+                self._release_all(lane)
 
     def is_blocked(self, ref: GroupRef, key: str) -> bool:
         """Return whether a partition's deliveries are released until an earlier message is redelivered."""
@@ -235,32 +241,31 @@ class Inbox(InboxGroups):
         with self._lock:
             group = self._groups[ref]
             waiting = [held.claimed for lane in group.lanes.values() for held in lane.waiting]
-            running = [held.claimed for held in self._running.values() if held.claimed.ref == ref]
+            running = [held.claimed for held in self._running if held.claimed.ref == ref]
             return [*waiting, *running, *(one.delivery for one in group.settlements if unwritten)]
 
     def idle_threads(self, threads: int) -> int:
         """Return how many of the process's handler threads have no delivery."""
         with self._lock:
-            return max(0, threads - len({held.batch for held in self._running.values()}))
+            return max(0, threads - len({held.batch for held in self._running}))
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
         with self._lock:
-            return next((held for held in self._running.values() if held.is_overrun()), None)
+            return next((held for held in self._running if held.is_overrun()), None)
 
     def running(self, *, overrun: bool = True) -> int:
         """Return how many deliveries are handled; without ``overrun``, not those beyond ``max_processing_time``."""
         with self._lock:
-            return sum(overrun or not held.is_overrun() for held in self._running.values())
+            return sum(overrun or not held.is_overrun() for held in self._running)
 
     def close(self) -> None:
         """Start nothing more: release waiting deliveries, and make handler threads end after their current call."""
         with self._lock:
             self._closed = True
             for group in self._groups.values():
-                for key in list(group.lanes):
-                    for held in self._empty(group, key):
-                        self._release(group, held.claimed)
+                for lane in list(group.lanes.values()):
+                    self._release_all(lane)
             self._work.notify_all()
             self._poller.notify_all()
 
@@ -288,6 +293,119 @@ class Inbox(InboxGroups):
                     group.first_settlement_at + FLUSH_DELAY for group in self._groups.values() if group.settlements
                 ]
                 self._poller.wait(max(0.0, min([deadline, *pending]) - now))
+
+    # -- what there is --------------------------------------------------------
+
+    def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
+        """Return how many deliveries of a group wait to start, and their payload bytes."""
+        with self._lock:
+            return self._groups[ref].waiting_from(priority)
+
+    def newcomers(self, ref: GroupRef, keys: Iterable[str], *, priority: int, most: int) -> list[str]:
+        """See ``GroupLanes.newcomers``."""
+        with self._lock:
+            return self._groups[ref].newcomers(keys, priority, most)
+
+    def waiting_counts(self) -> dict[GroupRef, int]:
+        """Return for every group how many deliveries wait to start."""
+        with self._lock:
+            return {ref: group.waiting for ref, group in self._groups.items()}
+
+    def counts(self) -> dict[GroupRef, tuple[int, int]]:
+        """Return for every group how many deliveries wait to start, and how many run."""
+        with self._lock:
+            return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
+
+    def count_passed(self, ref: GroupRef, passed: Mapping[str, int]) -> None:
+        """Count messages that claims have passed, by reason."""
+        with self._lock:
+            self._groups[ref].passed.update(passed)
+
+    def passed_counts(self, reason: str) -> dict[GroupRef, int]:
+        """Return for every group how many messages were settled for a reason without a call since the process started.
+
+        ``reason``: one of ``rollups.PASSED``.
+        """
+        with self._lock:
+            return {ref: group.passed[reason] for ref, group in self._groups.items()}
+
+    def deleted_counts(self) -> dict[GroupRef, int]:
+        """Return for every group how many messages were deleted between claim and start since the process started."""
+        with self._lock:
+            return {ref: group.deleted for ref, group in self._groups.items()}
+
+    def is_idle(self, ref: GroupRef) -> bool:
+        """Return whether a group has no waiting or running deliveries, and no settlements to be written."""
+        with self._lock:
+            group = self._groups[ref]
+            return not (group.waiting or group.running or group.settlements)
+
+    def load(self, ref: GroupRef, *, with_slots: bool) -> tuple[int, int]:
+        """Return how many deliveries of a group wait, and how many were started since the process began.
+
+        ``with_slots``: whether to count only those with slots.
+        """
+        with self._lock:
+            group = self._groups[ref]
+            if with_slots:
+                return group.waiting_with_slots, group.started_with_slots
+            return group.waiting, group.started
+
+    def started_without_slots(self) -> int:
+        """Return how many deliveries of all groups were started without a slot since the process began."""
+        with self._lock:
+            return sum(group.started - group.started_with_slots for group in self._groups.values())
+
+    def keep_thread(self, ref: GroupRef) -> bool:
+        """Keep the next free thread for a delivery with a slot (``KeptThread``).
+
+        Returns:
+            False if one is already kept, for this group or for another one.
+        """
+        with self._lock:
+            if self._kept.wanted is not None:
+                return False
+            self._kept.wanted, self._kept.until = ref, 0.0
+            return True
+
+    def free_thread(self, ref: GroupRef) -> None:
+        """Let the thread that is kept for a group start other deliveries, because the group has none with a slot."""
+        with self._lock:
+            if self._kept.wanted == ref:
+                self._kept.wanted = None
+                self._work.notify_all()
+
+    def slots(self, ref: GroupRef) -> dict[str, int]:
+        """Return by limited key how many slots a group's waiting and running deliveries hold."""
+        with self._lock:
+            return dict(self._groups[ref].slots)
+
+    def take_returned(self, ref: GroupRef) -> dict[str, Returned]:
+        """Remove and return the slots of a group that are to be released, by limited key."""
+        with self._lock:
+            group = self._groups[ref]
+            returned, group.returned = group.returned, {}
+            return returned
+
+    def put_back_returned(self, ref: GroupRef, returned: Mapping[str, Returned]) -> None:
+        """Keep slots to be released for the next transaction, because one that should have released them has failed."""
+        with self._lock:
+            group = self._groups[ref]
+            for key, one in returned.items():
+                other = group.returned.get(key, Returned(0, one.since))
+                group.returned[key] = Returned(one.number + other.number, min(one.since, other.since))
+
+    def return_waiting(self, ref: GroupRef) -> None:
+        """Release all waiting deliveries of a group, because its limits have changed: they have no slots, or others."""
+        with self._lock:
+            for lane in list(self._groups[ref].lanes.values()):
+                self._return_all(lane)
+
+    def return_late(self, ref: GroupRef) -> None:
+        """Release the deliveries of a group whose time to start is over."""
+        with self._lock:
+            for lane in list(self._groups[ref].lanes.values()):
+                self._return_late(lane)
 
     # -- the handler threads' side --------------------------------------------
 
@@ -333,7 +451,7 @@ class Inbox(InboxGroups):
                 group.running -= 1
                 if held.claimed.slot is not None:
                     group.end_slot(held.claimed)
-                del self._running[id(held)]
+                self._running.remove(held)
                 if is_acked := settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
                 if not is_acked or group.records_acks:
@@ -352,11 +470,58 @@ class Inbox(InboxGroups):
                     settlement = settlement._replace(held=held)
                 self._settle(group, settlement)
                 if not is_acked and not held.handler.shared and holds_back(held.handler, settlement.action):
-                    group.lanes[held.claimed.key].blocked = True
-                    for behind in self._empty(group, held.claimed.key):
-                        self._release(group, behind.claimed)
+                    lane = group.lanes[held.claimed.key]
+                    lane.blocked = True
+                    self._release_all(lane)
 
     # -- under the lock -------------------------------------------------------
+
+    def _empty(self, lane: Lane) -> list[Held]:
+        """Remove the waiting deliveries of a lane, which then hold no slots."""
+        removed = [lane.group.remove(lane) for _ in range(len(lane.waiting))]
+        for held in removed:
+            lane.group.end_slot(held.claimed)
+        return removed
+
+    def _release(self, group: GroupLanes, claimed: Claimed) -> None:
+        """Settle a delivery that has not started as released, and its slot."""
+        group.return_slot(claimed)
+        self._settle(group, Settlement(claimed, Action.RELEASE))
+
+    def _release_all(self, lane: Lane) -> None:
+        for held in self._empty(lane):
+            self._release(lane.group, held.claimed)
+
+    def _return_all(self, lane: Lane) -> None:
+        """Release the waiting deliveries of a lane. In order, no later one starts before they are redelivered."""
+        lane.blocked = lane.exclusive and (lane.blocked or bool(lane.waiting))
+        self._release_all(lane)
+
+    def _return_late(self, lane: Lane) -> None:
+        """Release the deliveries at the head of a lane whose time to start is over; in order, also those behind."""
+        if not lane.waiting or lane.waiting[0].claimed.slot is None:
+            return
+        now = time.monotonic()
+        if lane.waiting[0].claimed.slot.before > now:
+            return
+        if lane.exclusive:
+            self._return_all(lane)
+            return
+        late = [
+            place
+            for place, held in enumerate(lane.waiting)
+            if held.claimed.slot is not None and held.claimed.slot.before <= now
+        ]
+        for place in reversed(late):
+            claimed = lane.group.remove(lane, place).claimed
+            lane.group.end_slot(claimed)
+            self._release(lane.group, claimed)
+
+    def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
+        if not group.settlements:
+            group.first_settlement_at = time.monotonic()
+            self._poller.notify_all()
+        group.settlements.append(settlement)
 
     def _release_suspect(self, claimed: Claimed) -> None:
         if claimed is self._suspect:
@@ -380,7 +545,7 @@ class Inbox(InboxGroups):
             lane = ready.popleft()
             lane.queued = False
             if lane.waiting and lane.waiting[0].claimed.slot is not None:
-                self._return_late(self._groups[lane.ref], lane)
+                self._return_late(lane)
             if not lane.waiting or (lane.exclusive and lane.busy):
                 continue  # It was emptied meanwhile.
             if self._may_start(lane):
@@ -395,19 +560,18 @@ class Inbox(InboxGroups):
         """Return whether a thread may start the next delivery of the lane that it has worked on."""
         if time.monotonic() >= lane.slice_until or not self._may_start(lane):
             return False
-        group = self._groups[lane.ref]
-        return len(group.levels) == 1 or group.is_turn_of(lane)
+        return len(lane.group.levels) == 1 or lane.group.is_turn_of(lane)
 
     def _may_start(self, lane: Lane) -> bool:
         place = self._first(lane)
-        if place is None or (self.starts.most is not None and self.starts.are_used_up()):
+        if place is None or self.starts.left <= 0:
             return False
         held = lane.waiting[place]
         if (held.claimed.slot is not None or self._kept.wanted is not None) and not self._has_slot(held):
             return False
         if lane.exclusive:
             return self._leases_good()
-        return time.monotonic() < self._groups[lane.ref].good_until
+        return time.monotonic() < lane.group.good_until
 
     def _has_slot(self, held: Held) -> bool:
         """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
@@ -441,7 +605,7 @@ class Inbox(InboxGroups):
 
     def _gather(self, lane: Lane) -> Batch:
         """Start the deliveries for one call, beginning with the lane's first."""
-        group = self._groups[lane.ref]
+        group = lane.group
         if len(group.levels) > 1:
             group.took(lane)
         first = self._start(lane)
@@ -449,7 +613,7 @@ class Inbox(InboxGroups):
         if first.handler.batch_size == 1 or first.alone:
             return batch
         self._fill(batch, lane, first.handler.batch_size)
-        ready = group.levels[lane.priority].ready
+        ready = lane.level.ready
         for _ in range(len(ready)):
             if len(batch.items) >= first.handler.batch_size:
                 break
@@ -462,13 +626,13 @@ class Inbox(InboxGroups):
                 batch.lanes.append(other)
                 self._fill(batch, other, first.handler.batch_size)
             else:
-                self._make_ready(group, other)
+                self._make_ready(other)
         return batch
 
     def _fill(self, batch: Batch, lane: Lane, most: int) -> None:
         """Start further deliveries of a lane, up to the first to be handled alone; a shared group skips those."""
         place = 0
-        while place < len(lane.waiting) and len(batch.items) < most and not self.starts.are_used_up():
+        while place < len(lane.waiting) and len(batch.items) < most and self.starts.left > 0:
             held = lane.waiting[place]
             if not held.alone and self._has_slot(held):
                 held = self._start(lane, place)
@@ -483,20 +647,22 @@ class Inbox(InboxGroups):
         if place is None:
             place = 0 if self._suspect is None else self._first(lane)
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
-        if self.starts.most is not None:
-            self.starts.add()
-        group = self._groups[lane.ref]
-        held = group.start(lane, place)
+        self.starts.left -= 1
+        group = lane.group
+        held = group.remove(lane, place)
+        group.running += 1
+        group.started += 1
+        group.started_with_slots += held.claimed.slot is not None
         if held.claimed.slot is not None and self._kept.wanted is not None:
             self._kept.wanted = None
             self._work.notify_all()
         held.started_at, held.thread, held.batch = time.monotonic(), threading.get_ident(), id(held)
-        self._running[id(held)] = held
+        self._running.add(held)
         if held.claimed.suspect:
             self._suspect = held.claimed
         if not lane.exclusive and lane.waiting:
-            self._make_ready(group, lane)
-        if not group.levels[lane.priority].waiting:
+            self._make_ready(lane)
+        if not lane.level.waiting:
             self._hungry = True  # Nothing of this priority is left to start: the poller should claim.
             self._poller.notify_all()
         return held
@@ -504,12 +670,12 @@ class Inbox(InboxGroups):
     def _leave(self, lane: Lane) -> None:
         lane.busy = False
         if lane.waiting:
-            self._make_ready(self._groups[lane.ref], lane)
+            self._make_ready(lane)
 
-    def _make_ready(self, group: GroupLanes, lane: Lane) -> None:
+    def _make_ready(self, lane: Lane) -> None:
         if not lane.queued:
             lane.queued = True
-            group.levels[lane.priority].ready.append(lane)
+            lane.level.ready.append(lane)
         elif lane.exclusive:
             return  # A thread has already been woken for it.
         # One more if one of them is, or will be, the kept thread: it may not start this delivery.

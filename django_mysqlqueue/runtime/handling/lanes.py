@@ -14,7 +14,6 @@ from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.payloads import Body
-from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
 if TYPE_CHECKING:
@@ -86,11 +85,11 @@ class Held:
 class Lane:
     """The waiting deliveries of one partition."""
 
-    ref: GroupRef
+    group: GroupLanes
+    level: Level
     key: str
     exclusive: bool
     """Whether only one thread at a time may work on it (ordered mode)."""
-    priority: int
     waiting: deque[Held] = field(default_factory=deque)
     busy: bool = False
     """Whether a thread works on it. An ordered lane admits only one thread."""
@@ -105,6 +104,7 @@ class Lane:
 class Level:
     """The deliveries of a group with one priority."""
 
+    priority: int
     ready: deque[Lane] = field(default_factory=deque)
     """Lanes that a thread may begin to work on. A lane may have become empty since."""
     lanes: int = 0
@@ -175,8 +175,9 @@ class GroupLanes:
         """Return the lane of a delivery."""
         lane = self.lanes.get(claimed.key)
         if lane is None:
-            lane = self.lanes[claimed.key] = Lane(claimed.ref, claimed.key, not shared, priority_of(claimed.key))
-            self.levels.setdefault(lane.priority, Level())
+            priority = priority_of(claimed.key)
+            level = self.levels.setdefault(priority, Level(priority))
+            lane = self.lanes[claimed.key] = Lane(self, level, claimed.key, not shared)
         return lane
 
     def add(self, lane: Lane, held: Held) -> None:
@@ -185,7 +186,7 @@ class GroupLanes:
             self.waiting_with_slots += 1
             for key in held.claimed.slot.keys:
                 self.slots[key] = self.slots.get(key, 0) + 1
-        level = self.levels[lane.priority]
+        level = lane.level
         level.lanes += not lane.waiting
         level.waiting += 1
         level.waiting_bytes += held.claimed.size
@@ -194,19 +195,11 @@ class GroupLanes:
             held.note = self.unstarted.note(held.claimed.offset, held.claimed.token)
         lane.waiting.append(held)
 
-    def start(self, lane: Lane, place: int) -> Held:
-        """Remove a delivery that starts from those that wait in a lane, and return it."""
-        held = self.remove(lane, place)
-        self.running += 1
-        self.started += 1
-        self.started_with_slots += held.claimed.slot is not None
-        return held
-
     def remove(self, lane: Lane, place: int = 0) -> Held:
         """Remove a delivery from those that wait in a lane, and return it."""
         held = lane.waiting[place]
         del lane.waiting[place]
-        level = self.levels[lane.priority]
+        level = lane.level
         self.waiting_with_slots -= held.claimed.slot is not None
         level.waiting -= 1
         level.waiting_bytes -= held.claimed.size
@@ -243,12 +236,12 @@ class GroupLanes:
 
     def is_turn_of(self, lane: Lane) -> bool:
         """Return whether a lane that a thread works on has a priority whose turn it is."""
-        priorities = {lane.priority, *self._priorities()}
-        return self.turns.order(priorities, self.priority_share)[0] == lane.priority
+        priorities = {lane.level.priority, *self._priorities()}
+        return self.turns.order(priorities, self.priority_share)[0] == lane.level.priority
 
     def took(self, lane: Lane) -> None:
         """Note that a delivery of a lane starts."""
-        self.turns.took(lane.priority, {lane.priority, *self._priorities()})
+        self.turns.took(lane.level.priority, {lane.level.priority, *self._priorities()})
 
     def _priorities(self) -> list[int]:
         return [priority for priority, level in self.levels.items() if level.ready]

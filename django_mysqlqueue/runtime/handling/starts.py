@@ -12,28 +12,19 @@ KEPT = 0.1
 
 
 class Starts:
-    """The most deliveries that a process may start, and with a limit, how many all its inboxes have started.
+    """How many deliveries all inboxes of a process may still start.
 
     Args:
-        most: the maximum; None: no limit.
+        most: the maximum; infinite: no limit.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most
-        self._count = 0
+    def __init__(self, most: float = float("inf")) -> None:
+        self.left = most
         self._shared = threading.Lock()
 
     def lock(self) -> threading.Lock:
         """Return the lock for an inbox. With a limit, all inboxes share one, so that no two start the last delivery."""
-        return threading.Lock() if self.most is None else self._shared
-
-    def add(self) -> None:
-        """Count one more, if there is a limit. The caller holds the lock of its inbox."""
-        self._count += 1
-
-    def are_used_up(self) -> bool:
-        """Return whether no more may be started."""
-        return self.most is not None and self._count >= self.most
+        return threading.Lock() if self.left == float("inf") else self._shared
 
 
 class KeptThread:

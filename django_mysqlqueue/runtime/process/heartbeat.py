@@ -56,7 +56,6 @@ class Heart:
         self._info = info
         self._progress = progress
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._doubt = False
         self._moved = False
         self._failures = 0
@@ -78,21 +77,19 @@ class Heart:
 
     def good(self) -> bool:
         """Return whether this process certainly still owns its leases."""
-        with self._lock:
-            return not self._doubt and time.monotonic() < self.beat_at + self._lease
+        # In this order, because a heartbeat after doubt notes the doubt first.
+        return time.monotonic() < self.beat_at + self._lease and not self._doubt
 
     def must_verify(self) -> bool:
         """Return whether heartbeats succeed again after the leases may have expired.
 
         The poller then has to read the leases again under lock.
         """
-        with self._lock:
-            return self._doubt and time.monotonic() < self.beat_at + self._lease
+        return time.monotonic() < self.beat_at + self._lease and self._doubt
 
     def verified(self) -> None:
         """Note that the poller has read the leases again under lock."""
-        with self._lock:
-            self._doubt = False
+        self._doubt = False
 
     def _run(self) -> None:
         sessions.adopt(
@@ -130,11 +127,10 @@ class Heart:
             self._moved = self._moved or not sessions.is_sound(connection, error, before=before)
             drop_connection(connection)
             return False
-        with self._lock:
-            # Even if it was sent in time: if it took long, other subscribers saw no heartbeat in the meantime.
-            if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
-                self._doubt = True
-            self.beat_at = sent
+        # Even if it was sent in time: if it took long, other subscribers saw no heartbeat in the meantime.
+        if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
+            self._doubt = True
+        self.beat_at = sent
         if self._failures:
             event(logging.INFO, "heartbeat.recovered", failures=self._failures)
             self._failures = 0

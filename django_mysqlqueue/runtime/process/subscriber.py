@@ -180,7 +180,7 @@ class Subscriber:
             left=() if left is None else unstarted.read(left),
             info=self._info(),
             prepare=prepare,
-            starts=Starts(max_messages),
+            starts=Starts() if max_messages is None else Starts(max_messages),
         )
         self._stop = self._plan.stop
         aliases = queue_aliases()
@@ -317,7 +317,7 @@ class Subscriber:
     def _heed_signals(self) -> None:
         if self._signalled:
             self.stop("signal")
-        if self._plan.starts.are_used_up():
+        if self._plan.starts.left <= 0:
             self.stop("max-messages", replace=True)
 
     def _is_stuck(self) -> bool:

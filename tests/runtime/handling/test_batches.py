@@ -298,11 +298,11 @@ def test_a_limit_of_messages_cuts_the_last_batch(db):
     publish_many("t", [Message(n, key=str(n % 2)) for n in range(10)])
     got = Batches()
     sub = Sub(batched(got, batch_size=3))
-    sub.inbox.starts.most = 5
+    sub.inbox.starts.left = 5
     sub.step()
     sub.work()
     assert [len(batch) for batch in got.got] == [3, 2]
-    assert sub.inbox.starts.are_used_up()
+    assert sub.inbox.starts.left == 0
 
 
 def test_a_stale_delivery_that_the_handler_meets_costs_its_neighbours_nothing(db):

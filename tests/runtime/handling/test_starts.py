@@ -17,10 +17,15 @@ pytestmark = pytest.mark.any_engine
 class Slow(Starts):
     """Between the look at the count and the start there is time for another inbox."""
 
-    def are_used_up(self):
-        found = super().are_used_up()
+    @property
+    def left(self):
+        found = self.number
         time.sleep(0.05)
         return found
+
+    @left.setter
+    def left(self, number):
+        self.number = number
 
 
 def test_two_inboxes_do_not_both_start_the_last_one():
