@@ -15,10 +15,9 @@ import traceback
 import weakref
 from typing import Any, NoReturn
 
-from django.db import connections
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.sql.connection import detach
+from django_mysqlqueue.sql.connection import detach, used_connections
 
 _open: dict[int, weakref.ref[Any]] = {}
 """The driver's connections of all threads."""
@@ -58,7 +57,7 @@ def _release() -> None:
 def _detach() -> None:
     """Make the child open connections of its own, outside its parent's transaction."""
     _inherited.extend(_forking.kept)
-    _inherited.extend(detach(connection) for connection in connections.all(initialized_only=True))
+    _inherited.extend(detach(connection) for connection in used_connections())
 
 
 def leave(error: BaseException | None = None) -> NoReturn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ from django_mysqlqueue.sql.connection import (
     limited_settings,
     must_roll_back,
     outermost_block,
+    used_connections,
 )
 from django_mysqlqueue.sql.statements import is_call, is_plain, shortened
 
@@ -77,8 +78,8 @@ class _Role(threading.local):
     """By alias, of the connections to databases of the queue."""
     opened_at: Mapping[str, float] = {}
     """By alias, when such a connection was opened."""
-    open: Sequence[Any] = ()
-    """The connections that were open after the latest message."""
+    open: Mapping[str, Any] = {}
+    """By alias, the connections that were open after the latest message."""
     watch: _Watch | None = None
     """None in threads without handlers."""
     used: dict[str, Any] | None = None
@@ -218,7 +219,7 @@ def watching() -> Iterator[None]:
     outer, used, _role.used = _role.watch, _role.used, None
     _begin_watch(watch)
     watched: list[Any] = []
-    for connection in connections.all(initialized_only=True):
+    for connection in used_connections():
         if _note_changes in connection.execute_wrappers:
             watched.append(connection)
         watch.depths[connection.alias] = len(connection.atomic_blocks)
@@ -227,7 +228,7 @@ def watching() -> Iterator[None]:
         yield
     finally:
         _role.watch, _role.used = outer, used
-        for connection in connections.all(initialized_only=True):
+        for connection in used_connections():
             depth = watch.depths.get(connection.alias, 0)
             leave_blocks(connection, depth, TransactionManagementError("A handler has left it open."))
             if not depth and connection.connection is not None and _is_changed(connection, watch):
@@ -371,8 +372,8 @@ def refresh(*, idle: bool) -> None:
     """
     if _distrusted:
         renew()
-    # Not connections.all() for each message: it asks for every alias of the project.
-    for connection in connections.all(initialized_only=True) if idle else _role.open:
+    # Not used_connections() for each message: it asks for every alias of the project.
+    for connection in used_connections() if idle else _role.open.values():
         is_open = connection.connection is not None
         if is_open and (idle or has_unread(connection)) and not connection.is_usable():
             drop_connection(connection)
@@ -436,9 +437,9 @@ def connect(handler: Hashable, *, insist: bool) -> None:
     uses = _uses.get(handler)
     if not uses:
         return
-    is_open = {one.alias for one in _role.open if one.connection is not None}
     for alias in tuple(uses):
-        if alias in is_open or alias not in connections:
+        known = _role.open.get(alias)
+        if (known is not None and known.connection is not None) or alias not in connections:
             continue
         try:
             connections[alias].ensure_connection()
@@ -458,9 +459,9 @@ def tidy() -> None:
     of the next handlers would never be committed.
     """
     watch = _role.watch
-    still_open: list[Any] = []
+    still_open: dict[str, Any] = {}
     _role.open = still_open
-    for connection in connections.all(initialized_only=True):
+    for connection in used_connections():
         forget_queries(connection)
         if connection.connection is not None:
             expires = expires_at(connection)
@@ -472,7 +473,7 @@ def tidy() -> None:
         if watch is not None:
             _clean(connection, watch)
         if connection.connection is not None:
-            still_open.append(connection)
+            still_open[connection.alias] = connection
 
 
 def _is_changed(connection: Any, watch: _Watch | None) -> bool:

@@ -7,7 +7,7 @@ from django.db import connections, router
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.sql.connection import in_transaction, is_server, named_place
+from django_mysqlqueue.sql.connection import in_transaction, is_server, named_place, used_connections
 
 
 def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
@@ -72,7 +72,7 @@ def transaction_elsewhere(alias: str) -> str | None:
     queue = connections[alias]
     if in_transaction(queue):
         return None
-    for connection in connections.all(initialized_only=True):
+    for connection in used_connections():
         if connection is not queue and in_transaction(connection):
             return connection.alias
     return None

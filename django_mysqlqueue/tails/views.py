@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
-from django.db import Error, connections
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -34,7 +34,7 @@ from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql import failures
-from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.connection import bounded, used_connections
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails.api import AsyncTail, Tail, TailRequest, make_request
 from django_mysqlqueue.tails.formats import as_dict, as_json
@@ -319,7 +319,7 @@ class _AsyncStream(_Chunks[AsyncTail]):
 
 def _close_connections() -> None:
     """Close the request's connections: the stream needs none, and may last for minutes."""
-    for connection in connections.all(initialized_only=True):
+    for connection in used_connections():
         if not connection.in_atomic_block:  # of a TestCase
             connection.close()
 

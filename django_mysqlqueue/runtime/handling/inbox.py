@@ -64,6 +64,8 @@ class Inbox:
         self._closed = False
         self._woken = False
         self._hungry = False
+        self._idle = 0
+        """Number of handler threads that wait for a delivery."""
         self._next_slot = float("inf")
         """When a waiting delivery may start, as far as the last thread that looked for one has found."""
         self.watch = Watch()
@@ -150,8 +152,9 @@ class Inbox:
         they had used up their attempts.
         """
         with self._lock:
-            for settlement in settlements:
-                self._release_suspect(settlement.delivery)
+            if self._suspect is not None and any(one.delivery is self._suspect for one in settlements):
+                self._suspect = None
+                self._work.notify_all()
 
     def has_suspect(self) -> bool:
         """Return whether a suspected poison message of any group waits, runs, or has an outcome that is not written."""
@@ -433,7 +436,9 @@ class Inbox:
                 if not wait:
                     return None
                 # With a timeout, because no notification tells that leases are no longer in doubt.
+                self._idle += 1
                 self._work.wait(min(0.5, max(0.0, self._next_slot - time.monotonic())))
+                self._idle -= 1
             return None
 
     def leave(self, batch: Batch) -> None:
@@ -522,11 +527,6 @@ class Inbox:
             group.first_settlement_at = time.monotonic()
             self._poller.notify_all()
         group.settlements.append(settlement)
-
-    def _release_suspect(self, claimed: Claimed) -> None:
-        if claimed is self._suspect:
-            self._suspect = None
-            self._work.notify_all()
 
     def _choose(self) -> Lane | None:
         self._next_slot = float("inf")
@@ -678,8 +678,9 @@ class Inbox:
             lane.level.ready.append(lane)
         elif lane.exclusive:
             return  # A thread has already been woken for it.
-        # One more if one of them is, or will be, the kept thread: it may not start this delivery.
-        self._work.notify(1 if self._kept.wanted is None else 2)
+        if self._idle:
+            # One more if one of them is, or will be, the kept thread: it may not start this delivery.
+            self._work.notify(1 if self._kept.wanted is None else 2)
 
     def _flush_due(self, group: GroupLanes) -> bool:
         if not group.settlements:

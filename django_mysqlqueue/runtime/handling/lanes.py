@@ -176,7 +176,9 @@ class GroupLanes:
         lane = self.lanes.get(claimed.key)
         if lane is None:
             priority = priority_of(claimed.key)
-            level = self.levels.setdefault(priority, Level(priority))
+            level = self.levels.get(priority)
+            if level is None:
+                level = self.levels[priority] = Level(priority)
             lane = self.lanes[claimed.key] = Lane(self, level, claimed.key, not shared)
         return lane
 
