@@ -30,6 +30,14 @@ PASSED = {
     "superseded": "Messages that a later one with their coalesce key superseded before their handler was called.",
 }
 """By reason, the help text of the counter of messages that were settled without a call."""
+FAMILIES = {
+    "running": (GaugeMetricFamily, "Messages that this process is handling."),
+    "waiting": (GaugeMetricFamily, "Messages that this process has claimed but not started."),
+    "deleted": (CounterMetricFamily, "Claimed messages that were deleted before they were handled."),
+    "unknown_task": (CounterMetricFamily, "Deliveries of jobs whose task this process could not import or run."),
+    **{reason: (CounterMetricFamily, text) for reason, text in PASSED.items()},
+}
+"""By name, the type and the help text of the metrics that are read from inboxes."""
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
@@ -107,37 +115,27 @@ class _InboxCollector(Collector):
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily(
-            "mysqlqueue_process_running", "Messages that this process is handling.", labels=LABELS
-        )
-        waiting = GaugeMetricFamily(
-            "mysqlqueue_process_waiting", "Messages that this process has claimed but not started.", labels=LABELS
-        )
-        deleted = CounterMetricFamily(
-            "mysqlqueue_process_deleted", "Claimed messages that were deleted before they were handled.", labels=LABELS
-        )
-        unknown = CounterMetricFamily(
-            "mysqlqueue_process_unknown_task",
-            "Deliveries of jobs whose task this process could not import or run.",
-            labels=LABELS,
-        )
-        passed = {
-            reason: CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
-            for reason, text in PASSED.items()
+        families = {
+            name: family(f"mysqlqueue_process_{name}", text, labels=LABELS) for name, (family, text) in FAMILIES.items()
         }
-        for using, handlers, inbox in self._sources:
-            for ref, handler in handlers.items():
-                if handler.unknown is not None:
-                    unknown.add_metric((using, ref.topic, ref.group), handler.unknown.deliveries)
-            for ref, (waits, runs) in inbox.counts().items():
-                running.add_metric((using, ref.topic, ref.group), runs)
-                waiting.add_metric((using, ref.topic, ref.group), waits)
-            for ref, number in inbox.deleted_counts().items():
-                deleted.add_metric((using, ref.topic, ref.group), number)
-            for reason, family in passed.items():
-                for ref, number in inbox.passed_counts(reason).items():
-                    family.add_metric((using, ref.topic, ref.group), number)
-        yield from (running, waiting, deleted, unknown, *passed.values())
+        for source in self._sources:
+            for name, ref, value in _values(source):
+                families[name].add_metric((source.using, ref.topic, ref.group), value)
+        yield from families.values()
+
+
+def _values(source: Source) -> Iterator[tuple[str, GroupRef, int]]:
+    for ref, handler in source.handlers.items():
+        if handler.unknown is not None:
+            yield "unknown_task", ref, handler.unknown.deliveries
+    for ref, (waits, runs) in source.inbox.counts().items():
+        yield "running", ref, runs
+        yield "waiting", ref, waits
+    for ref, number in source.inbox.deleted_counts().items():
+        yield "deleted", ref, number
+    for reason in PASSED:
+        for ref, number in source.inbox.passed_counts(reason).items():
+            yield reason, ref, number
 
 
 def serve(

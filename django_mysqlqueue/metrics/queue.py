@@ -25,6 +25,35 @@ COUNTS = {
     "retrying": f"Messages that failed and wait for another attempt ({UP_TO}).",
     "dead_letters": f"Messages in the DLQ that the group has dead-lettered ({UP_TO}).",
 }
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "database_up": ("0 if the database cannot be read, otherwise 1.", DATABASE),
+    **{name: (text, LABELS) for name, text in COUNTS.items()},
+    "count_exact": (
+        "0 if the count that the label names stopped at its limit: the true number may be larger.",
+        (*LABELS, "count"),
+    ),
+    "oldest_unacked_age_seconds": (
+        "Age of the oldest message in the log that the group has not settled; 0 if there is none.",
+        LABELS,
+    ),
+    "subscribers": ("Live subscribers.", LABELS),
+    "paused": ("1 while the group is paused.", LABELS),
+    "outbox_waiting": (f"Due messages in the outbox (counted up to {SCRAPES.count:,}).", DATABASE),
+    "outbox_oldest_age_seconds": ("Age of the oldest due message in the outbox; 0 if there is none.", DATABASE),
+    "outbox_scheduled": (f"Scheduled messages (counted up to {SCRAPES.count:,}).", DATABASE),
+    "relay_waiting": (f"Messages that wait to be relayed (counted up to {SCRAPES.walked:,}).", RELAY),
+    "relay_oldest_age_seconds": ("Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY),
+    "round_trip_seconds": (
+        "Time that the database takes to answer a poll of the slowest live subscriber, by quantile.",
+        (*DATABASE, "quantile"),
+    ),
+    "debounced": ("Debounced messages that later ones have replaced before they entered the log.", DATABASE),
+    "last_offset": ("The highest offset of the log. It grows with every message.", DATABASE),
+    "more_groups": (f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE),
+}
+"""By name, the help text and the labels of each metric."""
+COUNTERS = ("debounced",)
+"""The metrics that are counters. All others are gauges."""
 
 
 class QueueCollector(Collector):
@@ -51,7 +80,7 @@ class QueueCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, so that registering the collector needs no query."""
-        return _Families().all()
+        return _families().values()
 
     def collect(self) -> Iterator[Metric]:
         """Read the queue's state and return all metrics.
@@ -65,12 +94,12 @@ class QueueCollector(Collector):
         states = [self._read(aliases[0])] if len(aliases) == 1 else self._read_each(aliases)
         if not any(isinstance(state, QueueOverview) for state in states):
             raise next(state for state in states if isinstance(state, Error))
-        families = _Families()
+        families = _families()
         for alias, state in zip(aliases, states, strict=True):
-            families.up.add_metric((alias,), int(isinstance(state, QueueOverview)))
+            families["database_up"].add_metric((alias,), int(isinstance(state, QueueOverview)))
             if isinstance(state, QueueOverview):
-                families.add_queue(state)
-        yield from families.all()
+                _add_queue(families, state)
+        yield from families.values()
 
     def _read_each(self, aliases: list[str]) -> list[QueueOverview | Error | None]:
         """Return the state of each database, the error, or None if it is late."""
@@ -93,101 +122,49 @@ class QueueCollector(Collector):
             return error
 
 
-class _Families:
-    """The metrics of one scrape."""
+Families = dict[str, GaugeMetricFamily | CounterMetricFamily]
 
-    def __init__(self) -> None:
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"mysqlqueue_{name}", text, labels=labels)
 
-        self.up = gauge("database_up", "0 if the database cannot be read, otherwise 1.", DATABASE)
-        self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
-        self.exact = gauge(
-            "count_exact",
-            "0 if the count that the label names stopped at its limit: the true number may be larger.",
-            (*LABELS, "count"),
+def _families() -> Families:
+    """Return the metrics of a scrape by name, without values."""
+    return {
+        name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(
+            f"mysqlqueue_{name}", text, labels=labels
         )
-        self.oldest = gauge(
-            "oldest_unacked_age_seconds",
-            "Age of the oldest message in the log that the group has not settled; 0 if there is none.",
-            LABELS,
-        )
-        self.subscribers = gauge("subscribers", "Live subscribers.", LABELS)
-        self.paused = gauge("paused", "1 while the group is paused.", LABELS)
-        self.outbox = gauge(
-            "outbox_waiting", f"Due messages in the outbox (counted up to {SCRAPES.count:,}).", DATABASE
-        )
-        self.outbox_age = gauge(
-            "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none.", DATABASE
-        )
-        self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).", DATABASE)
-        self.relay = gauge(
-            "relay_waiting", f"Messages that wait to be relayed (counted up to {SCRAPES.walked:,}).", RELAY
-        )
-        self.relay_age = gauge(
-            "relay_oldest_age_seconds", "Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY
-        )
-        self.round_trip = gauge(
-            "round_trip_seconds",
-            "Time that the database takes to answer a poll of the slowest live subscriber, by quantile.",
-            (*DATABASE, "quantile"),
-        )
-        self.debounced = CounterMetricFamily(
-            "mysqlqueue_debounced",
-            "Debounced messages that later ones have replaced before they entered the log.",
-            labels=DATABASE,
-        )
-        self.last_offset = gauge("last_offset", "The highest offset of the log. It grows with every message.", DATABASE)
-        self.more = gauge(
-            "more_groups", f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE
-        )
+        for name, (text, labels) in FAMILIES.items()
+    }
 
-    def all(self) -> list[Metric]:
-        return [
-            self.up,
-            *self.counts.values(),
-            self.exact,
-            self.oldest,
-            self.subscribers,
-            self.paused,
-            self.outbox,
-            self.outbox_age,
-            self.scheduled,
-            self.relay,
-            self.relay_age,
-            self.round_trip,
-            self.debounced,
-            self.last_offset,
-            self.more,
-        ]
 
-    def add_queue(self, state: QueueOverview) -> None:
-        labels = (state.using,)
-        waiting = state.outbox.waiting_since
-        self.outbox.add_metric(labels, state.outbox.waiting.value)
-        self.outbox_age.add_metric(labels, _age(waiting, state.now))
-        self.scheduled.add_metric(labels, state.outbox.scheduled.value)
-        self.debounced.add_metric(labels, state.debounced)
-        self.last_offset.add_metric(labels, state.last_offset)
-        self.more.add_metric(labels, int(state.more_groups))
-        if (took := state.slowest_round_trip) is not None:
-            for quantile, seconds in (("0.5", took.p50), ("0.95", took.p95)):
-                self.round_trip.add_metric((state.using, quantile), seconds)
-        for relay in state.relays:
-            self.relay.add_metric((state.using, relay.target), relay.messages.value)
-            self.relay_age.add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))
-        for group in state.groups:
-            self._add_group(state, group)
+def _add_queue(families: Families, state: QueueOverview) -> None:
+    values = {
+        "outbox_waiting": state.outbox.waiting.value,
+        "outbox_oldest_age_seconds": _age(state.outbox.waiting_since, state.now),
+        "outbox_scheduled": state.outbox.scheduled.value,
+        "debounced": state.debounced,
+        "last_offset": state.last_offset,
+        "more_groups": int(state.more_groups),
+    }
+    for name, value in values.items():
+        families[name].add_metric((state.using,), value)
+    if (took := state.slowest_round_trip) is not None:
+        for quantile, seconds in (("0.5", took.p50), ("0.95", took.p95)):
+            families["round_trip_seconds"].add_metric((state.using, quantile), seconds)
+    for relay in state.relays:
+        families["relay_waiting"].add_metric((state.using, relay.target), relay.messages.value)
+        families["relay_oldest_age_seconds"].add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))
+    for group in state.groups:
+        _add_group(families, state, group)
 
-    def _add_group(self, state: QueueOverview, group: GroupOverview) -> None:
-        labels = (state.using, group.ref.topic, group.ref.group)
-        for name, family in self.counts.items():
-            count: Count = getattr(group, name)
-            family.add_metric(labels, count.value)
-            self.exact.add_metric((*labels, name), int(count.exact))
-        self.oldest.add_metric(labels, _age(group.oldest_at, state.now))
-        self.subscribers.add_metric(labels, len(group.live))
-        self.paused.add_metric(labels, int(group.paused))
+
+def _add_group(families: Families, state: QueueOverview, group: GroupOverview) -> None:
+    labels = (state.using, group.ref.topic, group.ref.group)
+    for name in COUNTS:
+        count: Count = getattr(group, name)
+        families[name].add_metric(labels, count.value)
+        families["count_exact"].add_metric((*labels, name), int(count.exact))
+    families["oldest_unacked_age_seconds"].add_metric(labels, _age(group.oldest_at, state.now))
+    families["subscribers"].add_metric(labels, len(group.live))
+    families["paused"].add_metric(labels, int(group.paused))
 
 
 def _age(since: int | None, now: int) -> float:
