@@ -104,14 +104,12 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
     ref, to = problem.ref, dashboard.url
     named = {"group": ref.group, "topic": ref.topic} if ref else {}
     match problem.kind:
-        case "stuck" | "deaths" if problem.offset is not None:
+        case "stuck" | "deaths" | "relay" if problem.offset is not None:
             return to("message", offset=problem.offset), _("Open message")
-        case "silent" | "refused" | "slow_database" | "deaths":
+        case "silent" | "refused" | "slow_database" | "deaths" | "outbox" | "outbox_behind":
             return to("subscribers"), _("Open subscribers")
         case "dead_letters" | "recent_dead_letters":
             return to("deadletters", **named), _("Open dead letters")
-        case "outbox" | "outbox_behind":
-            return to("subscribers"), _("Open subscribers")
         case "quarantined":
             return to("quarantine", topic=problem.topic), _("Open quarantine")
         case "retrying":
@@ -120,8 +118,6 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":
             return to("messages", topic=problem.topic), _("Open messages")
-        case "relay" if problem.offset is not None:
-            return to("message", offset=problem.offset), _("Open message")
         case "long_transaction" | "relay":
             return "", ""
         case "unavailable":

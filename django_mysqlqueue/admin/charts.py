@@ -13,6 +13,8 @@ from django_mysqlqueue.text.humanize import duration
 
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
+FLOOR, RISE = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
+"""Where the value 0 is, and the height of the highest one above it."""
 STRIP_HEIGHT = 12
 SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 CELL, COLUMNS = 24, 24
@@ -134,34 +136,21 @@ def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeStri
     stacks = [sum(one.values[place] or 0 for one in series) for place in range(len(times))]
     top = nice(max(stacks, default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
+    size = f"{max(0.5, width - 1):.2f}"
     shapes = []
     for place, at in enumerate(times):
-        base = 0.0
+        x, base = f"{LEFT + place * width:.2f}", 0.0
         for one in series:
-            value = one.values[place] or 0
-            if value:
-                height = value / top * (HEIGHT - TOP - BOTTOM)
-                y = HEIGHT - BOTTOM - base - height
-                x = LEFT + place * width
-                shapes.append(
-                    (
-                        one.css,
-                        f"{x:.2f}",
-                        f"{y:.2f}",
-                        f"{max(0.5, width - 1):.2f}",
-                        f"{height:.2f}",
-                        at,
-                        one.name,
-                        f"{value:,.0f}",
-                    )
-                )
+            if value := one.values[place]:
+                height = value / top * RISE
                 base += height
+                shapes.append((one.css, x, f"{FLOOR - base:.2f}", size, f"{height:.2f}", at, one.name, f"{value:,.0f}"))
     inside = format_html_join(
         "",
         '<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{} · {}: {}</title></rect>',
         shapes,
     )
-    return _frame(inside, top, times, label)
+    return _frame(inside, top, times, label, _number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +163,8 @@ class Axis:
     """Returns the end of the axis, at or above the highest value."""
 
 
-def lines(series: Sequence[Series], times: Sequence[str], label: str, axis: Axis | None = None) -> SafeString:
-    """Return a line chart. A value without neighbors is a dot, so that it is visible.
-
-    ``axis``: the axis (default: of times in milliseconds).
-    """
-    axis = axis or TIMES
+def lines(series: Sequence[Series], times: Sequence[str], label: str, axis: Axis) -> SafeString:
+    """Return a line chart. A value without neighbors is a dot, so that it is visible."""
     top = axis.end(max((value for one in series for value in one.values if value is not None), default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
     runs, dots = [], []
@@ -187,7 +172,7 @@ def lines(series: Sequence[Series], times: Sequence[str], label: str, axis: Axis
         run: list[str] = []
         for place, value in enumerate([*one.values, None]):
             if value is not None:
-                y = HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+                y = FLOOR - value / top * RISE
                 run.append(f"{LEFT + (place + 0.5) * width:.2f},{y:.2f}")
                 continue
             if len(run) == 1:
@@ -228,29 +213,27 @@ def nice_time(highest: float) -> float:
     return float(found * 1000) or nice(highest / 86_400_000) * 86_400_000
 
 
-def _frame(
-    inside: SafeString, top: float, times: Sequence[str], label: str, say: Callable[[float], str] | None = None
-) -> SafeString:
+def _frame(inside: SafeString, top: float, times: Sequence[str], label: str, say: Callable[[float], str]) -> SafeString:
     """Return the chart with its axis, three grid lines, and the first, middle and last time."""
-    shown = say or _number
     grid = format_html_join(
         "",
         '<line class="mq-grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="mq-tick mq-end" x="{}" y="{}">{}</text>',
         [
-            (LEFT, WIDTH, y, y, LEFT - 5, y + 4, shown(top * share))
+            (LEFT, WIDTH, y, y, LEFT - 5, y + 4, say(top * share))
             for share in (0.0, 0.5, 1.0)
-            for y in (round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1),)
+            for y in (round(FLOOR - share * RISE, 1),)
         ],
     )
     width = (WIDTH - LEFT) / max(1, len(times))
-    places = sorted({0, len(times) // 2, len(times) - 1}) if times else []
+    last = len(times) - 1
+    places = sorted({0, len(times) // 2, last}) if times else []
     ticks = format_html_join(
         "",
         '<text class="mq-tick {}" x="{}" y="{}">{}</text>',
         [
             (
-                "mq-end" if place == len(times) - 1 else "",
-                round(LEFT + place * width + (width if place == len(times) - 1 else 0), 1),
+                "mq-end" if place == last else "",
+                round(LEFT + (place + (place == last)) * width, 1),
                 HEIGHT - 5,
                 times[place],
             )
@@ -268,7 +251,7 @@ def _frame(
         inside,
         ticks,
         TOP,
-        HEIGHT - BOTTOM,
+        FLOOR,
     )
 
 

@@ -105,24 +105,13 @@ def choose_database(request: HttpRequest, wanted: str | None, topic: str | None)
             nothing.
     """
     databases = databases_to_view(request) or [queue_alias()]
-    if topic and not wanted:
+    if wanted:
+        if wanted not in databases:
+            text = _("database=%(alias)r: must be a database of the queue (%(databases)s)")
+            raise BadQuery(text % {"alias": wanted, "databases": ", ".join(map(repr, databases))})
+        return wanted
+    if topic:
         using = queue_alias(topic=topic)
         if may_view_in(request, topic, using):
             return using
-    return database_among(databases, wanted)
-
-
-def database_among(databases: Sequence[str], wanted: str | None) -> str:
-    """Return the alias that a request names, if it is one of these; the first one if it names none.
-
-    ``wanted``: the alias that the request names, if any.
-
-    Raises:
-        BadQuery: it is another one.
-    """
-    if not wanted:
-        return databases[0]
-    if wanted not in databases:
-        text = _("database=%(alias)r: must be a database of the queue (%(databases)s)")
-        raise BadQuery(text % {"alias": wanted, "databases": ", ".join(map(repr, databases))})
-    return wanted
+    return databases[0]

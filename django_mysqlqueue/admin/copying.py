@@ -22,19 +22,19 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
     """
     entry = found.entry
     stored = Body(
-        entry.message_id,
-        found.payload,
-        json.dumps(found.metadata),
-        entry.original_id,
-        entry.published_at,
-        entry.created_at,
-        entry.original_topic,
-        entry.failed_group,
-        found.failure_count,
-        found.last_error,
-        entry.target_group,
-        found.publisher_key,
-        found.expires_at,
+        message_id=entry.message_id,
+        payload=found.payload,
+        metadata=json.dumps(found.metadata),
+        original_id=entry.original_id,
+        published_at=entry.published_at,
+        created_at=entry.created_at,
+        original_topic=entry.original_topic,
+        failed_group=entry.failed_group,
+        failure_count=found.failure_count,
+        last_error=found.last_error,
+        target_group=entry.target_group,
+        publisher_key=found.publisher_key,
+        expires_at=found.expires_at,
     )
     value = message_values(ReceivedMessage(entry.topic, entry.key, entry.offset, stored))
     for name, (text, redacted) in shown.items():

@@ -42,8 +42,12 @@ PAGE_NAMES = (
 """Names of the pages. Every process of a project with the admin loads its URLs: only a request loads the pages."""
 
 
-class ReadOnlyAdmin(_ModelAdmin):
-    """An admin without adding, changing or deleting: editing rows would break the queue's protocol."""
+class DashboardAdmin(_ModelAdmin):
+    """Serve the pages of ``admin.pages`` and the operations of ``admin.operations``.
+
+    Nothing is added, changed or deleted: editing rows would break the queue's protocol. To use the dashboard on your
+    own admin site, register ``django_mysqlqueue.models.Dashboard`` with this class there.
+    """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -53,13 +57,6 @@ class ReadOnlyAdmin(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-
-class DashboardAdmin(ReadOnlyAdmin):
-    """Serve the pages of ``admin.pages`` and the operations of ``admin.operations``.
-
-    To use the dashboard on your own admin site, register ``django_mysqlqueue.models.Dashboard`` with this class there.
-    """
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if the user may view the dashboard, or at least one topic in it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -13,10 +14,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.formatting import clock, date, day, latency_text
 from django_mysqlqueue.inspection.trends import SPANS, Point
-from django_mysqlqueue.service.rollups import Percentile
 from django_mysqlqueue.text.humanize import duration, messages_per_second
-
-T = TypeVar("T")
 
 TITLES = {
     "15m": gettext_lazy("15 min"),
@@ -35,8 +33,20 @@ class Quantity(NamedTuple):
     name: str
     css: str
     """CSS class of its line in the chart; empty if it has none."""
-    value: Callable[[Point], float | None]
-    text: Callable[[Point], str]
+    read: Callable[[Point], Any]
+    """Returns its value at a point, or None if there is none."""
+    say: Callable[[Any], str]
+    number: Callable[[Any], float] = float
+
+    def value(self, point: Point) -> float | None:
+        """Return the number in the chart."""
+        found = self.read(point)
+        return None if found is None else self.number(found)
+
+    def text(self, point: Point) -> str:
+        """Return the text in the table."""
+        found = self.read(point)
+        return "-" if found is None else self.say(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +87,24 @@ class History:
     """Newest first."""
 
 
-def _counted(name: str, css: str, value: Callable[[Point], int | None]) -> Quantity:
-    return Quantity(name, css, value, lambda one: _text(value(one), lambda number: f"{number:,}"))
-
-
-def _rate(name: str, css: str, value: Callable[[Point], float | None]) -> Quantity:
-    return Quantity(name, css, value, lambda one: _text(value(one), messages_per_second))
-
-
-def _latency(name: str, css: str, value: Callable[[Point], Percentile | None]) -> Quantity:
-    def bound(one: Point) -> float | None:
-        found = value(one)
-        return None if found is None else found.ms
-
-    return Quantity(name, css, bound, lambda one: latency_text(value(one)))
-
-
-def _text(value: T | None, say: Callable[[T], str]) -> str:
-    return "-" if value is None else say(value)
-
-
 def _plots() -> list[tuple[str, str, charts.Axis, list[Quantity]]]:
-    backlog = Quantity(
-        _("backlog"),
-        "mq-p50",
-        lambda one: None if one.backlog is None else one.backlog.value,
-        lambda one: _text(one.backlog, str),
-    )
-    oldest = Quantity(
-        _("oldest"), "", lambda one: one.oldest_ms, lambda one: _text(one.oldest_ms, lambda ms: duration(ms / 1000))
-    )
-    rates = [_rate(_("in/s"), "mq-p50", lambda one: one.entered), _rate(_("out/s"), "mq-done", lambda one: one.settled)]
-    latency = [_latency("p50", "mq-p50", lambda one: one.p50), _latency("p95", "mq-p95", lambda one: one.p95)]
+    backlog = [
+        Quantity(_("backlog"), "mq-p50", attrgetter("backlog"), str, attrgetter("value")),
+        Quantity(_("oldest"), "", attrgetter("oldest_ms"), lambda ms: duration(ms / 1000)),
+    ]
+    rates = [
+        Quantity(_("in/s"), "mq-p50", attrgetter("entered"), messages_per_second),
+        Quantity(_("out/s"), "mq-done", attrgetter("settled"), messages_per_second),
+    ]
+    latency = [
+        Quantity(name, f"mq-{name}", attrgetter(name), latency_text, attrgetter("ms")) for name in ("p50", "p95")
+    ]
     errors = [
-        _counted(_("failed"), "mq-p95", lambda one: one.failed),
-        _counted(_("dead-lettered"), "mq-lost", lambda one: one.dead_lettered),
+        Quantity(_("failed"), "mq-p95", attrgetter("failed"), "{:,}".format),
+        Quantity(_("dead-lettered"), "mq-lost", attrgetter("dead_lettered"), "{:,}".format),
     ]
     return [
-        ("backlog", _("Backlog"), charts.COUNTS, [backlog, oldest]),
+        ("backlog", _("Backlog"), charts.COUNTS, backlog),
         ("rates", _("Messages per second"), charts.RATES, rates),
         ("latency", _("Latency, from entering the log to the ack"), charts.TIMES, latency),
         ("errors", _("Errors"), charts.COUNTS, errors),
@@ -132,23 +122,24 @@ def make_history(name: str, points: Sequence[Point]) -> History:
     ticks = [day(one.at) for one in points] if has_dates else times
     plots: list[Plot] = []
     head: list[str] = []
-    texts: list[list[str]] = [[] for _point in points]
+    columns: list[list[str]] = []
     for id_, title, axis, quantities in _plots():
         first = len(head) + 1
         legend = []
-        for one in quantities:
-            head.append(one.name)
-            said = [one.text(point) for point in points]
-            for cells, text in zip(texts, said, strict=True):
-                cells.append(text)
-            legend.append((one.css, one.name, next((text for text in reversed(said) if text != "-"), "-")))
+        for quantity in quantities:
+            texts = [quantity.text(point) for point in points]
+            head.append(quantity.name)
+            columns.append(texts)
+            legend.append((quantity.css, quantity.name, next((text for text in reversed(texts) if text != "-"), "-")))
         series = [
-            charts.Series(one.name, one.css, [one.value(point) for point in points]) for one in quantities if one.css
+            charts.Series(quantity.name, quantity.css, [quantity.value(point) for point in points])
+            for quantity in quantities
+            if quantity.css
         ]
-        names = ", ".join(one.name for one in series)
-        label = _("%(title)s over time: %(names)s") % {"title": title, "names": names}
-        columns = ",".join(str(first + number) for number in range(len(quantities)))
-        plots.append(Plot(id_, title, legend, charts.lines(series, ticks, label, axis), columns))
-    found = enumerate(zip(points, times, texts, strict=True))
-    rows = [Row(point.at, place, time, cells) for place, (point, time, cells) in found]
+        label = _("%(title)s over time: %(names)s") % {"title": title, "names": ", ".join(one.name for one in series)}
+        numbers = ",".join(str(first + number) for number in range(len(quantities)))
+        plots.append(Plot(id_, title, legend, charts.lines(series, ticks, label, axis), numbers))
+    rows = [
+        Row(point.at, place, times[place], [texts[place] for texts in columns]) for place, point in enumerate(points)
+    ]
     return History([(one, str(text)) for one, text in TITLES.items()], name, plots, head, rows[::-1])

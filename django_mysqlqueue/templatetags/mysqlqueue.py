@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from django import template
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
 
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.text import escaping
 from django_mysqlqueue.text.addresses import url
-from django_mysqlqueue.text.humanize import partition_text
+from django_mysqlqueue.text.humanize import duration, moment, partition_text, shortened
 
 register = template.Library()
+register.filter("moment", moment)
+register.filter("duration", duration)
+register.filter("json", json.dumps)
 
 
 @register.filter
@@ -35,6 +40,42 @@ def visible_lines(value: object) -> str:
     return escaping.visible_lines(str(value))
 
 
+@register.filter
+def age(since: int | None, now: int) -> str:
+    """Return how long something has lasted, both times in epoch milliseconds; empty if it has not begun."""
+    return "" if since is None else duration((now - since) / 1000)
+
+
+@register.filter
+def until(at: int | None, now: int) -> str:
+    """Return the time that is left, both times in epoch milliseconds; empty if none is left."""
+    return duration((at - now) / 1000) if at and at > now else ""
+
+
+@register.filter
+def second(milliseconds: int | None) -> str:
+    """Return a time to the second, for what has no finer one."""
+    return moment(milliseconds).partition(".")[0]
+
+
+@register.filter(name="shortened")
+def shortened_to(text: str, most: int) -> str:
+    """Return a text with at most so many characters."""
+    return shortened(text, most=most)
+
+
+@register.filter
+def grouped(number: int) -> str:
+    """Return a number with separators between thousands."""
+    return f"{number:,}"
+
+
+@register.simple_tag(takes_context=True)
+def queue_error(context: dict[str, Any], text: str, topic: str) -> str:
+    """Return a whole error of a topic, as the user may see it."""
+    return escaping.visible(context["page"].errors.whole(text, topic))
+
+
 @register.simple_tag
 def queue_text(name: str, value: str, **attributes: object) -> str:
     """Return an input of a filter whose text may be a key or a name of others.
@@ -48,6 +89,21 @@ def queue_text(name: str, value: str, **attributes: object) -> str:
     if shown == value:
         return found
     return format_html('{}<input type="hidden" name="exact_{}" value="{}">', found, name, json.dumps(value))
+
+
+@register.simple_tag
+def queue_select(name: str, choices: Iterable[Any], chosen: str) -> str:
+    """Return the select of a filter, in which nothing need be chosen.
+
+    ``choices``: the values, or pairs of a value and its label.
+    """
+    pairs = [one if isinstance(one, tuple) else (one, one) for one in choices]
+    options = [
+        (value, " selected" if value and value == chosen else "", escaping.visible(str(label)))
+        for value, label in [("", _("all")), *pairs]
+    ]
+    inside = format_html_join("", '<option value="{}"{}>{}</option>', options)
+    return format_html('<select name="{}">{}</select>', name, inside)
 
 
 @register.simple_tag(takes_context=True)
@@ -81,6 +137,12 @@ def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
 def queue_action(context: dict[str, Any], name: str) -> str:
     """Return the URL to which a form submits selected rows. Its field ``queue_database`` names the database."""
     return reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=context["request"].current_app)
+
+
+@register.simple_tag(takes_context=True)
+def queue_list(context: dict[str, Any], place: object = "", **changes: object) -> str:
+    """Return the URL of the page's list from a position on; of its beginning if there is none."""
+    return queue_here(context, **{context["page"].position: place, **changes})
 
 
 @register.simple_tag(takes_context=True)

@@ -32,7 +32,7 @@ def register(*refs, mode="ordered"):
 
 
 def keys(answer):
-    return [row.partition.key for row in answer.context["rows"]]
+    return [row.key for row in answer.context["rows"]]
 
 
 def table(text):
@@ -60,7 +60,7 @@ def test_what_it_shows_of_a_partition(client):
     sub.flush()
     answer = client.get(PAGE, G)
     (a, b) = table(answer.content.decode())
-    one = answer.context["rows"][0].partition
+    one = answer.context["rows"][0]
     assert one.watermark < one.position == one.end
     assert a[1:6] == ["a", str(one.watermark), str(one.position), str(one.end), "2"]
     assert a[6] == str(one.head.offset)
@@ -99,7 +99,7 @@ def test_filters_by_group_topic_key_and_owner(client):
     PartitionLease.objects.filter(partition_key="b", topic="u").update(leased_by="lost")
 
     def places(**query):
-        return [(*row.partition.ref, row.partition.key) for row in client.get(PAGE, query).context["rows"]]
+        return [(*row.ref, row.key) for row in client.get(PAGE, query).context["rows"]]
 
     assert len(places()) == 9
     assert places(group="h") == [("h", "t", "a"), ("h", "t", "ab"), ("h", "t", "b")]
@@ -125,7 +125,7 @@ def test_pages_keep_the_filters(client, monkeypatch):
     seen, link = [], f"{PAGE}?prefix=a&group=g"
     while link:
         answer = client.get(unescape(link))
-        seen += [(row.partition.ref.topic, row.partition.key) for row in answer.context["rows"]]
+        seen += [(row.ref.topic, row.key) for row in answer.context["rows"]]
         (link,) = re.findall(r'href="([^"]*)">Next page', answer.content.decode()) or [None]
     assert seen == [(topic, key) for topic in "tu" for key in ("a1", "a2", "a3")]
     (first,) = re.findall(r'href="([^"]*)">First page', answer.content.decode())
@@ -227,7 +227,7 @@ def test_leases_are_released_from_it(client):
     text = client.get(PAGE, G).content.decode()
     assert re.findall(r'name="row" value="([^"]*)"', text) == ["&quot;a&quot;", "&quot;b&quot;"]
     confirm(client, "release", **G, row=['"a"'])
-    assert [row.partition.owner for row in client.get(PAGE, G).context["rows"]] == ["", sub.name]
+    assert [row.owner for row in client.get(PAGE, G).context["rows"]] == ["", sub.name]
     assert keys(client.get(PAGE, {**G, "unowned": "1"})) == ["a"]
 
 

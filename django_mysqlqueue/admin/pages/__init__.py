@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.pages.databases import DatabasesPage
 from django_mysqlqueue.admin.pages.dead_letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.errors import ErrorsPage
 from django_mysqlqueue.admin.pages.group import GroupPage
@@ -13,6 +12,7 @@ from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.offsets import OffsetsPage
 from django_mysqlqueue.admin.pages.operations import OperationsPage
+from django_mysqlqueue.admin.pages.overview import DatabasesPage
 from django_mysqlqueue.admin.pages.quarantine import QuarantinePage
 from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage

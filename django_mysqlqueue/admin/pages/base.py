@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -31,17 +32,20 @@ from django_mysqlqueue.admin.permissions import (
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.causes import unavailable
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.options.topics import is_dlq
+from django_mysqlqueue.options.topics import first_topic, is_dlq
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text import escaping
 
 UNAVAILABLE = 503
 """The HTTP status of a page whose database refuses or does not answer."""
 PAGE_ROWS = 50
 """Maximum number of rows per page."""
+
+Place = TypeVar("Place")
 
 
 class Page:
@@ -55,8 +59,12 @@ class Page:
     name: ClassVar[str]
     """Name of the URL, and path below the dashboard's."""
     title: ClassVar[Any]
-    template: str
-    """File name of the template."""
+    template: str = ""
+    """File name of the template (default: ``<name>.html``)."""
+    filters: ClassVar[Sequence[str]] = ()
+    """The parameters that restrict what the page lists: ``given`` in the template."""
+    position: ClassVar[str] = ""
+    """The parameter from which on the list continues. ``next_place`` in the template is its value for the next page."""
     in_menu: ClassVar[bool] = True
     """True if the navigation may have it: it is not about one object."""
     live: bool = True
@@ -85,7 +93,6 @@ class Page:
 
     @classmethod
     def is_in_menu(cls) -> bool:
-        """Return whether the navigation has the page now."""
         return cls.in_menu
 
     @classmethod
@@ -108,13 +115,33 @@ class Page:
         """Return a context with a connection that does not wait for the database without a time limit."""
         return bounded(self.using)
 
+    def read_pages(
+        self, read: Callable[[Place | None], tuple[Iterable[Sequence[Any]], Place | None]], place: Place | None
+    ) -> Iterator[list[Sequence[Any]]]:
+        """Yield the rows of an export.
+
+        ``read``: returns the rows from a position on, and the next position or None.
+        """
+        while True:
+            with self.reading():
+                rows, place = read(place)
+                found = list(rows)
+            yield found
+            if place is None:
+                return
+
     def heading(self) -> str:
-        """Return the page's title, with the name of its object."""
         return str(self.title)
+
+    @property
+    def session(self) -> Session:
+        """A session on the connection that is open now."""
+        return Session(self.using)
 
     def may_view(self, topic: str) -> bool:
         """Return whether the user may view a topic."""
-        return may_view_in(self.request, topic, self.using)
+        topics = self.topics_to_view()
+        return topics is None or first_topic(topic) in topics
 
     def topics_to_view(self) -> frozenset[str] | None:
         """Return the topics that the user may view; None: all."""
@@ -133,6 +160,14 @@ class Page:
         named = ", ".join(sorted(topics))
         raise Refused(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named})
 
+    def operable(self, topics: Iterable[str]) -> set[str]:
+        """Return those of some topics on which the user may run operations."""
+        return {topic for topic in set(topics) if may_operate(self.request, topic)}
+
+    def with_payloads(self, topics: Iterable[str]) -> set[str]:
+        """Return those of some topics whose payloads and metadata the user may view."""
+        return {topic for topic in set(topics) if may_see_payloads(self.request, topic)}
+
     @property
     def may_see_payloads(self) -> bool:
         """Whether the user may view payloads and metadata on this page."""
@@ -144,6 +179,11 @@ class Page:
         return not (self.about and is_dlq(self.about)) and may_publish(self.request, self.about)
 
     # -- the query string -----------------------------------------------------
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the query string has one of the ``filters``."""
+        return any(self.text(name) for name in self.filters)
 
     def text(self, name: str) -> str | None:
         """Return a parameter of the query string, or None if it is missing or empty.
@@ -160,6 +200,23 @@ class Page:
             return text if escaping.visible(text) == value and text.encode() else value
         except (ValueError, TypeError, AttributeError, RecursionError):
             return value
+
+    def choice(self, name: str, choices: Collection[str]) -> str | None:
+        """Return one of some values, or None if the parameter is missing or empty.
+
+        Raises:
+            BadQuery: it has another value.
+        """
+        value = self.text(name)
+        if value is not None and value not in choices:
+            text = _("%(name)s=%(value)r is not one of %(choices)s.")
+            raise BadQuery(text % {"name": name, "value": value, "choices": ", ".join(choices)})
+        return value
+
+    def no_position(self) -> NoReturn:
+        """Refuse the value of the parameter ``position``."""
+        text = _("%(name)s=%(value)r is not a position in the list.")
+        raise BadQuery(text % {"name": self.position, "value": self.text(self.position)})
 
     def number(self, name: str, *, minimum: int = 0) -> int | None:
         """Return an integer of the query string, or None if it is missing or empty.
@@ -185,19 +242,15 @@ class Page:
             return None
         try:
             found = parse_datetime(text)
-        except ValueError:
-            found = None
-        if found is None:
+            if found is not None and timezone.is_naive(found):
+                zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+                found = timezone.make_aware(found, zone)
+            seconds = None if found is None else found.timestamp()
+        except (ValueError, OverflowError):
+            seconds = None
+        if seconds is None:
             raise BadQuery(_("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text})
-        if timezone.is_naive(found):
-            zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-            found = timezone.make_aware(found, zone)
-        try:
-            return max(0, int(found.timestamp() * 1000))
-        except OverflowError:
-            raise BadQuery(
-                _("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text}
-            ) from None
+        return max(0, int(seconds * 1000))
 
     def period(self) -> tuple[int | None, int | None]:
         """Return the times ``since`` and ``until`` of the query string, both inclusive, as epoch milliseconds."""
@@ -271,6 +324,9 @@ class Page:
 
     def _response(self, found: dict[str, Any], status: int = 200, problem: str = "") -> TemplateResponse:
         context = {
+            "given": {name: self.text(name) or "" for name in self.filters},
+            "filtered": self.is_filtered,
+            "is_first": not self.text(self.position),
             **found,
             "title": self.heading(),
             "page": self,
@@ -280,4 +336,4 @@ class Page:
             "may_operate": may_operate(self.request, self.about),
             "may_see_payloads": found.get("may_see_payloads", self.may_see_payloads),
         }
-        return self.dashboard.response(self.request, self.template, context, status)
+        return self.dashboard.response(self.request, self.template or f"{self.name}.html", context, status)

@@ -22,7 +22,7 @@ from django_mysqlqueue.inspection import (
     error_kinds,
     message_history,
 )
-from django_mysqlqueue.inspection.dead_letters import DeadLetter
+from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
@@ -39,25 +39,17 @@ GOOD = {Outcome.ACKED, Outcome.REDRIVEN, Outcome.REPLACED}
 BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterRow:
-    """A dead letter in the table."""
-
-    dead_letter: DeadLetterSummary
-    failed_at: str
-    error: str
-
-
 class DeadLettersPage(Page):
     """The list of a DLQ topic's dead letters."""
 
     name = "deadletters"
     title = gettext_lazy("Dead letters")
-    template = "deadletters.html"
+    filters = ("group", "error", "since", "until", "kind")
+    position = "before"
     exports = True
 
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
+        session = self.session
         topics = [one for one in dead_letters.dlq_topics(session, bounds=self.bounds) if self.may_view(one[0])]
         wanted = self.text("topic")
         if wanted is not None:
@@ -67,12 +59,8 @@ class DeadLettersPage(Page):
         else:
             return {"topics": [], "topic": ""}
         chosen = self._selection(topic)
-        group, error, since, until = chosen.group, chosen.error, chosen.since, chosen.until
-        may_search = may_search_errors(self.request, topic)
         before = self.number("before")
-        found = dead_letters.look(session, chosen, bounds=self.bounds)
-        if (kind := self.text("kind")) is not None:
-            found = error_kinds.of_kind(session, found, kind, shown=self.errors.line, bounds=self.bounds)
+        found = self._look(chosen)
         rest = [offset for offset in found.offsets if before is None or offset < before]
         registered = registered_refs(self.using)
         groups = {ref.group for ref in registered if ref.topic != topic and dlq_topic(ref.topic) == topic}
@@ -80,22 +68,15 @@ class DeadLettersPage(Page):
             "topics": topics,
             "topic": topic,
             "listed_topic": topic in dict(topics),
-            "filtered": any(value is not None for value in (group, error, since, until, kind)),
-            "kind": kind or "",
-            "since_text": self.text("since") or "",
-            "until_text": self.text("until") or "",
-            "groups": sorted(groups | {ref.group for ref in found.refs} | ({group} if group else set())),
-            "group": group,
-            "error": error or "",
-            "may_search_errors": may_search,
-            "since": since,
-            "until": until,
+            "groups": sorted(groups | {ref.group for ref in found.refs} | ({chosen.group} if chosen.group else set())),
+            "may_search_errors": may_search_errors(self.request, topic),
+            "since": chosen.since,
+            "until": chosen.until,
             "found": found,
             "upto": found.offsets[0] if found.offsets else None,
             "looked": f"{self.bounds.dead_letters:,}",
-            "rows": [self._row(one) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
-            "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
-            "is_first": before is None,
+            "rows": [(one, self._error(one)) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
+            "next_place": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "errors_read": f"{self.bounds.errors:,}",
             "readers": [ref for ref in registered if ref.topic == topic],
         }
@@ -109,6 +90,14 @@ class DeadLettersPage(Page):
         since, until = self.period()
         return DeadLetterFilter(topic, group=self.text("group"), error=error, since=since, until=until)
 
+    def _look(self, wanted: DeadLetterFilter) -> DeadLetterMatches:
+        """Return the dead letters of a selection, with the error that the query string names if it names one."""
+        found = dead_letters.look(self.session, wanted, bounds=self.bounds)
+        kind = self.text("kind")
+        if kind is None:
+            return found
+        return error_kinds.of_kind(self.session, found, kind, shown=self.errors.line, bounds=self.bounds)
+
     def export(self) -> Export:
         topic = self.text("topic")
         if topic is None:
@@ -121,27 +110,20 @@ class DeadLettersPage(Page):
 
     def _pages(self, wanted: DeadLetterFilter) -> Iterator[list[tuple[Any, ...]]]:
         with self.reading():
-            matches = dead_letters.look(Session(self.using), wanted, bounds=self.bounds)
-            if (kind := self.text("kind")) is not None:
-                matches = error_kinds.of_kind(
-                    Session(self.using), matches, kind, shown=self.errors.line, bounds=self.bounds
-                )
+            matches = self._look(wanted)
         for offsets in pieces(matches.offsets, ROWS_AT_ONCE):
             with self.reading():
-                found = dead_letters.at(Session(self.using), offsets)
-            yield [self._cells(self._row(one)) for one in found]
+                found = dead_letters.at(self.session, offsets)
+            yield [self._cells(one) for one in found]
         if not matches.whole:
             yield [(_("Not complete: not all dead letters of the topic were searched."),)]
 
-    @staticmethod
-    def _cells(row: DeadLetterRow) -> tuple[Any, ...]:
-        one = row.dead_letter
+    def _cells(self, one: DeadLetterSummary) -> tuple[Any, ...]:
         origin = (one.ref.topic, one.original_offset, one.original_id, one.key, one.size)
-        return one.offset, row.failed_at, one.ref.group, one.attempts, row.error, *origin
+        return one.offset, moment(one.failed_at), one.ref.group, one.attempts, self._error(one), *origin
 
-    def _row(self, one: DeadLetterSummary) -> DeadLetterRow:
-        error = self.errors.line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
-        return DeadLetterRow(one, moment(one.failed_at), error)
+    def _error(self, one: DeadLetterSummary) -> str:
+        return self.errors.line(last_line(one.error), one.ref.topic, dead_letters.is_cut(one.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +131,6 @@ class EventRow:
     """A record about the dead letter or its original message."""
 
     delivery: RecordedDelivery
-    at: str
     outcome: str
     css: str
     error: str
@@ -162,7 +143,6 @@ class DeadLetterPage(Page):
 
     name = "deadletter"
     title = gettext_lazy("Dead letter")
-    template = "deadletter.html"
     in_menu = False
     live = False
 
@@ -172,8 +152,8 @@ class DeadLetterPage(Page):
     def context(self) -> dict[str, Any]:
         offset = self.number("offset", minimum=1)
         if offset is None:
-            raise BadQuery(_("The parameter offset is required."))
-        session = Session(self.using)
+            raise BadQuery(_("The parameter %(name)s is required.") % {"name": "offset"})
+        session = self.session
         found = dead_letters.one(session, offset)
         offsets = [offset] if found is None else [offset, found.listed.original_offset]
         events = [event for one in offsets for event in message_history.recorded(session, one, bounds=self.bounds)[0]]
@@ -196,8 +176,6 @@ class DeadLetterPage(Page):
         found: dict[str, Any] = {
             "listed": listed,
             "is_job": job_queues.is_queue(topic),
-            "failed_at": moment(listed.failed_at),
-            "published_at": moment(dead_letter.published_at),
             "error": self.errors.whole(dead_letter.error, topic),
             "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
             "copy_command": copying.command("queueredrive", dead_letter.topic, listed.offset, using=self.using),
@@ -222,5 +200,5 @@ class DeadLetterPage(Page):
             error = self.errors.whole(last_line(event.error), topic)[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
-            found.append(EventRow(event, moment(event.settled_at), outcome, css, error, link))
+            found.append(EventRow(event, outcome, css, error, link))
         return found

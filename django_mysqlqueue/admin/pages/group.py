@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
 from django_mysqlqueue.admin.context import BadQuery, NotFound
-from django_mysqlqueue.admin.formatting import last_line, moment
+from django_mysqlqueue.admin.formatting import last_line
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_view_operations, text_of
@@ -51,15 +50,11 @@ class PartitionRow:
     """A partition in the table."""
 
     partition: Partition
-    value: str
-    """Value of the row's checkbox."""
     lag: Count
     """Messages that the group has not settled."""
-    oldest: str
-    next_at: str
+    next_at: int
+    """When the next attempt at its first unsettled message is due; 0: it is in flight, or there is none."""
     error: str
-    live: bool
-    """True if the owner is a live subscriber."""
 
 
 class GroupPage(Page):
@@ -67,7 +62,6 @@ class GroupPage(Page):
 
     name = "group"
     title = gettext_lazy("Group")
-    template = "group.html"
     in_menu = False
 
     def heading(self) -> str:
@@ -83,9 +77,8 @@ class GroupPage(Page):
         if not overview.groups:
             raise NotFound(_("There is no group %(ref)s.") % {"ref": ref})
         (group,), now = overview.groups, overview.now
-        session = Session(self.using)
+        session = self.session
         found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)
-        live = {row.name for row in group.live}
         problems = find_problems(overview, stall_times=self.stall_times)
         state = state_of(overview, [one for one in problems if one.ref == ref])
         since = now - SETTLED_MINUTES * 60_000
@@ -101,14 +94,14 @@ class GroupPage(Page):
             ),
             "figures": read_row(group, state.problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
-            "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
+            "now": now,
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
             **self._passed(group, buckets),
             "handlers": _handlers(session, group, now, self.bounds),
             "sees_operations": may_view_operations(self.request),
-            "registered": moment(group.registered_at),
-            "rows": [self._row(partition, group, now, live) for partition in found],
+            "live": {row.name for row in group.live},
+            "rows": [self._row(partition, group) for partition in found],
             **self._options(group),
         }
 
@@ -151,19 +144,17 @@ class GroupPage(Page):
             found = group.options
         except (SubscriberError, ImportError) as error:
             return {"options": [], "options_error": text_of(self.request, error)}
-        return {"options": [(one, "" if one.override is None else moment(one.override.at)) for one in found]}
+        return {"options": found}
 
-    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
+    def _row(self, partition: Partition, group: GroupOverview) -> PartitionRow:
         head = partition.head
-        oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
-        next_at = error = ""
+        next_at, error = 0, ""
         if head is not None:
             error = self.errors.whole(last_line(head.last_error), group.ref.topic)
-            if not head.delivered_by and head.invisible_until > now:
-                next_at = duration((head.invisible_until - now) / 1000)
+            next_at = 0 if head.delivered_by else head.invisible_until
         # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.
         lag = partition.lag if partition.lag.exact else group.backlog_of(partition.key)
-        return PartitionRow(partition, json.dumps(partition.key), lag, oldest, next_at, error, partition.owner in live)
+        return PartitionRow(partition, lag, next_at, error)
 
 
 def _banner(state: QueueState) -> Banner:

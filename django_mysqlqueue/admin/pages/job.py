@@ -11,12 +11,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_mysqlqueue.admin import charts
+from django_mysqlqueue.admin import charts, contents
 from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, last_line, moment, payload_text, redacted
+from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, moment
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took
-from django_mysqlqueue.admin.pages.steps import Step, recurring_steps
+from django_mysqlqueue.admin.pages.steps import Step, error_parts, recurring_steps
 from django_mysqlqueue.inspection import JobDetails, JobError, JobSummary, jobs, message_history
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
@@ -25,7 +25,7 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_stages
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.text.escaping import visible, visible_lines
+from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import duration
 
 SHOWN_ERRORS = 20
@@ -59,7 +59,6 @@ class JobPage(Page):
 
     name = "job"
     title = gettext_lazy("Job")
-    template = "job.html"
     in_menu = False
 
     def heading(self) -> str:
@@ -69,12 +68,12 @@ class JobPage(Page):
     def context(self) -> dict[str, Any]:
         job_id = self.text("id")
         if job_id is None:
-            raise BadQuery(_("The parameter id is required."))
+            raise BadQuery(_("The parameter %(name)s is required.") % {"name": "id"})
         self.about = self.text("topic")
-        session = Session(self.using)
+        session = self.session
         found = jobs.read(session, job_id, most=SHOWN_CHARACTERS + 1)
         if found is None or (self.about is not None and found.summary.queue not in jobs.queues_of([self.about])):
-            return {"job": None, "named_id": job_id}
+            return {"job": None}
         job = found.summary
         self.about, self._now = job.topic, session.now()
         self.live = not job.has_ended
@@ -83,11 +82,6 @@ class JobPage(Page):
             "job": job,
             "status": label_of(job.status),
             "css": CSS.get(job.status, ""),
-            "enqueued": moment(job.enqueued_at),
-            "run_after": moment(job.run_after),
-            "started": moment(job.started_at),
-            "last_attempted": moment(job.last_attempted_at),
-            "finished": moment(job.finished_at),
             "took": took(job, self._now),
             "subscribers": found.subscribers[-SHOWN_SUBSCRIBERS:],
             "more_subscribers": max(0, job.attempts - SHOWN_SUBSCRIBERS),
@@ -95,7 +89,6 @@ class JobPage(Page):
             "bar": self._bar(spans),
             "notes": list(self._notes(session, found)),
             "cancel_value": "" if job.has_ended or found.cancel_requested_at else json.dumps(job.id),
-            "progress": job.progress,
             "error_count": found.error_count,
             "shown_errors": SHOWN_ERRORS,
             **self._contents(found),
@@ -106,26 +99,19 @@ class JobPage(Page):
     def _contents(self, found: JobDetails) -> dict[str, Any]:
         first = found.error_count - len(found.errors) + 1
         numbered = list(enumerate(found.errors, first))[-SHOWN_ERRORS:]
-        shown: dict[str, Any] = {"errors": [self._error(number, error) for number, error in reversed(numbered)]}
+        topic = found.summary.topic
+        shown: dict[str, Any] = {"errors": [self._error(number, error, topic) for number, error in reversed(numbered)]}
         if self.may_see_payloads:
-            shown["arguments"] = self._text(found.arguments, found.arguments_size)
-            shown["return_value"] = self._text(found.return_value, found.return_value_size)
+            value, size = found.return_value.encode(), found.return_value_size
+            shown["arguments"] = contents.payload(found.arguments.encode(), found.arguments_size, topic=topic)
+            shown["return_value"] = contents.payload(value, size, topic=topic) if value else ""
         return shown
 
-    def _text(self, beginning: str, size: int) -> str:
-        if not beginning:
-            return ""
-        text = payload_text(beginning.encode(), size)
-        return visible_lines(redacted(text, topic=self.about or "", kind="payload"))
-
-    def _error(self, number: int, error: JobError) -> ErrorRow:
-        exception = visible(error.exception_class_path)
-        if not self.errors.shows(self.about or ""):
-            return ErrorRow(number, exception, "", "")
-        text = self.errors.whole(error.traceback, self.about or "")
-        line = last_line(text)
-        traceback = visible_lines(text[-SHOWN_CHARACTERS:]) if text.strip() != line else ""
-        return ErrorRow(number, exception, visible(line), traceback)
+    def _error(self, number: int, error: JobError, topic: str) -> ErrorRow:
+        if not self.errors.shows(topic):
+            return ErrorRow(number, error.exception_class_path, "", "")
+        line, traceback = error_parts(self.errors.whole(error.traceback, topic))
+        return ErrorRow(number, error.exception_class_path, line, traceback[-SHOWN_CHARACTERS:])
 
     # -- its times ------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.inspection import JobListing, JobSummary, count_jobs, jobs
 from django_mysqlqueue.inspection.jobs import STATUSES, JobFilter
 from django_mysqlqueue.models import JobResult
@@ -23,13 +20,11 @@ from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import duration
 
 LABELS = dict(JobResult.Status.choices)
 CSS = {"READY": "", "RUNNING": "mq-busy", "FAILED": "mq-bad", "SUCCESSFUL": "mq-ok"}
-FILTERS = ("status", "task", "topic", "since", "until", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +34,7 @@ class JobRow:
     job: JobSummary
     status: str
     css: str
-    enqueued: str
-    started: str
-    finished: str
     took: str
-    value: str
-    """Its value in the form; empty if the user cannot cancel it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusCount:
-    """The number of jobs of one status."""
-
-    status: str
-    label: str
-    count: Count
 
 
 def label_of(status: str) -> str:
@@ -73,39 +54,29 @@ class JobsPage(Page):
 
     name = "jobs"
     title = gettext_lazy("Jobs")
-    template = "jobs.html"
+    filters = ("status", "task", "topic", "since", "until", "id")
+    position = "after"
     shows_several_topics = True
     exports = True
 
     @classmethod
     def is_in_menu(cls) -> bool:
-        """Return whether the project has a queue of jobs."""
         try:
             return bool(job_queues.topics())
         except ImproperlyConfigured:
             return True  # The page shows the reason. The others do not need TASKS.
 
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
-        topic = self.text("topic")
-        self.about = None if topic is None else first_topic(topic)
+        self._choose_topic()
         status = self._status()
-        sees_all = self.topics_to_view() is None
-        # Names of tasks belong to their queues.
-        tasks = jobs.tasks(session, bounds=self.bounds) if sees_all else None
-        found = self._found(session, status, tasks, after=self._after(), limit=PAGE_ROWS)
-        now = session.now()
-        filtered = any(self.text(name) for name in FILTERS)
-        topics = {job.topic for job in found.jobs if not job.has_ended}
-        operable = {topic for topic in topics if may_operate(self.request, topic)}
-        rows = [self._row(job, now, operable) for job in found.jobs]
+        tasks = self._tasks()
+        found = self._found(status, tasks, after=self._after(), limit=PAGE_ROWS)
+        now = self.session.now()
         return {
-            "rows": rows,
-            "may_cancel": any(row.value for row in rows),
+            "rows": [self._row(job, now) for job in found.jobs],
+            "operable": self.operable(job.topic for job in found.jobs if not job.has_ended),
             "listing": found,
-            "next_after": None if found.after is None else f"{found.after[0]}:{found.after[1]}",
-            "order": None,
-            "is_first": not self.text("after"),
+            "next_place": None if found.after is None else f"{found.after[0]}:{found.after[1]}",
             "order_text": self._order(status),
             "by_end": JobFilter(status).by_end,
             "status": status or "",
@@ -114,40 +85,36 @@ class JobsPage(Page):
             "topics": self._topics(),
             # The browser shows them, and sends them as they are.
             "tasks": [task for task in (tasks or [])[: self.bounds.job_tasks] if visible(task) == task],
-            "counts": self._counts() if sees_all and not filtered else [],
-            "filtered": filtered,
-            "given": {name: self.text(name) or "" for name in FILTERS},
+            "counts": [] if tasks is None or self.is_filtered else self._counts(),
             "searched": f"{self.bounds.jobs:,}",
             "merged": f"{self.bounds.job_tasks:,}",
         }
 
-    def _status(self) -> str | None:
-        given = self.text("status")
-        status = None if given is None else given.upper()
-        if status is not None and status not in STATUSES:
-            text = _("status=%(status)r is not one of %(statuses)s.")
-            raise BadQuery(text % {"status": given, "statuses": ", ".join(STATUSES)})
-        return status
-
-    def export(self) -> Export:
+    def _choose_topic(self) -> None:
         topic = self.text("topic")
         self.about = None if topic is None else first_topic(topic)
+
+    def _status(self) -> str | None:
+        status = (self.text("status") or "").upper()
+        return status if status in STATUSES else self.choice("status", STATUSES)
+
+    def _tasks(self) -> list[str] | None:
+        """Return the names of all tasks; None if the user may not view all topics: names belong to their queues."""
+        return jobs.tasks(self.session, bounds=self.bounds) if self.topics_to_view() is None else None
+
+    def export(self) -> Export:
+        self._choose_topic()
+        status = self._status()
+
+        def read(after: tuple[int, str] | None) -> tuple[Iterable[tuple[Any, ...]], tuple[int, str] | None]:
+            found = self._found(status, self._tasks(), after=after, limit=ROWS_AT_ONCE)
+            return map(self._cells, found.jobs), found.after
+
         header = (
             *(_("id"), _("task"), _("status"), _("queue"), _("priority"), _("enqueued"), _("started"), _("finished")),
             *(_("milliseconds"), _("attempts")),
         )
-        return Export("jobs", header, self._pages(self._status(), self._after()))
-
-    def _pages(self, status: str | None, after: tuple[int, str] | None) -> Iterator[list[tuple[Any, ...]]]:
-        while True:
-            with self.reading():
-                session = Session(self.using)
-                tasks = jobs.tasks(session, bounds=self.bounds) if self.topics_to_view() is None else None
-                found = self._found(session, status, tasks, after=after, limit=ROWS_AT_ONCE)
-            yield [self._cells(job) for job in found.jobs]
-            after = found.after
-            if after is None:
-                return
+        return Export("jobs", header, self.read_pages(read, self._after()))
 
     @staticmethod
     def _cells(job: JobSummary) -> tuple[Any, ...]:
@@ -156,25 +123,19 @@ class JobsPage(Page):
         return job.id, job.task, label_of(job.status), job.queue, job.priority, *times, took, job.attempts
 
     def _found(
-        self,
-        session: Session,
-        status: str | None,
-        tasks: list[str] | None,
-        *,
-        after: tuple[int, str] | None,
-        limit: int,
+        self, status: str | None, tasks: list[str] | None, *, after: tuple[int, str] | None, limit: int
     ) -> JobListing:
         """Return the page of the list, or the job with the id of the query string."""
         topics = self.topics_to_view() if self.about is None else frozenset({self.about})
         job_id = self.text("id")
         if job_id is not None:
-            one = jobs.summaries(session, [job_id]).values()
+            one = jobs.summaries(self.session, [job_id]).values()
             shown = tuple(job for job in one if topics is None or job.topic in topics)
             return JobListing(shown, None, whole=True)
         since, until = self.period()
         queues = None if topics is None else jobs.queues_of(topics)
         wanted = JobFilter(status, self.text("task"), queues, since, until)
-        return jobs.look(session, wanted, after=after, limit=limit, known=tasks, bounds=self.bounds)
+        return jobs.look(self.session, wanted, after=after, limit=limit, known=tasks, bounds=self.bounds)
 
     def _after(self) -> tuple[int, str] | None:
         text = self.text("after")
@@ -183,7 +144,7 @@ class JobsPage(Page):
         at, colon, job_id = text.partition(":")
         digits = at.removeprefix("-")
         if not (colon and digits.isascii() and digits.isdecimal() and len(digits) < 20):
-            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
+            self.no_position()
         return max(jobs.FIRST, min(int(at), jobs.LAST)), job_id
 
     def _topics(self) -> list[tuple[str, str]]:
@@ -192,9 +153,10 @@ class JobsPage(Page):
         found = {topic for topic in (*job_queues.topics(), *named) if self.may_view(topic)}
         return [(topic, topic.removeprefix(JOB_PREFIX)) for topic in sorted(found)]
 
-    def _counts(self) -> list[StatusCount]:
+    def _counts(self) -> list[tuple[str, str, Count]]:
+        """Return the statuses with their labels and numbers of jobs."""
         counts = count_jobs(using=self.using, bounds=self.bounds)
-        return [StatusCount(status, label_of(status), counts[status]) for status in STATUSES]
+        return [(status, label_of(status), counts[status]) for status in STATUSES]
 
     @staticmethod
     def _order(status: str | None) -> str:
@@ -207,7 +169,5 @@ class JobsPage(Page):
         return _("in descending order of their ids")
 
     @staticmethod
-    def _row(job: JobSummary, now: int, operable: Collection[str]) -> JobRow:
-        times = (moment(job.enqueued_at), moment(job.started_at), moment(job.finished_at))
-        value = json.dumps(job.id) if not job.has_ended and job.topic in operable else ""
-        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), *times, took(job, now), value)
+    def _row(job: JobSummary, now: int) -> JobRow:
+        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), took(job, now))

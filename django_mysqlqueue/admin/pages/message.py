@@ -13,7 +13,6 @@ from django_mysqlqueue.admin import copying
 from django_mysqlqueue.admin.context import NotFound
 from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
-    last_line,
     metadata_text,
     moment,
     payload_text,
@@ -21,7 +20,7 @@ from django_mysqlqueue.admin.formatting import (
 )
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.reasons import RESTS, reason_step
-from django_mysqlqueue.admin.pages.steps import Step, first_steps, job_steps, recurring_steps
+from django_mysqlqueue.admin.pages.steps import Step, error_parts, job_steps, recurring_steps
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import (
     GroupState,
@@ -39,8 +38,8 @@ from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic, is_dlq
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import known_handlers
+from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.text.humanize import duration
 
 Outcome = DeliveryEvent.Outcome
@@ -53,6 +52,45 @@ ENDS = {
     Outcome.SUPERSEDED.value: (gettext_lazy("superseded"), "mq-ok"),
 }
 """Outcomes that settle a message for a group, each with its label and CSS class."""
+WITHOUT_CALL = (Outcome.DELETED, Outcome.EXPIRED, Outcome.SUPERSEDED)
+TOLD = {
+    Outcome.ACKED.value: (gettext_lazy("Acked after %(took)s."), "mq-life-good"),
+    Outcome.SNOOZED.value: (
+        gettext_lazy("Snoozed by its handler after %(took)s. This does not count as an attempt."),
+        "",
+    ),
+    Outcome.DELETED.value: (
+        gettext_lazy("Deleted from the log before it was handled; %(by)s settled it without calling the handler."),
+        "mq-life-bad",
+    ),
+    Outcome.EXPIRED.value: (
+        gettext_lazy("It had expired: %(by)s settled it without calling the handler."),
+        "mq-life-bad",
+    ),
+    Outcome.SUPERSEDED.value: (
+        gettext_lazy("A later message with the same coalesce key superseded it; %(by)s did not call the handler."),
+        "",
+    ),
+    Outcome.LOST.value: (
+        gettext_lazy("%(by)s was lost while it held the message. The message is redelivered."),
+        "mq-life-bad",
+    ),
+}
+"""Outcomes whose steps have no more than a text, each with its CSS class."""
+APPLIED_ONCE = gettext_lazy(
+    "The group's filter does not match the message, but filters are applied only once, when a message is first claimed."
+)
+UNMATCHED = {
+    "unclaimed": gettext_lazy(
+        "The group's filter does not match the message. It will be passed without calling the handler."
+    ),
+    "in_flight": APPLIED_ONCE,
+    "waits": APPLIED_ONCE,
+    "settled": gettext_lazy(
+        "The group's filter does not match the message. It was delivered before the filter was changed."
+    ),
+}
+"""By state, what it means that the group's filter does not match a message that it has got, or has not claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +114,6 @@ class MessagePage(Page):
 
     name = "message"
     title = gettext_lazy("Message")
-    template = "message.html"
     in_menu = False
 
     def heading(self) -> str:
@@ -87,7 +124,8 @@ class MessagePage(Page):
         offset = self.number("offset", minimum=1)
         if offset is None:
             return {"offset": "", "named": False}
-        session = Session(self.using)
+        self._offset = offset
+        session = self.session
         history = message_history.read_history(session, offset, most=SHOWN_CHARACTERS, bounds=self.bounds)
         if history is None:
             raise NotFound(
@@ -97,14 +135,12 @@ class MessagePage(Page):
                 )
                 % {"offset": offset}
             )
-        found, events = history.content, history.deliveries
+        self._found = found = history.content
+        events = history.deliveries
         self._topic = self.about = found.entry.topic if found else events[0].ref.topic
         key = found.entry.key if found else events[0].key
         self._made = message_history.made_of(session, events)
         self._now = session.now()
-        expires_at = None if found is None else found.expires_at
-        self._has_expired = expires_at is not None and expires_at <= self._now
-        self._has_coalesce_key = found is not None and bool(found.coalesce_key)
         self._latest = 0 if found is None else message_history.latest_with_key(session, found)
         return {
             "offset": offset,
@@ -114,12 +150,12 @@ class MessagePage(Page):
             "topic": self._topic,
             "key": key,
             "priority": lane_of(key).priority,
-            "links": self._links(session, found) if found else [],
-            "lives": list(self._lives(session, offset, history)),
+            "links": self._links(found) if found else [],
+            "lives": list(self._lives(history)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
             "more_events": history.more_deliveries,
             "shown_events": self.bounds.recorded,
-            "first_steps": self._first_steps(found),
+            "first_steps": list(self._first_steps(found)),
             **(self._said(found) if found else {}),
         }
 
@@ -128,9 +164,7 @@ class MessagePage(Page):
     def _said(self, found: MessageContent) -> dict[str, Any]:
         entry = found.entry
         said: dict[str, Any] = {
-            "size": f"{entry.size:,}",
-            "failed_at": moment(found.failed_at),
-            "age": duration((self._now - entry.published_at) / 1000),
+            "now": self._now,
             "error": self.errors.whole(found.last_error, self._topic),
         }
         if self.may_see_payloads:
@@ -145,17 +179,17 @@ class MessagePage(Page):
         said["copy_command"] = copying.command("queuetail", entry.topic, entry.offset, *options, using=self.using)
         return said
 
-    def _links(self, session: Session, found: MessageContent) -> list[Step]:
+    def _links(self, found: MessageContent) -> list[Step]:
         """Return links to the messages that it was made from."""
         entry = found.entry
         links = recurring_steps(self.dashboard, entry.original_id or entry.message_id)
-        links += job_steps(session, self.dashboard, entry)
+        links += job_steps(self.session, self.dashboard, entry)
         origin = {"topic": entry.original_topic, "offset": entry.original_offset, "group": entry.failed_group}
-        original = self._to("message", offset=entry.original_offset)
+        original = self.dashboard.url("message", offset=entry.original_offset)
         if entry.failed_group:
             text = _("This is a dead letter: %(group)s dead-lettered message %(offset)s of %(topic)s.") % origin
             links.append(Step(text, link=original, link_text=_("Open original")))
-            copy = self._dead_letter(entry.offset)
+            copy = self.dashboard.url("deadletter", offset=entry.offset)
             links.append(Step(_("You can redrive or discard it."), link=copy, link_text=_("Open dead letter")))
         elif entry.original_id:
             text = _("This message was redriven. The original is message %(offset)s of %(topic)s.") % origin
@@ -163,9 +197,9 @@ class MessagePage(Page):
         if found.replaces:
             text = _("An operator published this message to replace message %(id)s.") % {"id": found.replaces}
             topic = first_topic(entry.topic)
-            places = log_entries.at_ids(session, [(topic, entry.key, found.replaces)])
+            places = log_entries.at_ids(self.session, [(topic, entry.key, found.replaces)])
             links += [
-                Step(text, link=self._to("message", offset=place), link_text=_("Open original"))
+                Step(text, link=self.dashboard.url("message", offset=place), link_text=_("Open original"))
                 for place in places.values()
             ]
             if not places:
@@ -175,64 +209,69 @@ class MessagePage(Page):
             links.append(Step(_("Only the group %(group)s receives this message.") % {"group": entry.target_group}))
         return links
 
-    def _to(self, name: str, **parameters: object) -> str:
-        return self.dashboard.url(name, **parameters)
-
-    def _dead_letter(self, offset: int) -> str:
-        return self._to("deadletter", offset=offset)
-
     # -- its history ----------------------------------------------------------
 
-    def _first_steps(self, found: MessageContent | None) -> list[Step]:
-        """Return how it came into the log, with links to the messages that have its coalesce key."""
-        steps = first_steps(found, self._now, self._latest)
-        if found is None or not self._has_coalesce_key:
-            return steps
-        if self._latest > found.entry.offset:
-            link = self._to("message", offset=self._latest)
-            steps[-1] = replace(steps[-1], link=link, link_text=_("Open message"))
-        elif self.may_see_payloads:
-            place = {"topic": found.entry.topic, "key": found.entry.key, "keyed": 1, "contains": found.coalesce_key}
-            steps[-1] = replace(steps[-1], link=self._to("messages", **place), link_text=_("Search messages with it"))
-        return steps
+    def _first_steps(self, found: MessageContent | None) -> Iterable[Step]:
+        """Yield how it came into the log, and what it was published with."""
+        if found is None:
+            yield Step(_("The message is no longer in the log. These are the records of it."))
+            return
+        entry = found.entry
+        yield Step(_("Published."), moment(entry.created_at))
+        yield Step(_("Entered the log."), moment(entry.published_at))
+        if found.expires_at is not None:
+            text = _("Expired: its handling does not start after this time.")
+            if found.expires_at > self._now:
+                text = _("Will expire: its handling does not start after this time.")
+            yield Step(text, moment(found.expires_at))
+        if not found.coalesce_key:
+            return
+        values = {"key": found.coalesce_key, "offset": self._latest}
+        if self._latest > entry.offset:
+            text = _(
+                "Coalesce key %(key)s: the message at offset %(offset)s supersedes it for groups that have not "
+                "started it."
+            )
+            link = self.dashboard.url("message", offset=self._latest)
+            yield Step(text % values, link=link, link_text=_("Open message"))
+            return
+        link = ""
+        if self.may_see_payloads:
+            place = {"topic": entry.topic, "key": entry.key, "keyed": 1, "contains": found.coalesce_key}
+            link = self.dashboard.url("messages", **place)
+        text = _("Coalesce key %(key)s: it is the latest message with this key.") % values
+        yield Step(text, link=link, link_text=_("Search messages with it"))
 
-    def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
-        found = history.content
+    def _lives(self, history: MessageHistory) -> Iterable[Life]:
         of_group: dict[GroupRef, list[RecordedDelivery]] = {}
         for event in history.deliveries:
             if event.outcome not in BY_OPERATORS:
                 of_group.setdefault(event.ref, []).append(event)
-        live = self._live(session) if history.groups else {}
-        self._handlers = known_handlers()
+        subscribers = read_subscribers(self.session, lease_ms=self.lease_ms) if history.groups else {}
+        handlers = known_handlers()
         for state in history.groups:
-            mine = of_group.pop(state.ref, [])
-            yield self._life(session, offset, found, state, mine, live.get(state.ref, {}))
+            live = {row.name: row for row in subscribers.get(state.ref, ()) if row.live}
+            yield self._life(state, of_group.pop(state.ref, []), live, handlers.get(state.ref))
         for ref, mine in of_group.items():
-            steps = [step for event in mine for step in self._steps(session, offset, found, event)]
+            steps = [step for event in mine for step in self._steps(event)]
             ended = _end_of(mine)
             tag, css = (gettext_lazy("outcome not recorded"), "") if ended is None else ENDS[ended.outcome]
             yield Life(ref, str(tag), css, steps)
 
-    def _live(self, session: Session) -> dict[GroupRef, dict[str, SubscriberStatus]]:
-        subscribers = read_subscribers(session, lease_ms=self.lease_ms)
-        return {ref: {row.name: row for row in rows if row.live} for ref, rows in subscribers.items()}
-
     def _life(
         self,
-        session: Session,
-        offset: int,
-        found: MessageContent | None,
         state: GroupState,
         events: list[RecordedDelivery],
         live: Mapping[str, SubscriberStatus],
+        handler: Handler | None,
     ) -> Life:
-        steps = [step for event in events for step in self._steps(session, offset, found, event)]
+        session, found = self.session, self._found
+        steps = [step for event in events for step in self._steps(event)]
         ended = _end_of(events)
         unrecorded = state.standing in ("passed", "settled") and not (state.since or events)
         is_filtered = unrecorded and state.matches is False
         why = None
         if found is not None:
-            handler = self._handlers.get(state.ref)
             why = reasons.why(
                 session, found, state, live, self._now, latest=self._latest, handler=handler, bounds=self.bounds
             )
@@ -256,70 +295,50 @@ class MessagePage(Page):
         note = "" if is_filtered and everything else self._unknown(state, ended)
         return Life(state.ref, tag, css, steps, note, may_retry, may_give_up)
 
-    def _steps(
-        self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
-    ) -> Iterable[Step]:
+    def _steps(self, event: RecordedDelivery) -> Iterable[Step]:
         """Yield the claim and the outcome of a recorded delivery."""
         by = event.by or _("a subscriber")
         values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms / 1000)}
         if event.delivered_at:
-            text = (
-                _("Claimed by %(by)s.")
-                if event.outcome in (Outcome.LOST, Outcome.DELETED, Outcome.EXPIRED, Outcome.SUPERSEDED)
-                else _("Attempt %(attempt)s: claimed by %(by)s.")
-            )
+            text = _("Attempt %(attempt)s: claimed by %(by)s.")
+            if event.outcome in (*WITHOUT_CALL, Outcome.LOST):
+                text = _("Claimed by %(by)s.")
             yield Step(text % values, moment(event.delivered_at))
         at, error = moment(event.settled_at), self.errors.whole(event.error, self._topic)
+        if event.outcome in TOLD:
+            told, css = TOLD[event.outcome]
+            yield Step(str(told) % values, at, css)
+            return
         anchor = f"mq-event-{event.event_id}"
-        traceback = error if error.strip() != last_line(error) else ""
+        line, traceback = error_parts(error)
         match event.outcome:
-            case Outcome.ACKED:
-                yield Step(_("Acked after %(took)s.") % values, at, "mq-life-good")
             case Outcome.FAILED:
                 text = _("Attempt %(attempt)s failed after %(took)s.") % values
-                yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor)
-            case Outcome.SNOOZED:
-                yield Step(_("Snoozed by its handler after %(took)s. This does not count as an attempt.") % values, at)
-            case Outcome.DELETED:
-                text = _("Deleted from the log before it was handled; %(by)s settled it without calling the handler.")
-                yield Step(text % values, at, "mq-life-bad")
-            case Outcome.EXPIRED:
-                yield Step(
-                    _("It had expired: %(by)s settled it without calling the handler.") % values, at, "mq-life-bad"
-                )
-            case Outcome.SUPERSEDED:
-                text = _("A later message with the same coalesce key superseded it; %(by)s did not call the handler.")
-                yield Step(text % values, at)
-            case Outcome.LOST:
-                yield Step(
-                    _("%(by)s was lost while it held the message. The message is redelivered.") % values,
-                    at,
-                    "mq-life-bad",
-                )
+                yield Step(text, at, "mq-life-bad", line, traceback, anchor)
             case Outcome.DEAD_LETTERED:
                 text = _("Dead-lettered after attempt %(attempt)s.")
                 if not event.delivered_at:  # dead-lettered by an operator, not by a failed attempt
                     text = _("Dead-lettered by %(by)s. Failed attempts before: %(attempt)s.")
                 text %= values
                 copy = self._made.get(event.event_id)
-                link = "" if copy is None else self._dead_letter(copy)
-                yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor, link, _("Open dead letter"))
+                link = "" if copy is None else self.dashboard.url("deadletter", offset=copy)
+                yield Step(text, at, "mq-life-bad", line, traceback, anchor, link, _("Open dead letter"))
                 if copy is None:
-                    yield from self._after_redrive(session, offset, found, event)
+                    yield from self._after_redrive(event)
             case other:
-                yield Step(f"{other}: {by}", at, error=last_line(error), traceback=traceback, anchor=anchor)
+                yield Step(f"{other}: {by}", at, error=line, traceback=traceback, anchor=anchor)
 
-    def _after_redrive(
-        self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
-    ) -> Iterable[Step]:
+    def _after_redrive(self, event: RecordedDelivery) -> Iterable[Step]:
         """Yield the messages that replaced it, after its dead letter has left the log."""
-        replacements = message_history.successors(session, event.ref, event.key, offset, found, bounds=self.bounds)
+        replacements = message_history.successors(
+            self.session, event.ref, event.key, self._offset, self._found, bounds=self.bounds
+        )
         for one in replacements:
             text = _("%(by)s edited and redrove it as message %(offset)s.")
             if one.outcome == Outcome.REDRIVEN:
                 text = _("%(by)s redrove it as message %(offset)s.")
             values = {"by": one.by or _("An operator"), "offset": one.offset}
-            link = self._to("message", offset=one.offset)
+            link = self.dashboard.url("message", offset=one.offset)
             yield Step(text % values, moment(one.at), link=link, link_text=_("Open message"))
         if not replacements:
             text = _(
@@ -341,7 +360,7 @@ class MessagePage(Page):
         new = self._made.get(event.event_id)
         if new is None:
             return Step(f"{text} {_('The new message is not in the log (not yet, or no longer).')}", at)
-        return Step(text, at, link=self._to("message", offset=new), link_text=_("Open new message"))
+        return Step(text, at, link=self.dashboard.url("message", offset=new), link_text=_("Open new message"))
 
     # -- its current state ----------------------------------------------------
 
@@ -369,9 +388,10 @@ class MessagePage(Page):
                 return _("skipped"), "", Step(_("The group's position is past the message, but it was not delivered."))
             case "settled":
                 text = _("The message is settled: acked or dead-lettered.")
-                if self._has_expired:
+                found = self._found
+                if found is not None and found.expires_at is not None and found.expires_at <= self._now:
                     text = _("The message is settled: acked or dead-lettered, or it expired before it was handled.")
-                elif self._has_coalesce_key:
+                elif found is not None and found.coalesce_key:
                     text = _("The message is settled: acked, dead-lettered, or superseded before it was handled.")
                 return _("settled"), "mq-ok", Step(text)
             case "in_flight":
@@ -395,9 +415,8 @@ class MessagePage(Page):
         elif why is None or why.kind not in RESTS:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
             text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live) + " " + text
-        error = self.errors.whole(state.last_error, self._topic)
-        traceback = error if error.strip() != last_line(error) else ""
-        return Step(text, "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
+        line, traceback = error_parts(self.errors.whole(state.last_error, self._topic))
+        return Step(text, error=line, traceback=traceback, anchor=f"mq-last-{state.ref.group}")
 
     # -- the filter of the group ----------------------------------------------
 
@@ -416,33 +435,16 @@ class MessagePage(Page):
             text = _("The group's filter matches the message.")
             if unrecorded:
                 text += " " + _("It may have been passed because of an earlier filter.")
-            return Step(text, error=why)
-        if unrecorded and state.standing == "passed":
+        elif unrecorded and state.standing == "passed":
             text = _("The group's filter does not match the message. It was passed without calling the handler.")
-            return Step(text, error=why)
-        if unrecorded:
+        elif unrecorded:
             # Nothing is stored about a message that is passed, and the row of one that is acked is deleted.
             text = _(
                 "The group's filter does not match the message, and no delivery of it is recorded: it was passed "
                 "without calling the handler, unless it was settled before the filter was changed."
             )
-            return Step(text, error=why)
-        match state.standing:
-            case "unclaimed":
-                text = _(
-                    "The group's filter does not match the message. It will be passed without calling the handler."
-                )
-            case "in_flight" | "waits":
-                text = _(
-                    "The group's filter does not match the message, but filters are applied only once, when a message "
-                    "is first claimed."
-                )
-            case "settled":
-                text = _(
-                    "The group's filter does not match the message. It was delivered before the filter was changed."
-                )
-            case _:
-                text = _("The group's filter does not match the message.")
+        else:
+            text = str(UNMATCHED.get(state.standing) or _("The group's filter does not match the message."))
         return Step(text, error=why)
 
     def _why(self, found: MessageContent, policy: FilterPolicy) -> str:

@@ -6,25 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.context import BadQuery, Refused
-from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
 from django_mysqlqueue.names.keys import LOWEST_PRIORITY, check_priority, lane
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.text.humanize import duration, shortened
+from django_mysqlqueue.text.humanize import shortened
 
-FILTERS = ("topic", "key", "priority", "keyed", "offset", "time", "id", "contains")
 READ_BYTES = 2000
 """Number of bytes of each payload that the list reads."""
 SHOWN = 120
@@ -38,9 +33,6 @@ class MessageRow:
     """A message in the table."""
 
     entry: LogMessage
-    size: str
-    published: str
-    age: str
     payload: str | None
     """The beginning of its payload, redacted; None if the user may not view it."""
 
@@ -50,10 +42,10 @@ class MessagesPage(Page):
 
     name = "messages"
     title = gettext_lazy("Messages")
-    template = "messages.html"
+    filters = ("topic", "key", "priority", "keyed", "offset", "time", "id", "contains")
 
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
+        session = self.session
         topic, message_id = self.text("topic"), self.text("id")
         needs_topic = self._needs_topic()
         key = None if needs_topic else self._key()
@@ -93,9 +85,9 @@ class MessagesPage(Page):
         now = session.now()
         shown = self._payloads(session, listing.entries)
         return {
-            "rows": [self._row(entry, now, shown.get(entry.offset)) for entry in listing.entries],
+            "rows": [MessageRow(entry, shown.get(entry.offset)) for entry in listing.entries],
+            "now": now,
             "may_see_payloads": bool(shown) or self.may_see_payloads,
-            "contains": contains or "",
             "text_length": TEXT_LENGTH,
             "listing": listing,
             "is_newest": is_newest,
@@ -106,8 +98,6 @@ class MessagesPage(Page):
             "topics": [one for one in log.all_topics(session) if self.may_view(one)],
             "topic": topic or "",
             "keyed": key is not None or bool(self.text("keyed")),
-            "filtered": any(self.text(name) for name in FILTERS),
-            "given": {name: self.text(name) or "" for name in FILTERS},
         }
 
     def _needs_topic(self) -> str:
@@ -166,7 +156,7 @@ class MessagesPage(Page):
 
     def _payloads(self, session: Session, entries: Sequence[LogMessage]) -> dict[int, str]:
         """Return by offset the beginnings of the payloads that the user may view."""
-        topics = {topic for topic in {entry.topic for entry in entries} if may_see_payloads(self.request, topic)}
+        topics = self.with_payloads(entry.topic for entry in entries)
         sizes = {entry.offset: entry for entry in entries if entry.topic in topics}
         found = log_entries.beginnings(session, list(sizes), READ_BYTES) if sizes else {}
         return {offset: _payload(sizes[offset], one.payload) for offset, one in found.items()}
@@ -177,26 +167,10 @@ class MessagesPage(Page):
         offset = self.number("offset")
         if offset is not None:
             starts.append(min(offset + 1, log_entries.LAST))
-        at = self._time()
+        at = self.time("time")
         if at is not None:
-            starts.append(log.first_since(session, at))
+            starts.append(log.first_since(session, at + 1000))  # the end of that second
         return min(starts, default=None)
-
-    def _time(self) -> int | None:
-        """Return the end of the query string's second, in epoch milliseconds."""
-        text = self.text("time")
-        if text is None:
-            return None
-        try:
-            found = parse_datetime(text)
-            if found is not None and timezone.is_naive(found):
-                found = timezone.make_aware(found)
-            seconds = None if found is None else found.timestamp()
-        except (ValueError, OverflowError):
-            seconds = None
-        if seconds is None:
-            raise BadQuery(_("time=%(value)r is not a valid date and time.") % {"value": text})
-        return int(seconds * 1000) + 1000
 
     def _nowhere(self, found: log_entries.IdSearch, *, named: bool) -> str:
         said = [_("The log has no message with this id.")]
@@ -213,20 +187,13 @@ class MessagesPage(Page):
         said.append(_("For messages that are not due yet, see Scheduled."))
         return " ".join(said)
 
-    @staticmethod
-    def _row(entry: LogMessage, now: int, payload: str | None) -> MessageRow:
-        passed = duration((now - entry.published_at) / 1000)
-        return MessageRow(entry, f"{entry.size:,}", moment(entry.published_at), passed, payload)
-
 
 def _payload(entry: LogMessage, beginning: bytes) -> str:
     """Return the beginning of a payload on one line, redacted."""
     if entry.size > READ_BYTES and get_settings().redact is not None:
         # REDACT might not recognize a part of what it hides.
         return _("(too long to redact)")
-    text = contents.payload(beginning, entry.size, topic=entry.topic) if entry.size <= READ_BYTES else _text(beginning)
+    text = beginning.decode(errors="backslashreplace")
+    if entry.size <= READ_BYTES:
+        text = contents.payload(beginning, entry.size, topic=entry.topic)
     return shortened(" ".join(text.split()), most=SHOWN)
-
-
-def _text(beginning: bytes) -> str:
-    return beginning.decode(errors="backslashreplace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin import charts
-from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import messages, moment
+from django_mysqlqueue.admin.formatting import messages
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
-from django_mysqlqueue.inspection import Partition, PartitionBacklogs, partitions
+from django_mysqlqueue.inspection import PartitionBacklogs, partitions
 from django_mysqlqueue.inspection.partitions import ListedGroup, Place
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.service.counts import Count, total
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
-from django_mysqlqueue.text.humanize import duration, partition_text
+from django_mysqlqueue.text.humanize import partition_text
 
 CELLS = 240
 """Maximum number of cells of the heat map. With more partitions, a cell stands for several."""
@@ -31,19 +29,6 @@ FURTHEST = "behind"
 """The value of ``order`` for the partitions with the largest backlogs."""
 UNKNOWN = 5
 """The level of a cell none of whose partitions was counted in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRow:
-    """A partition in the table."""
-
-    partition: Partition
-    value: str
-    """Value of the row's checkbox."""
-    since: str
-    oldest: str
-    live: bool
-    """True if the owner is a live subscriber."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +60,12 @@ class OffsetsPage(Page):
 
     name = "offsets"
     title = gettext_lazy("Offsets")
-    template = "offsets.html"
+    filters = ("group", "topic", "prefix", "owner", "unowned")
+    position = "after"
     shows_several_topics = True
 
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
+        session = self.session
         listed = [one for one in partitions.listed_groups(session) if self.may_view(one.ref.topic)]
         wanted, topic = self.text("group"), self.text("topic")
         groups = [one for one in listed if wanted in (None, one.ref.group) and topic in (None, one.ref.topic)]
@@ -106,23 +92,19 @@ class OffsetsPage(Page):
             )
             found, after = list(page.partitions), page.after
         subscribers = read_subscribers(session, lease_ms=self.lease_ms, ref=None if one is None else one.ref)
-        live = {row.name for rows in subscribers.values() for row in rows if row.live}
-        now = session.now()
         return {
-            "rows": [self._row(partition, live, now) for partition in found],
+            "rows": found,
+            "live": {row.name for rows in subscribers.values() for row in rows if row.live},
+            "now": session.now(),
             "one": one,
             # Subscribers of a shared group hold no leases.
             "may_release": one is not None and one.mode == "ordered" and may_operate(self.request, self.about),
             "groups": sorted({one.ref.group for one in listed}),
             "topics": sorted({one.ref.topic for one in listed}),
-            "given": {name: self.text(name) or "" for name in ("group", "topic", "prefix", "owner")},
-            "unowned": owner == "",
-            "filtered": any(self.text(name) for name in ("group", "topic", "prefix", "owner", "unowned")),
             "by_backlog": by_backlog,
-            "order": self.text("order"),
             "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
             "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
-            "next_after": None if after is None else json.dumps(after),
+            "next_place": None if after is None else json.dumps(after),
             "is_first": by_backlog or not self.text("after"),
         }
 
@@ -140,15 +122,8 @@ class OffsetsPage(Page):
         except (ValueError, TypeError, RecursionError):
             group = topic = key = 0
         if not (isinstance(group, str) and isinstance(topic, str) and (key is None or isinstance(key, str))):
-            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
+            self.no_position()
         return group, topic, key
-
-    @staticmethod
-    def _row(partition: Partition, live: Collection[str], now: int) -> OffsetRow:
-        oldest = "" if partition.oldest_at is None else duration((now - partition.oldest_at) / 1000)
-        return OffsetRow(
-            partition, json.dumps(partition.key), moment(partition.leased_at), oldest, partition.owner in live
-        )
 
     @staticmethod
     def _order_text(backlogs: PartitionBacklogs) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
@@ -22,6 +21,7 @@ from django_mysqlqueue.inspection.operations_log import (
     STATES,
     OperationEntry,
     OperationFilter,
+    OperationListing,
     changed_text,
     detail_text,
     duration_text,
@@ -30,11 +30,9 @@ from django_mysqlqueue.inspection.operations_log import (
 )
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import audit, log
-from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import shortened
 
 CSS = {"running": "mq-busy", "interrupted": "mq-bad", "ended": ""}
-FILTERS = ("topic", "group", "by", "kind", "state")
 LONG = 120
 """Number of characters of an operation's arguments above which the rest is folded."""
 
@@ -49,7 +47,6 @@ class OperationRow:
     short_detail: str
     """Its beginning; empty if it is short."""
     changed: str
-    started: str
     took: str
     """How long it took, has taken so far, or has made no progress."""
     state: str
@@ -61,36 +58,27 @@ class OperationsPage(Page):
 
     name = "operations"
     title = gettext_lazy("Operations")
-    template = "operations.html"
+    filters = ("topic", "group", "by", "kind", "state")
+    position = "before"
     shows_several_topics = True
     exports = True
 
     @classmethod
     def may_open(cls, request: HttpRequest) -> bool:
-        """Return whether the user may view some operations."""
         return may_view_operations(request)
 
     def topics_to_view(self) -> frozenset[str] | None:
-        """Return the topics whose operations the user may view; None: all operations."""
         return operations_to_view(self.request, self.using)
 
-    def may_view(self, topic: str) -> bool:
-        """Return whether the user may view the operations on a topic."""
-        topics = self.topics_to_view()
-        return topics is None or first_topic(topic) in topics
-
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
-        wanted = self.wanted()
-        before = self.number("before")
-        found = operations_log.look(session, wanted, before=before, limit=PAGE_ROWS, bounds=self.bounds)
+        session = self.session
+        found = self._look(self.wanted(), self.number("before"), PAGE_ROWS)
         visible = self.topics_to_view()
         now = session.now()
         return {
             "rows": [self._row(entry, now) for entry in found.entries],
             "listing": found,
-            "next_before": found.before,
-            "is_first": before is None,
+            "next_place": found.before,
             "unfinished": operations_log.count_unfinished(
                 session, None if visible is None else with_dlq(visible), bounds=self.bounds
             ),
@@ -98,29 +86,24 @@ class OperationsPage(Page):
             "topics": [topic for topic in log.all_topics(session) if self.may_view(topic)],
             "kinds": sorted(((action, label_of(action)) for action in ACTIONS), key=lambda one: one[1]),
             "states": list(STATES.items()),
-            "given": {name: self.text(name) or "" for name in FILTERS},
-            "filtered": any(self.text(name) for name in FILTERS),
             "searched": f"{self.bounds.operations:,}",
         }
 
+    def _look(self, wanted: OperationFilter, before: int | None, limit: int) -> OperationListing:
+        return operations_log.look(self.session, wanted, before=before, limit=limit, bounds=self.bounds)
+
     def export(self) -> Export:
+        wanted = self.wanted()
+
+        def read(before: int | None) -> tuple[Iterable[tuple[Any, ...]], int | None]:
+            found = self._look(wanted, before, ROWS_AT_ONCE)
+            return map(self._cells, found.entries), found.before
+
         header = (
             *(_("started at"), _("ended at"), _("state"), _("operation"), _("arguments"), _("group"), _("topic")),
             *(_("by"), _("reason"), _("changed")),
         )
-        return Export("operations", header, self._pages(self.wanted(), self.number("before")))
-
-    def _pages(self, wanted: OperationFilter, before: int | None) -> Iterator[list[tuple[Any, ...]]]:
-        place = before
-        while True:
-            with self.reading():
-                found = operations_log.look(
-                    Session(self.using), wanted, before=place, limit=ROWS_AT_ONCE, bounds=self.bounds
-                )
-            yield [self._cells(entry) for entry in found.entries]
-            place = found.before
-            if place is None:
-                return
+        return Export("operations", header, self.read_pages(read, self.number("before")))
 
     def _detail(self, entry: OperationEntry) -> str:
         """Return the arguments of an operation; of a filter by an error that the user may not view, only its name."""
@@ -137,17 +120,14 @@ class OperationsPage(Page):
 
     def wanted(self) -> OperationFilter:
         """Return the filter of the query string, with only the operations that the user may view."""
-        topic, state, kind = self.text("topic"), self.text("state"), self.text("kind")
-        if state is not None and state not in STATES:
-            text = _("state=%(state)r is not one of %(states)s.")
-            raise BadQuery(text % {"state": state, "states": ", ".join(STATES)})
+        topic, kind = self.text("topic"), self.text("kind")
         topics = self.topics_to_view() if topic is None else [topic]
         return OperationFilter(
             group=self.text("group"),
             topics=None if topics is None else with_dlq(topics),
             actor=self.text("by"),
             actions=None if kind is None else [kind],
-            state=state,  # type: ignore[arg-type]
+            state=self.choice("state", STATES),  # type: ignore[arg-type]
         )
 
     def _row(self, entry: OperationEntry, now: int) -> OperationRow:
@@ -158,7 +138,6 @@ class OperationsPage(Page):
             detail,
             shortened(detail, most=LONG) if len(detail) > LONG else "",
             changed_text(entry),
-            moment(entry.started_at),
             duration_text(entry, now),
             str(STATES[entry.state]),
             CSS[entry.state],

@@ -1,4 +1,4 @@
-"""The first page: key numbers, problems, charts and groups."""
+"""The first page: key numbers, problems, charts and groups; or the state of each database, if there are several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from django_mysqlqueue.admin.formatting import clock, latency_text
 from django_mysqlqueue.admin.group_table import in_order
 from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.status import read_shared
+from django_mysqlqueue.admin.permissions import visible
+from django_mysqlqueue.admin.status import read_shared, worst
 from django_mysqlqueue.inspection import (
     Problem,
     QueueOverview,
@@ -29,12 +30,15 @@ from django_mysqlqueue.inspection.trends import passed_texts, read_rows, with_sa
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import total
-from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket, Percentile
+from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.several import Unread, read_each
 from django_mysqlqueue.text.humanize import duration
 
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
 """For each span: seconds per bucket, and number of buckets in a chart."""
+CSS = {"ok": "mq-ok", "degraded": "mq-warn", "stopped": "mq-bad"}
+"""By state, the class of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,12 @@ class OverviewPage(Page):
     shows_several_topics = True
 
     def heading(self) -> str:
-        """Return the name of the dashboard, whose first page this is."""
         return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
         read = self.read()
         found, summary = read.overview, self.summary(read)
-        session = Session(self.using)
+        session = self.session
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
@@ -126,40 +129,39 @@ class OverviewPage(Page):
         return self.topics_to_view() is None if not topic else self.may_view(topic)
 
     def _cards(self, found: QueueOverview) -> list[Card]:
-        if self.topics_to_view() is not None:
-            return [
-                Card(_("backlog"), str(found.lag)),
-                Card(_("in flight"), str(found.in_flight), self._to("inflight")),
-                Card(_("retrying"), str(found.retrying), self._to("errors", state="retrying")),
-                Card(_("dead letters"), str(found.dead_letters), "", bool(found.dead_letters)),
-            ]
+        to = self.dashboard.url
+        sees_all = self.topics_to_view() is None
+        dead_letters = to("deadletters") if sees_all else ""
+        backlog = Card(_("backlog"), str(found.lag))
+        of_groups = [
+            Card(_("in flight"), str(found.in_flight), to("inflight")),
+            Card(_("retrying"), str(found.retrying), to("errors", state="retrying")),
+            Card(_("dead letters"), str(found.dead_letters), dead_letters, bool(found.dead_letters)),
+        ]
+        if not sees_all:
+            return [backlog, *of_groups]
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         took, limit = found.slowest_round_trip, get_settings().health.max_round_trip
         return [
-            Card(_("backlog"), str(found.lag)),
+            backlog,
             Card(_("oldest unsettled message"), waits),
-            Card(_("in flight"), str(found.in_flight), self._to("inflight")),
-            Card(_("retrying"), str(found.retrying), self._to("errors", state="retrying")),
-            Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
+            *of_groups,
             Card(_("due in the outbox"), str(found.outbox.waiting)),
-            Card(_("scheduled"), str(found.outbox.scheduled), self._to("scheduled")),
+            Card(_("scheduled"), str(found.outbox.scheduled), to("scheduled")),
             Card(
                 _("live subscribers"),
                 str(len(found.live)),
-                self._to("subscribers"),
+                to("subscribers"),
                 bool(found.lag or found.outbox.waiting) and not found.live,
             ),
             Card(
                 _("slowest round trip (p50, p95)"),
                 "-" if took is None else f"{duration(took.p50)}, {duration(took.p95)}",
-                self._to("subscribers"),
+                to("subscribers"),
                 took is not None and limit is not None and took.p50 > limit,
             ),
         ]
-
-    def _to(self, name: str, **parameters: object) -> str:
-        return self.dashboard.url(name, **parameters)
 
     @staticmethod
     def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
@@ -180,8 +182,8 @@ class OverviewPage(Page):
         counted = [charts.Series(name, css, [one[kind] for one in sums]) for kind, (name, css) in enumerate(kinds)]
         found = {share: [rollups.percentile(one, share) for one in latency] for share in (0.5, 0.95)}
         percentiles = [
-            charts.Series(name, css, [_milliseconds(one) for one in found[share]])
-            for name, css, share in (("p50", "mq-p50", 0.5), ("p95", "mq-p95", 0.95))
+            charts.Series(name, f"mq-{name}", [None if one is None else one.ms for one in found[share]])
+            for name, share in (("p50", 0.5), ("p95", 0.95))
         ]
         values = [
             Row(
@@ -196,7 +198,7 @@ class OverviewPage(Page):
         return {
             "throughput": charts.bars(counted, times, _("Deliveries over time: acked, failed, dead-lettered")),
             "latency": charts.lines(
-                percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
+                percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95"), charts.TIMES
             ),
             "values": values[::-1],
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
@@ -207,5 +209,53 @@ class OverviewPage(Page):
         }
 
 
-def _milliseconds(found: Percentile | None) -> float | None:
-    return None if found is None else found.ms
+@dataclass(frozen=True, slots=True)
+class DatabaseRow:
+    """A database in the table."""
+
+    alias: str
+    link: str
+    state: str
+    css: str
+    cards: list[Card]
+    """Its numbers; empty if it could not be read."""
+
+
+class DatabasesPage(OverviewPage):
+    """The overview: of one database, or of all if there are several and the query string names none."""
+
+    shows_all_databases = True
+
+    def context(self) -> dict[str, Any]:
+        if self.dashboard.database or not self.dashboard.databases:
+            return super().context()
+        self.template = "databases.html"
+        found = self._summaries()
+        shown = [cause for one in found.values() for cause in one.causes]
+        alias, status = worst({alias: one.status for alias, one in found.items()})
+        return {
+            "banner": causes.banner(self.dashboard.on(alias), status),
+            "headings": next((one.cards for one in found.values() if one.cards), []),
+            "rows": [self._database_row(alias, one) for alias, one in found.items()],
+            **causes.split(sorted(shown, key=lambda one: one.cause.rank)),
+        }
+
+    def _summaries(self) -> dict[str, Summary]:
+        """Read all databases at once, apart from those that did not answer to the question for the user's topics.
+
+        Each is waited for as ``read_each`` says, so that one that is down delays the page by that time at most.
+        """
+        unread = visible(self.request).unread
+        pages = {alias: OverviewPage(self.dashboard.on(alias), self.request) for alias in self.dashboard.databases}
+        for alias, page in pages.items():
+            page.using = alias
+        read = read_each([alias for alias in pages if alias not in unread], lambda alias: pages[alias].read())
+        found: dict[str, Summary] = {}
+        for alias, page in pages.items():
+            one = unread[alias] if alias in unread else read[alias]
+            found[alias] = page.unread(one.reason) if isinstance(one, Unread) else page.summary(one, alias=alias)
+        return found
+
+    def _database_row(self, alias: str, found: Summary) -> DatabaseRow:
+        link = self.dashboard.url("changelist", database=alias)
+        return DatabaseRow(alias, link, found.status.name, CSS[found.status.state], found.cards)

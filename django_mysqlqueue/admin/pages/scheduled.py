@@ -6,20 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
-from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.text.humanize import duration
 
 PLACE = re.compile(r"([0-9]{1,19})_(-?[0-9]{1,3})_([0-9]{1,19})")
 """A position in the list: the time, the negative priority, and the primary key."""
@@ -30,16 +25,13 @@ class ScheduledRow:
     """A scheduled message in the table."""
 
     message: ScheduledMessage
-    at: str
-    left: str
-    """Time until it is due; empty if it is due and the sequencer has not moved it yet."""
-    payload: str | None
-    """None if the user may not view it, or it no longer exists."""
-    metadata: str
-    expires: str
-    """When it expires; empty if it does not, or if the user may not view its metadata."""
     is_job: bool
     """True if it is a job with a result."""
+    payload: str | None = None
+    """None if the user may not view it, or it no longer exists."""
+    metadata: str = ""
+    expires_at: int | None = None
+    """None if it does not expire, or if the user may not view its metadata."""
 
 
 class ScheduledPage(Page):
@@ -47,16 +39,16 @@ class ScheduledPage(Page):
 
     name = "scheduled"
     title = gettext_lazy("Scheduled")
-    template = "scheduled.html"
+    filters = ("topic", "id")
+    position = "after"
 
     def context(self) -> dict[str, Any]:
-        session = Session(self.using)
+        session = self.session
         now = session.now()
-        topic = self.text("topic")
-        self.about = topic
+        topic = self.about = self.text("topic")
         needs_topic = self.text("id") is not None and topic is None
         found = ScheduledListing((), None, whole=True) if needs_topic else self._found(session, topic)
-        seen = {one for one in {row.topic for row in found.rows} if may_see_payloads(self.request, one)}
+        seen = self.with_payloads(row.topic for row in found.rows)
         said: dict[int, ScheduledContent] = {}
         if seen:
             said = scheduled.contents(session, [row.outbox_id for row in found.rows if row.topic in seen])
@@ -67,19 +59,16 @@ class ScheduledPage(Page):
             topics.append((topic, Count(0)))
         return {
             "topics": topics,
-            "topic": topic or "",
-            "named": self.text("id") or "",
             "needs_topic": needs_topic,
+            "now": now,
             "rows": [
-                self._row(message, now, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
+                self._row(message, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
                 for message in found.rows
             ],
             "debounced": any(row.coalesce_key for row in found.rows),
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
-            "next_after": None if found.after is None else "_".join(map(str, found.after)),
-            "order": None,
-            "is_first": not self.text("after"),
+            "next_place": None if found.after is None else "_".join(map(str, found.after)),
             "may_see_payloads": bool(seen) or self.may_see_payloads,
         }
 
@@ -98,16 +87,14 @@ class ScheduledPage(Page):
             return None
         place = PLACE.fullmatch(text)
         if place is None:
-            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
+            self.no_position()
         at, rank, row_id = (min(int(number), 2**62) for number in place.groups())
         return at, rank, row_id
 
     @staticmethod
-    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None, *, is_job: bool) -> ScheduledRow:
-        left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
-        payload, metadata, expires = None, "", ""
-        if content is not None:
-            expires = moment(content.expires_at)
-            payload = contents.payload(content.payload, message.size, topic=message.topic)
-            metadata = contents.metadata(content.metadata, topic=message.topic)
-        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata, expires, is_job)
+    def _row(message: ScheduledMessage, content: ScheduledContent | None, *, is_job: bool) -> ScheduledRow:
+        if content is None:
+            return ScheduledRow(message, is_job)
+        payload = contents.payload(content.payload, message.size, topic=message.topic)
+        metadata = contents.metadata(content.metadata, topic=message.topic)
+        return ScheduledRow(message, is_job, payload, metadata, content.expires_at)

@@ -1,4 +1,4 @@
-"""The steps in the history of a message, as its page shows them."""
+"""Steps in the history of a message or job, as its page shows them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.inspection import LogMessage, MessageContent, jobs
+from django_mysqlqueue.admin.formatting import last_line
+from django_mysqlqueue.inspection import LogMessage, jobs
 from django_mysqlqueue.names.ids import schedule_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import first_topic
@@ -29,6 +29,12 @@ class Step:
     """Id of the traceback's element, so that it stays open when the page refreshes itself."""
     link: str = ""
     link_text: str = ""
+
+
+def error_parts(error: str) -> tuple[str, str]:
+    """Return the last line of an error, and the whole error if it has others."""
+    line = last_line(error)
+    return line, error if error.strip() != line else ""
 
 
 def recurring_steps(dashboard: DashboardContext, message_id: str) -> list[Step]:
@@ -52,31 +58,3 @@ def job_steps(session: Session, dashboard: DashboardContext, entry: LogMessage) 
         )
         for job in jobs.summaries(session, [entry.original_id or entry.message_id]).values()
     ]
-
-
-def first_steps(found: MessageContent | None, now: int, latest: int) -> list[Step]:
-    """Return how a message came into the log, and what it was published with.
-
-    ``found``: the message; None if it is no longer in the log. ``latest``: the offset of the latest message with its
-    coalesce key; the step about it is the last one.
-    """
-    if found is None:
-        return [Step(_("The message is no longer in the log. These are the records of it."))]
-    steps = [
-        Step(_("Published."), moment(found.entry.created_at)),
-        Step(_("Entered the log."), moment(found.entry.published_at)),
-    ]
-    if found.expires_at is not None:
-        text = _("Expired: its handling does not start after this time.")
-        if found.expires_at > now:
-            text = _("Will expire: its handling does not start after this time.")
-        steps.append(Step(text, moment(found.expires_at)))
-    if found.coalesce_key:
-        text = _("Coalesce key %(key)s: it is the latest message with this key.")
-        if latest > found.entry.offset:
-            text = _(
-                "Coalesce key %(key)s: the message at offset %(offset)s supersedes it for groups that have not "
-                "started it."
-            )
-        steps.append(Step(text % {"key": found.coalesce_key, "offset": latest}))
-    return steps
