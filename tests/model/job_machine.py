@@ -29,10 +29,11 @@ from django_mysqlqueue.tasks import JobContext, call, cancel_job, enqueue_chain,
 from django_mysqlqueue.tasks.framework import task_backends
 from tests.app.models import Effect
 from tests.conftest import empty
-from tests.model.machine import LATER, Time
+from tests.model.machine import LATER
 from tests.support import invariants, job_invariants, job_worlds
 from tests.support.harness import USING, Sub, sequence
 from tests.support.internals import registry
+from tests.support.still_time import Time
 from tests.support.tables import Tables
 
 if TYPE_CHECKING:

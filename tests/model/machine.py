@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -38,12 +36,12 @@ from tests.support.internals import (
     Held,
     Session,
     call,
-    dialect_of,
     groups,
     lane,
     lane_of,
     sequencing,
 )
+from tests.support.still_time import Time
 from tests.support.tables import Tables
 
 LATE = GroupRef("late", "a")
@@ -62,7 +60,6 @@ OF_ALL = (LATE, MOVES)
 """Groups that all subscribers work for, if they are registered."""
 KEYS = ("x", "y", lane("x", 10), lane("y", -10))
 LEASE, RENEWAL, VISIBILITY = 30.0, 10.0, 20.0
-EPOCH = 1_800_000_000_000
 ACTIONS = ("ack", "nack", "raise", "nack later", "snooze", "snooze later", "reject", "ack inside")
 RARE = (
     "late",
@@ -83,29 +80,6 @@ RARE = (
 )
 LATER = 8
 """Seconds that a put-off delivery waits."""
-
-
-class Time:
-    """The database's clock and the subscribers' monotonic one; both stand still until they are moved."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passed = 0
-        """Milliseconds; not set back between examples, like the clocks that it stands for."""
-        self.hours_off = 0.0
-        self._dialect = dialect_of(connection)
-        self._began, real = time.monotonic(), time.time
-        monkeypatch.setattr(self._dialect, "now_ms", str(EPOCH), raising=False)
-        monkeypatch.setattr(time, "monotonic", lambda: self._began + self.passed / 1000)
-        # A client's wall clock, which must not matter.
-        monkeypatch.setattr(time, "time", lambda: real() + self.hours_off * 3600)
-
-    @property
-    def now(self) -> int:
-        return EPOCH + self.passed
-
-    def move(self, milliseconds: int) -> None:
-        self.passed += milliseconds
-        self._dialect.now_ms = str(self.now)
 
 
 Drawn = (

@@ -13,9 +13,9 @@ from tests.model.other_database import MOVES, TOPIC
 from tests.support.internals import Claimed, GroupRef, lane
 
 if TYPE_CHECKING:
-    from tests.model.machine import Time
     from tests.model.queue_model import Model
     from tests.support.sql_clients import Client
+    from tests.support.still_time import Time
 
 GROUPS = {MOVES.group: {"SQL_TOPICS": [TOPIC], "MAX_ATTEMPTS": 3}}
 """The settings, which the procedures contain."""

@@ -18,8 +18,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.job_machine import MAX_ATTEMPTS, JobMachine
-from tests.model.machine import Time
 from tests.support import job_worlds
+from tests.support.still_time import Time
 
 PROFILES = {
     "default": hypothesis_settings(max_examples=30, stateful_step_count=50, derandomize=True, database=None),

@@ -28,7 +28,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
+from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher
 from tests.model.other_database import MOVES, SETTINGS, TOPIC
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
 from tests.model.sql_clients import GROUPS, OWN_CLOCK
@@ -37,6 +37,7 @@ from tests.support.filtering import EU, US
 from tests.support.harness import USING
 from tests.support.internals import Session, installing
 from tests.support.sql_clients import Client
+from tests.support.still_time import Time
 
 # On servers, an example takes three times as long.
 EXAMPLES = 8 if os.environ.get("DATABASE_URL", "").startswith("mysql") else 15

@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 from django.db import connection, connections
 
+from tests.support.still_time import Time
+
+
+@pytest.fixture
+def still(db, monkeypatch):
+    """Time stands still until it is moved: a step takes none, however busy the machine is."""
+    return Time(monkeypatch)
+
 
 @pytest.fixture
 def autocommit_off(db):

@@ -42,7 +42,18 @@ def patience(monkeypatch):
 # -- statements -----------------------------------------------------------------
 
 
-def statements_per_second(sub, seconds):
+def run_poller(still, sub, until, seconds, work=lambda: None):
+    """Runs the poller's loop until a condition holds, or for some seconds at most. Time passes in its sleeps."""
+    still.pass_in_sleeps_of(sub)
+    ends_at = time.monotonic() + seconds
+    while not until() and time.monotonic() < ends_at:
+        still.move(1)
+        sub.poller.step()
+        work()
+        sub.poller.sleep()
+
+
+def statements_per_second(still, sub, seconds):
     """Runs the poller's loop, with its sleeps; nothing is handled."""
     count = 0
 
@@ -51,11 +62,8 @@ def statements_per_second(sub, seconds):
         count += 1
         return execute(sql, params, many, context)
 
-    until = time.monotonic() + seconds
     with connections[USING].execute_wrapper(counted):
-        while time.monotonic() < until:
-            sub.poller.step()
-            sub.poller.sleep()
+        run_poller(still, sub, lambda: False, seconds)
     return count / seconds
 
 
@@ -71,31 +79,31 @@ def seldom_asked(sub):
     ("mode", "limits"),
     [("ordered", {"rate": parse_rate("1/h")}), ("ordered", {"max_in_flight": 1})],
 )
-def test_waiting_for_slots_costs_no_more_than_twice_as_many_statements_as_idling(db, mode, limits):
+def test_waiting_for_slots_costs_no_more_than_twice_as_many_statements_as_idling(still, mode, limits):
     idle, limited = Sub(handler("idle", mode=mode)), Sub(handler(mode=mode, **limits), threads=9)
     publish_many("t", [Message(n, key=f"k{n % 10}") for n in range(500)])
     assert take_all(limited)
     seldom_asked(limited)
     for sub in (idle, limited):
-        statements_per_second(sub, 1.0)  # until it polls once a second
+        statements_per_second(still, sub, 1.0)  # until it polls once a second
     seconds = 5.0 if "max_in_flight" in limits else 2.5
-    assert statements_per_second(limited, seconds) <= 2 * statements_per_second(idle, seconds)
+    assert statements_per_second(still, limited, seconds) <= 2 * statements_per_second(still, idle, seconds)
 
 
 @MODES
-def test_many_keys_without_slots_cost_no_more_than_twice_as_many_statements_as_idling(db, mode, monkeypatch):
+def test_many_keys_without_slots_cost_no_more_than_twice_as_many_statements_as_idling(still, mode, monkeypatch):
     monkeypatch.setattr(slots, "LONGEST_REST_US", 2_000_000)  # instead of ten seconds
     idle = Sub(handler("idle", mode=mode))
     limited = Sub(handler(mode=mode, rate_per_key=parse_rate("1/h")), threads=9)
     publish_many("t", [Message(n, key=f"k{n % 100}") for n in range(1000)])
     assert limited.settle(rounds=200) == 100
     for sub in (idle, limited):
-        statements_per_second(sub, 2.0)
+        statements_per_second(still, sub, 2.0)
     assert len(limited.poller.groups[0].limited) == 100
-    assert statements_per_second(limited, 5.0) <= 2 * statements_per_second(idle, 5.0)
+    assert statements_per_second(still, limited, 5.0) <= 2 * statements_per_second(still, idle, 5.0)
 
 
-def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idling(db):
+def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idling(still):
     sub = Sub(handler(mode="shared", rate_per_key=parse_rate("1/h"), limit_by="tenant"), threads=9)
     idle = Sub(handler("idle", mode="shared"))
     for n in range(200):
@@ -103,8 +111,8 @@ def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idli
     take_all(sub)
     seldom_asked(sub)
     for one in (sub, idle):
-        statements_per_second(one, 1.0)
-    assert statements_per_second(sub, 5.0) <= 2 * statements_per_second(idle, 5.0)
+        statements_per_second(still, one, 1.0)
+    assert statements_per_second(still, sub, 5.0) <= 2 * statements_per_second(still, idle, 5.0)
 
 
 # -- asking for slots -------------------------------------------------------------
@@ -209,7 +217,7 @@ def test_a_query_does_not_ask_for_the_limits_of_the_group(db):
     assert [one.key for one in reserve(limits, {}, [":b"])] == [NO_KEY]
 
 
-def test_a_slot_that_another_subscriber_releases_is_found(db, monkeypatch):
+def test_a_slot_that_another_subscriber_releases_is_found(still, monkeypatch):
     monkeypatch.setattr(slots, "LONGEST_REST_US", 1_000_000)
     limits = {"rate_per_key": parse_rate("1/h"), "burst": 0, "limit_by": "tenant"}
     done = []
@@ -220,11 +228,7 @@ def test_a_slot_that_another_subscriber_releases_is_found(db, monkeypatch):
     assert len(done) == 1
     assert len(sub.poller.groups[0].limited) == 1
     Slots.objects.filter(limit_key=":x").update(full_at=0)
-    until = time.monotonic() + 10
-    while len(done) < 2 and time.monotonic() < until:
-        sub.poller.step()
-        sub.work()
-        sub.poller.sleep()
+    run_poller(still, sub, lambda: len(done) == 2, 10, sub.work)
     assert sorted(done) == [0, 1]
 
 
@@ -240,7 +244,7 @@ def test_rests_end_when_the_clock_has_been_corrected():
     assert limited.next_at() is None
 
 
-def test_parked_messages_are_handled_as_soon_as_their_key_is_free(db):
+def test_parked_messages_are_handled_as_soon_as_their_key_is_free(still):
     done = []
     one = handler(
         mode="shared", max_in_flight_per_key=1, limit_by="tenant", function=lambda delivery: done.append(delivery.key)
@@ -248,10 +252,7 @@ def test_parked_messages_are_handled_as_soon_as_their_key_is_free(db):
     sub = Sub(one, threads=4)
     for n in range(60):
         publish("t", n, key="k", metadata={"tenant": "ab"[n % 2]})
-    until = time.monotonic() + 20
-    while len(done) < 60 and time.monotonic() < until:
-        sub.poller.step()
-        sub.work()
-        sub.poller.sleep()
+    began = time.monotonic()
+    run_poller(still, sub, lambda: len(done) == 60, 20, sub.work)
     assert len(done) == 60
-    assert time.monotonic() < until - 12, "not one a second"
+    assert time.monotonic() < began + 8, "not one a second"

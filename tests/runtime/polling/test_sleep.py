@@ -12,13 +12,16 @@ from django_mysqlqueue import publish
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler
 from tests.support.internals import settling
+from tests.support.still_time import Time
 
 
-def test_nothing_spins_around_a_scheduled_message(db):
+def test_nothing_spins_around_a_scheduled_message(db, monkeypatch):
+    still = Time(monkeypatch)
     publish("t", "later", delay=1.0)
     got = Recorder()
     sub = Sub(handler(function=got))
     sub.step()
+    still.pass_in_sleeps_of(sub)
     sub.poller.maintenance.next_at = float("inf")
     steps = 0
     ends_at = time.monotonic() + 2.5
