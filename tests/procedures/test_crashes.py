@@ -12,11 +12,11 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage
-from tests.conftest import empty
 from tests.procedures import probes
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import installing
+from tests.support.snapshots import Snapshot
 from tests.support.sql_clients import Client, pass_time, register
 from tests.support.tables import Tables
 
@@ -52,7 +52,7 @@ class Mortal(Client):
             raise
 
 
-def fill(mode: str) -> None:
+def fill(mode: str) -> Snapshot:
     """Messages of each kind: new, with an expiry, for another group, failed before, lost once and lost twice."""
     register(mode)
     publish_many("t", [Message({"n": n}, key=f"k{n % 3}") for n in range(9)])
@@ -68,6 +68,7 @@ def fill(mode: str) -> None:
     rows = before.claim(1)
     before.close()
     pass_time(3600)
+    return Snapshot()
 
 
 def act(client: Client, done: dict[int, str], known: dict[int, str]) -> None:
@@ -88,9 +89,8 @@ def act(client: Client, done: dict[int, str], known: dict[int, str]) -> None:
 class Attempt:
     """What a client has done until a statement was killed, with messages of each kind."""
 
-    def __init__(self, mode: str, step: int, *, query: bool = False) -> None:
-        empty()
-        fill(mode)
+    def __init__(self, filled: Snapshot, step: int, *, query: bool = False) -> None:
+        filled.restore()
         self.done: dict[int, str] = {}
         self.known: dict[int, str] = {}
         self.before = Tables.read()
@@ -120,8 +120,9 @@ class Attempt:
 
 @MODES
 def test_a_client_may_be_lost_after_any_statement(probed, mode):
+    filled = fill(mode)
     for step in itertools.count(1):
-        attempt = Attempt(mode, step)
+        attempt = Attempt(filled, step)
         attempt.client.close()
         after = Tables.read()
         assert invariants.at_any_moment(after) == [], attempt.where
@@ -146,8 +147,9 @@ VARIANTS = [
 def test_a_statement_of_a_procedure_may_be_killed(probed, mode, then, others):
     """The server may leave the transaction of the procedure open, and what the client does next may commit it."""
     first = 1 + VARIANTS.index((mode, then, others)) % STRIDE
+    filled = fill(mode)
     for step in itertools.count(first, STRIDE):
-        attempt = Attempt(mode, step, query=True)
+        attempt = Attempt(filled, step, query=True)
         if then != "close":
             attempt.client.run(then)
             attempt.client.run("ROLLBACK")
