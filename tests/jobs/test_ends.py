@@ -19,7 +19,7 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.claims import claimant_of
-from tests.support.harness import USING, Sub, sequence
+from tests.support.harness import USING, Sub, expire, sequence
 from tests.support.internals import (
     Action,
     ClaimRequest,
@@ -198,15 +198,17 @@ def test_a_claim_that_writes_a_failure_and_passes_another_message_of_the_job():
 
 
 @pytest.mark.parametrize("claimed_before", [True, False])
-def test_messages_that_expire(claimed_before):
+def test_messages_that_expire(claimed_before, clock):
     """Before they are claimed, or while they wait in a process."""
     run(USING, lambda session: job_rows.insert(session, [NewResult("x", "default", "default", "p", "{}", 0, 0, 1)]))
-    publish(JOBS.topic, {}, id="x", expires_in=0.3)
+    publish(JOBS.topic, {}, id="x", expires_in=60)
     worker = Sub(registry.handlers()[JOBS], name="w")
     if claimed_before:
         worker.step()
         assert row("x").status == "RUNNING"
-    time.sleep(0.4)
+        expire(worker)
+    else:
+        clock.advance(61)
     worker.settle()
     assert row("x").status == "FAILED"
     assert "JobExpired" in row("x").errors

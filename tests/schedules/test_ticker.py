@@ -87,12 +87,13 @@ def test_a_poller_ticks_what_is_due_and_sequences_it():
 def test_until_a_tick_is_due_it_looks_every_ten_seconds(sent, clock, monkeypatch):
     registered(of_topic())
     _, ticker = with_schedules(NAME)
+    began = time.monotonic()
     ticker.turn()
     sent.texts.clear()
     for _ in range(5):
         ticker.turn()
     assert sent.texts == []
-    assert 9 < ticker.next_at - time.monotonic() <= ticking.LOOK
+    assert began + ticking.LOOK <= ticker.next_at <= time.monotonic() + ticking.LOOK
     later(monkeypatch, clock, 11)
     ticker.turn()
     assert len(sent.texts) == 1
@@ -102,12 +103,12 @@ def test_until_a_tick_is_due_it_looks_every_ten_seconds(sent, clock, monkeypatch
 
 
 def test_it_sleeps_until_the_tick(clock, monkeypatch):
+    began = time.monotonic()
     registered(of_topic(times=timetable(None, 3, None, "UTC")))
     sub, ticker = with_schedules(NAME)
     sub.step()
-    assert 2 < ticker.next_at - time.monotonic() <= 3
-    began = time.monotonic()
-    sub.poller.run(lambda: OutboxMessage.objects.exists() or time.monotonic() > began + 20)
+    assert began + 2 < ticker.next_at <= time.monotonic() + 3
+    sub.poller.run(lambda: OutboxMessage.objects.exists() or time.monotonic() > began + 40)
     assert OutboxMessage.objects.exists()
     assert time.monotonic() - began > 2
 

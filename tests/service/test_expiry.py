@@ -16,7 +16,7 @@ from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
 from django_mysqlqueue.options.delivery_limits import parse_rate
 from django_mysqlqueue.testing import deliver_all, delivery, published
-from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, expire, handler, lag, sequence
 from tests.support.internals import (
     GroupRef,
     Session,
@@ -35,15 +35,6 @@ PAST, FUTURE = NOW - datetime.timedelta(hours=1), NOW + datetime.timedelta(days=
 
 def getting(got, **options):
     return handler(function=lambda delivery: got.append(delivery.payload), **options)
-
-
-def expire(sub):
-    """Lets the messages that wait in a process expire now, as its monotonic clock has it."""
-    for group in sub.inbox._groups.values():
-        for lane in group.lanes.values():
-            for held in lane.waiting:
-                if held.body.expires_at is not None:
-                    held.expires = time.monotonic()
 
 
 # -- the start ----------------------------------------------------------------
@@ -332,7 +323,7 @@ def test_expired_messages_can_be_dead_lettered(db, mode):
 
 
 @MODES
-def test_dead_letters_and_redriven_messages_do_not_expire(db, mode):
+def test_dead_letters_and_redriven_messages_do_not_expire(db, clock, mode):
     got = []
 
     def reject(delivery):
@@ -342,9 +333,9 @@ def test_dead_letters_and_redriven_messages_do_not_expire(db, mode):
 
     dead = []
     sub = Sub(handler(function=reject, mode=mode), getting(dead, topic="t_dlq", group="d", on_expiry="dead_letter"))
-    publish("t", 1, key="k", expires_in=0.5)
+    publish("t", 1, key="k", expires_in=20)
     sub.settle()
-    time.sleep(0.5)
+    clock.advance(21)
     sub.settle()
     assert dead == [1]
     operations.redrive("t", actor="ops")

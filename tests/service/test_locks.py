@@ -428,7 +428,7 @@ def test_a_flush_does_not_wait_for_anothers_open_transaction(db, clock, end):
         first.run(held)
         began = time.monotonic()
         first.step()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     finally:
         go.set()
         thread.join()
