@@ -28,8 +28,8 @@ def test_rollups_count_what_happened(db, clock):
     sub.poller.write_rollups()
     session = Session(USING)
     now = session.now()
-    assert sum(bucket.acked for bucket in rollups.of_groups(session, rollups.HOUR, now - 3_600_000, [G], now=now)) == 5
-    assert rollups.of_groups(session, rollups.HOUR, now - 3_600_000, [GroupRef("h", "t")], now=now) == []
+    assert sum(bucket.acked for bucket in rollups.of_group(session, rollups.HOUR, now - 3_600_000, G, now=now)) == 5
+    assert rollups.of_group(session, rollups.HOUR, now - 3_600_000, GroupRef("h", "t"), now=now) == []
 
 
 @both_modes
