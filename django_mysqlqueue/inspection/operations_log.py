@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import OPERATIONS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
-from django_mysqlqueue.service.audit import SILENT_MS
+from django_mysqlqueue.service.audit import ACTIONS, SILENT_MS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, among, built, matches
 from django_mysqlqueue.text.humanize import duration, moment
@@ -57,6 +57,37 @@ class OperationEntry:
     ended_at: int
     """0: it has not ended."""
     state: State
+
+    @property
+    def label(self) -> str:
+        """The name of the operation for people. Later releases may have stored others."""
+        return str(ACTIONS[self.action].label) if self.action in ACTIONS else self.action
+
+    @property
+    def changed_text(self) -> str:
+        """What it has changed so far, such as "120 of 2,000 dead letters"; empty if it counts nothing."""
+        unit = ACTIONS[self.action].unit if self.action in ACTIONS else None
+        if unit is None:
+            return ""
+        is_open = self.total and self.state != "ended"
+        number = self.total if is_open else self.changed
+        text = str(unit % {"count": number, "number": f"{number:,}"})
+        return _("%(number)s of %(total)s") % {"number": f"{self.changed:,}", "total": text} if is_open else text
+
+    @property
+    def detail_text(self) -> str:
+        """Its arguments, with times in the project's time zone, and redacted."""
+        topic = first_topic(self.topic)
+        return redacted(TIME.sub(_local, self.detail), topic=topic, kind="error") if self.detail else ""
+
+    def duration_text(self, now: int) -> str:
+        """Return how long it took, has taken so far, or has made no progress."""
+        if self.state == "ended":
+            return duration((self.ended_at - self.started_at) / 1000)
+        if self.state == "running":
+            return _("%(time)s so far") % {"time": duration((now - self.started_at) / 1000)}
+        silent = duration((now - max(self.started_at, self.progress_at)) / 1000)
+        return _("no progress for %(time)s") % {"time": silent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,54 +224,6 @@ def pauses_of(
     }
 
 
-_dead_letters = ngettext_lazy("%(number)s dead letter", "%(number)s dead letters", "count")
-_deliveries = ngettext_lazy("%(number)s delivery", "%(number)s deliveries", "count")
-_groups = ngettext_lazy("%(number)s group", "%(number)s groups", "count")
-_jobs = ngettext_lazy("%(number)s job", "%(number)s jobs", "count")
-_leases = ngettext_lazy("%(number)s lease", "%(number)s leases", "count")
-_messages = ngettext_lazy("%(number)s message", "%(number)s messages", "count")
-
-
-class Action(NamedTuple):
-    """An operation for people, and the text for the number of what it has changed; None if it changes no such rows."""
-
-    label: object
-    unit: Any = None
-
-
-ACTIONS = {
-    "allowed_users": Action(gettext_lazy("Register allowed users")),
-    "cancel": Action(gettext_lazy("Cancel scheduled messages"), _messages),
-    "cancel jobs": Action(gettext_lazy("Cancel jobs"), _jobs),
-    "dead_letter": Action(gettext_lazy("Dead-letter"), _deliveries),
-    "delete quarantined": Action(gettext_lazy("Delete quarantined messages"), _messages),
-    "delete recurring": Action(gettext_lazy("Delete recurring schedule")),
-    "deliver now": Action(gettext_lazy("Deliver scheduled messages now"), _messages),
-    "discard": Action(gettext_lazy("Discard dead letters"), _dead_letters),
-    "drop": Action(gettext_lazy("Drop group"), _deliveries),
-    "filter": Action(gettext_lazy("Register filter")),
-    "forget": Action(gettext_lazy("Forget subscriber"), _groups),
-    "limits": Action(gettext_lazy("Register limits")),
-    "mode": Action(gettext_lazy("Change mode")),
-    "move": Action(gettext_lazy("Move topic")),
-    "pause": Action(gettext_lazy("Pause group")),
-    "pause recurring": Action(gettext_lazy("Pause recurring schedule")),
-    "publish": Action(gettext_lazy("Publish a test message"), _messages),
-    "redrive": Action(gettext_lazy("Redrive dead letters"), _dead_letters),
-    "release": Action(gettext_lazy("Release leases"), _leases),
-    "replace": Action(gettext_lazy("Edit and redrive"), _dead_letters),
-    "replay": Action(gettext_lazy("Replay a range"), _messages),
-    "requeue": Action(gettext_lazy("Requeue quarantined messages"), _messages),
-    "reschedule": Action(gettext_lazy("Reschedule messages"), _messages),
-    "resume": Action(gettext_lazy("Resume group")),
-    "resume recurring": Action(gettext_lazy("Resume recurring schedule")),
-    "retry": Action(gettext_lazy("Retry"), _deliveries),
-    "run recurring": Action(gettext_lazy("Run recurring schedule")),
-    "seek": Action(gettext_lazy("Seek"), _deliveries),
-    "settings": Action(gettext_lazy("Override options")),
-}
-"""The operations of the audit log, by their names there."""
-
 STATES = {
     "running": gettext_lazy("running"),
     "interrupted": gettext_lazy("interrupted"),
@@ -249,40 +232,9 @@ STATES = {
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[+-]\d\d:\d\d|Z)?")
 
 
-def label_of(action: str) -> str:
-    """Return the name of an operation for people. Later releases may have stored others."""
-    return str(ACTIONS[action].label) if action in ACTIONS else action
-
-
-def changed_text(entry: OperationEntry) -> str:
-    """Return what an operation has changed so far, such as "120 of 2,000 dead letters"; empty if it counts nothing."""
-    if entry.action not in ACTIONS or (unit := ACTIONS[entry.action].unit) is None:
-        return ""
-    is_open = entry.total and entry.state != "ended"
-    number = entry.total if is_open else entry.changed
-    text = str(unit % {"count": number, "number": f"{number:,}"})
-    return _("%(number)s of %(total)s") % {"number": f"{entry.changed:,}", "total": text} if is_open else text
-
-
-def detail_text(entry: OperationEntry) -> str:
-    """Return the arguments of an operation, with times in the project's time zone, and redacted."""
-    topic = first_topic(entry.topic)
-    return redacted(TIME.sub(_local, entry.detail), topic=topic, kind="error") if entry.detail else ""
-
-
 def _local(found: re.Match[str]) -> str:
     try:
         at = datetime.datetime.fromisoformat(found[0])
     except ValueError:
         return found[0]
     return found[0] if at.tzinfo is None else moment(int(at.timestamp() * 1000)).removesuffix(".000")
-
-
-def duration_text(entry: OperationEntry, now: int) -> str:
-    """Return how long an operation took, has taken so far, or has made no progress."""
-    if entry.state == "ended":
-        return duration((entry.ended_at - entry.started_at) / 1000)
-    if entry.state == "running":
-        return _("%(time)s so far") % {"time": duration((now - entry.started_at) / 1000)}
-    silent = duration((now - max(entry.started_at, entry.progress_at)) / 1000)
-    return _("no progress for %(time)s") % {"time": silent}

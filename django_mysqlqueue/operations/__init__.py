@@ -35,6 +35,7 @@ from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.seeking import seek
 from django_mysqlqueue.operations.subscribers import forget, release
 from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare_move
+from django_mysqlqueue.service.audit import ACTIONS as ACTIONS  # All are declared now.
 
 __all__ = [
     "DropResult",

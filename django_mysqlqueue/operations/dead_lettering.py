@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
@@ -23,6 +23,7 @@ from django_mysqlqueue.operations.results import Result, ends_keys, result_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import audit, coalescing, groups, heartbeats, settling, watermarks
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.messages import ERROR_LENGTH
@@ -34,6 +35,7 @@ from django_mysqlqueue.text.error_texts import BY_OPERATOR
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
+DEAD_LETTER = audit.Action("dead_letter", gettext_lazy("Dead-letter"), audit.DELIVERIES)
 MOST = 500
 """Maximum number of messages per call, which is one transaction."""
 NAMED = 5
@@ -103,7 +105,7 @@ def dead_letter(
                 "topic": dlq,
                 "number": f"{changed:,}",
             }
-            return result_of(Result, "dead_letter", changed, said, dry_run=False)
+            return result_of(Result, DEAD_LETTER, changed, said, dry_run=False)
         found = find(alias, ref, wanted, missing_ok=missing_ok)
         summary = [
             _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
@@ -120,7 +122,7 @@ def dead_letter(
             _("Dead letters get no further attempts until they are redriven."),
         ]
         warnings = (ends_keys(),) if coalescing.has_key(Session(alias), [one.offset for one in found]) else ()
-        return result_of(Result, "dead_letter", len(found), *summary, dry_run=True, warnings=warnings)
+        return result_of(Result, DEAD_LETTER, len(found), *summary, dry_run=True, warnings=warnings)
 
 
 def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:
@@ -138,14 +140,14 @@ def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: boo
 
 
 def dead_letter_now(
-    using: str, ref: GroupRef, offsets: Collection[int], *, actor: str, reason: str = "", missing_ok: bool = False
+    using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False, **by: Unpack[By]
 ) -> int:
     """Dead-letter messages that a group is retrying: all of them or none, unless ``missing_ok``.
 
     A message qualifies while it waits for another attempt, or if the subscriber that held it was lost. A message that a
     live subscriber holds is refused, since its handler may succeed at any moment. Other groups are not affected.
 
-    ``offsets``: offsets of the messages in the log; at most ``MOST``. ``reason``: why; it precedes the last attempt's
+    ``offsets``: offsets of the messages in the log; at most ``MOST``. The reason in ``by`` precedes the last attempt's
     error in the dead letter's ``last_error``. ``missing_ok``: ignore messages that do not qualify, unless none does.
 
     Returns:
@@ -161,7 +163,7 @@ def dead_letter_now(
     def reject(session: Session) -> int:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         found = _find(session, ref, offsets, missing_ok=missing_ok)
-        rejects = [Settlement(_claimed(ref, one, actor), Action.REJECT, 0, _error(one, actor, reason)) for one in found]
+        rejects = [Settlement(_claimed(ref, one, by["actor"]), Action.REJECT, 0, _error(one, **by)) for one in found]
         # Skip locked rows: the transaction that holds a partition's offsets row moves its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
         flushed = settling.settle(session, ref, rejects, locked, max_attempts=None)
@@ -171,16 +173,7 @@ def dead_letter_now(
             raise OperationRefused(f"Nothing was changed. Being settled right now: {_listed(changed)}. Try again.")
         watermarks.store(session, ref, locked, flushed.watermarks, {})
         groups.change(session, ref, revise=True)
-        audit.once(
-            session,
-            "dead_letter",
-            len(done),
-            actor=actor,
-            reason=reason,
-            group=ref.group,
-            topic=ref.topic,
-            detail=_listed(done),
-        )
+        audit.once(session, DEAD_LETTER, len(done), ref, detail=_listed(done), **by)
         return len(done)
 
     with apart(using):
@@ -192,7 +185,7 @@ def _claimed(ref: GroupRef, one: RetriedMessage, actor: str) -> Claimed:
     return Claimed(ref, one.key, one.offset, one.token, one.failed, suspect=False, size=0, by=actor)
 
 
-def _error(one: RetriedMessage, actor: str, reason: str) -> str:
+def _error(one: RetriedMessage, *, actor: str, reason: str = "") -> str:
     """Return the error of the dead letter. Lists show its last line, which is that of the last attempt's error."""
     text = f"{BY_OPERATOR}{actor}" + (f": {reason}" if reason else ".")
     room = max(0, ERROR_LENGTH - len(text) - 2)

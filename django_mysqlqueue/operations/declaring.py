@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Required, TypedDict, TypeVar, get_type_hints
 
 from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.service.audit import By
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,13 +29,6 @@ class How(TypedDict, total=False):
 
 
 DEFAULTS: dict[str, Any] = {"reason": "", "using": None, "dry_run": False}
-
-
-class By(TypedDict):
-    """Who runs an operation and why, for the audit log."""
-
-    actor: str
-    reason: str
 
 
 class Work(NamedTuple):

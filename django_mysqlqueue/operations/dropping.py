@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
@@ -32,12 +33,15 @@ from django_mysqlqueue.operations.results import DropResult, result_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic
 from django_mysqlqueue.service import audit, groups, heartbeats, job_messages, job_results, retention
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.effective import known_handlers
 from django_mysqlqueue.text.humanize import up_to
+
+DROP = audit.Action("drop", gettext_lazy("Drop group"), audit.DELIVERIES)
 
 
 @operates
@@ -64,7 +68,7 @@ def drop_group(
         if not dry_run:
             changed = int(drop(alias, ref, **by, progress=progress))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")
-            return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
+            return result_of(DropResult, DROP, changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
         kept, in_time = retention.held_back_by(session, ref, most=COUNTED, seconds=LIMITS.seconds)
@@ -107,7 +111,7 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
         warnings.append(text)
     return result_of(
         DropResult,
-        "drop",
+        DROP,
         1,
         _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
         _("Messages that the group has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
@@ -127,10 +131,9 @@ def drop(
     using: str,
     ref: GroupRef,
     *,
-    actor: str = "",
-    reason: str = "",
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
+    **by: Unpack[By],
 ) -> bool:
     """Delete a group with all its state. GC no longer keeps messages for it.
 
@@ -145,7 +148,7 @@ def drop(
             again; or deliveries, or results of jobs, are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, actor, reason))
+        operation = run(using, lambda session: _begin(session, ref, **by))
         if operation is None:
             return False
         beat = audit.beats(using, operation)
@@ -163,7 +166,7 @@ def drop(
     return True
 
 
-def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int | None:
+def _begin(session: Session, ref: GroupRef, **by: Unpack[By]) -> int | None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
@@ -172,11 +175,10 @@ def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int
         session,
         ref,
         found,
-        "drop",
+        DROP,
         deletes=(PartitionLease, DeliveryState, ConsumerOffset, Slots, CoalesceKey, SubscriberHeartbeat, ConsumerGroup),
         updates=job_messages.changed(ref),
-        actor=actor,
-        reason=reason,
+        **by,
     )
     groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
     return operation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
@@ -14,9 +15,12 @@ from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit, groups, heartbeats
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
+
+MODE = audit.Action("mode", gettext_lazy("Change mode"))
 
 
 @operates
@@ -49,10 +53,10 @@ def set_group_mode(group: str, topic: str, mode: Literal["ordered", "shared"], *
             done=_("The mode of the group %(ref)s is now %(mode)s."),
             nothing=_("The mode of the group %(ref)s is already %(mode)s."),
         )
-        return result_of(Result, "mode", number, text % {"ref": found.ref, "mode": mode}, dry_run=dry_run)
+        return result_of(Result, MODE, number, text % {"ref": found.ref, "mode": mode}, dry_run=dry_run)
 
 
-def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str = "", reason: str = "") -> bool:
+def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, **by: Unpack[By]) -> bool:
     """Change the mode of a group that has no live subscribers, and delete its leases.
 
     A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
@@ -76,8 +80,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
         while groups.delete_rows(session, ref, PartitionLease, "partition_key", most=LIMITS.rows):
             pass
         groups.change(session, ref, revise=True, mode=mode)
-        detail = f"from {found.mode} to {mode}"
-        audit.once(session, "mode", 0, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
+        audit.once(session, MODE, 0, ref, detail=f"from {found.mode} to {mode}", **by)
         return True
 
     with apart(using):

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.operations.arguments import texts
@@ -18,6 +19,7 @@ from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.table import OVERRIDABLE, as_text, storable
 from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -35,6 +37,8 @@ from django_mysqlqueue.subscriptions.options import (
 )
 from django_mysqlqueue.subscriptions.registry import subscriptions
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
+
+SETTINGS = audit.Action("settings", gettext_lazy("Override options"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def settings(
         else:
             found = override(alias, ref, parsed, names, check=check, **by)
         sentences = _sentences(ref, found, columns, dry_run=dry_run) if found else _nothing(ref, parsed, names)
-        return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
+        return result_of(Result, SETTINGS, len(found), *sentences, dry_run=dry_run)
 
 
 def read(session: Session, ref: GroupRef) -> OptionColumns:
@@ -123,8 +127,7 @@ def override(
     unset: Collection[str],
     *,
     check: Callable[[Difference], None],
-    actor: str,
-    reason: str = "",
+    **by: Unpack[By],
 ) -> Difference:
     """Set and remove overrides of a group's options. Subscribers notice with their next claim.
 
@@ -142,14 +145,13 @@ def override(
         if not found:
             return found
         now = session.now()
-        added = {name: Override(name, storable(value), now, actor) for name, value in found.new.items()}
+        added = {name: Override(name, storable(value), now, by["actor"]) for name, value in found.new.items()}
         after = {name: one for name, one in overrides.items() if name not in found.removed} | added
         column = {name: {"value": one.value, "at": one.at, "by": one.by} for name, one in after.items()}
         groups.change(session, ref, overrides=column)
         detail = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
         detail += [f"{name} is no longer overridden" for name in found.removed]
-        names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}
-        audit.once(session, "settings", 0, **names, detail=", ".join(detail))
+        audit.once(session, SETTINGS, 0, ref, detail=", ".join(detail), **by)
         return found
 
     with apart(using):

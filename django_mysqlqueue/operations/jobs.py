@@ -8,6 +8,7 @@ from functools import partial
 from typing import Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import job_topic
@@ -16,11 +17,13 @@ from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.job_rows import READY, RUNNING
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
-ACTION = "cancel jobs"
+CANCEL_JOBS = audit.Action("cancel jobs", gettext_lazy("Cancel jobs"), audit.JOBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> S
             warnings.append(_("Jobs of later stages of their chains will fail, with EarlierJobFailed."))
         return result_of(
             ScheduledResult,
-            ACTION,
+            CANCEL_JOBS,
             number,
             *summary,
             dry_run=dry_run,
@@ -161,7 +164,7 @@ def has_later_jobs(using: str, found: Found) -> bool:
     return any(stage is not None and stage.following for stage in stages)
 
 
-def cancel(using: str, ids: Collection[str], topic: str = "", *, actor: str, reason: str = "") -> Cancelled:
+def cancel(using: str, ids: Collection[str], topic: str = "", **by: Unpack[By]) -> Cancelled:
     """Cancel jobs that wait, and ask those that run to stop.
 
     Jobs that another transaction has locked, because it claims, ends or cancels them, are neither changed nor counted.
@@ -180,7 +183,7 @@ def cancel(using: str, ids: Collection[str], topic: str = "", *, actor: str, rea
         if done != Cancelled():
             detail = f"asked to stop: {done.asked}" if done.asked else ""
             one = topic or (min(found.topics) if len(found.topics) == 1 else "")
-            audit.once(session, ACTION, done.ended + done.asked, actor=actor, reason=reason, topic=one, detail=detail)
+            audit.once(session, CANCEL_JOBS, done.ended + done.asked, GroupRef("", one), detail=detail, **by)
         return done
 
     distinct = sorted(set(ids))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from django.utils.translation import gettext_lazy
+
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
 from django_mysqlqueue.operations import dropping
@@ -22,6 +24,7 @@ from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
+MOVE = audit.Action("move", gettext_lazy("Move topic"))
 COPIED = ("mode", "limits", "filter", "allowed_users", "overrides")
 """The columns that a group has in both databases."""
 SLICE = 500
@@ -278,5 +281,5 @@ def _end_waiting(session: Session, move: Move, ref: GroupRef, *, paused: bool) -
 
 
 def _record(session: Session, move: Move, ref: GroupRef | None, detail: str) -> None:
-    group = "" if ref is None else ref.group
-    audit.once(session, "move", 0, actor=move.actor, reason=move.reason, group=group, topic=move.topic, detail=detail)
+    on = GroupRef("", move.topic) if ref is None else ref
+    audit.once(session, MOVE, 0, on, detail=detail, actor=move.actor, reason=move.reason)

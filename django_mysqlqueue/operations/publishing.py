@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.names.rules import relayed_topic
-from django_mysqlqueue.operations.declaring import By, How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.results import PublishResult, result_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit, groups, heartbeats, log, messages, publishing
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.messages import Message, OutboxRow
 from django_mysqlqueue.service.refs import GroupRef
@@ -28,6 +30,7 @@ from django_mysqlqueue.text.humanize import duration, moment
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
+PUBLISH = audit.Action("publish", gettext_lazy("Publish a test message"), audit.MESSAGES)
 NEWEST = 1000
 """Number of the newest rows of the outbox that are searched for the id: it has no index on ids."""
 MOST_GROUPS = 50
@@ -94,18 +97,18 @@ def publish(
         with apart(stored):
             if (offset := _find(home, stored, row)) is not None:
                 said = _already(row, offset, dry_run=dry_run)
-                return result_of(PublishResult, "publish", 0, said, dry_run=dry_run, **found)
+                return result_of(PublishResult, PUBLISH, 0, said, dry_run=dry_run, **found)
             if not dry_run:
                 run(stored, lambda session: _publish(session, topic, message, using, by))
                 said = _("The message %(id)s is published to the topic %(topic)s.")
                 return result_of(
-                    PublishResult, "publish", 1, said % {"id": row.message_id, "topic": topic}, dry_run=False, **found
+                    PublishResult, PUBLISH, 1, said % {"id": row.message_id, "topic": topic}, dry_run=False, **found
                 )
         session, stored_metadata = Session(home), messages.decode_metadata(row.metadata)
         receivers, warnings = _receivers(session, topic, stored_metadata)
         return result_of(
             PublishResult,
-            "publish",
+            PUBLISH,
             1,
             *_summary(topic, row, message, home, stored),
             *receivers,
@@ -118,7 +121,7 @@ def publish(
 def _publish(session: Session, topic: str, message: Message, using: str | None, by: By) -> None:
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     publishing.publish(topic, using=using, **fields)
-    audit.once(session, "publish", 1, **by, topic=topic, detail=f"id {message.id}")
+    audit.once(session, PUBLISH, 1, GroupRef("", topic), detail=f"id {message.id}", **by)
 
 
 def _find(home: str, stored: str, row: OutboxRow) -> int | None:

@@ -8,20 +8,25 @@ from typing import Unpack
 
 from django.db import Error
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.operations.arguments import offsets_of
-from django_mysqlqueue.operations.declaring import By, How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result, number_said, result_of
 from django_mysqlqueue.service import audit, quarantine
+from django_mysqlqueue.service.audit import By
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 QUARANTINE = QuarantinedMessage._meta.db_table
+REQUEUE = audit.Action("requeue", gettext_lazy("Requeue quarantined messages"), audit.MESSAGES)
+DELETE = audit.Action("delete quarantined", gettext_lazy("Delete quarantined messages"), audit.MESSAGES)
 
 
 @operates
@@ -48,7 +53,7 @@ def requeue_quarantined(rows: Sequence[int] | None = None, *, topic: str | None 
     said = _("Messages that will be moved back into the outbox: %(number)s.")
     if not how.get("dry_run"):
         said = _("Messages moved back into the outbox: %(number)s.")
-    return _change("requeue", quarantine.requeue, said, rows, topic, how)
+    return _change(REQUEUE, quarantine.requeue, said, rows, topic, how)
 
 
 @operates
@@ -69,11 +74,11 @@ def delete_quarantined(rows: Sequence[int] | None = None, *, topic: str | None =
     said = _("Messages that will be deleted from the quarantine: %(number)s. No group receives them.")
     if not how.get("dry_run"):
         said = _("Messages deleted from the quarantine: %(number)s.")
-    return _change("delete quarantined", quarantine.delete, said, rows, topic, how)
+    return _change(DELETE, quarantine.delete, said, rows, topic, how)
 
 
 def _change(
-    operation: str,
+    action: audit.Action,
     change: Callable[[Session, Sequence[int]], int],
     said: str,
     rows: Sequence[int] | None,
@@ -96,20 +101,20 @@ def _change(
             if not planned:
                 check_topic(alias, topic)
                 raise OperationRefused(f"The quarantine has no messages of topic {topic!r}.")
-        lost = _lost_texts(session, planned) if operation == "requeue" else []
+        lost = _lost_texts(session, planned) if action is REQUEUE else []
         number = len(planned)
         if not dry_run:
             number = 0
             for page in pages:
-                number += run(alias, partial(_recorded, operation, change, page, topic or "", by))
+                number += run(alias, partial(_recorded, action, change, page, topic or "", by))
         if not number:
             raise OperationRefused("None of these messages is in the quarantine.")
         said %= {"number": number_said(number, dry_run=dry_run)}
-        return result_of(Result, operation, number, said, *lost, dry_run=dry_run)
+        return result_of(Result, action, number, said, *lost, dry_run=dry_run)
 
 
 def _recorded(
-    operation: str,
+    action: audit.Action,
     change: Callable[[Session, Sequence[int]], int],
     rows: Sequence[int],
     topic: str,
@@ -123,7 +128,7 @@ def _recorded(
             raise
         raise OperationRefused(f"The outbox refuses one of these messages: {error}") from error
     if number:
-        audit.once(session, operation, number, **by, topic=topic)
+        audit.once(session, action, number, GroupRef("", topic), **by)
     return number
 
 

@@ -4,27 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import SCHEDULES
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import text
-from django_mysqlqueue.operations.declaring import By, How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import known_names
-from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.service import audit, schedules
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.text.humanize import duration, moment
 
 MOST_NAMES = 1000
 """Maximum number of schedules whose names an error is chosen from."""
+
+
+RUN = audit.Action("run recurring", gettext_lazy("Run recurring schedule"))
+PAUSE = audit.Action("pause recurring", gettext_lazy("Pause recurring schedule"))
+RESUME = audit.Action("resume recurring", gettext_lazy("Resume recurring schedule"))
+DELETE = audit.Action("delete recurring", gettext_lazy("Delete recurring schedule"))
+
+
+class _Found(NamedTuple):
+    """A schedule, the alias of the database that has it, and the rest as in ``Work``."""
+
+    using: str
+    row: Row
+    by: By
+    dry_run: bool
+
+    def change(
+        self,
+        action: audit.Action,
+        write: Callable[[Session, Row], bool],
+        *,
+        planned: bool = True,
+        on: GroupRef = audit.NOTHING,
+    ) -> int:
+        """Change the row under its lock and record it; return 1, or 0 if there was nothing to do.
+
+        ``planned``: whether a preview says that there is something to do.
+        """
+
+        def locked(session: Session) -> int:
+            row = schedules.lock(session, self.row.name)
+            if row is None or not write(session, row):
+                return 0
+            audit.once(session, action, 1, on, detail=row.name, **self.by)
+            return 1
+
+        return int(planned) if self.dry_run else run(self.using, locked)
 
 
 @operates
@@ -41,21 +81,24 @@ def run_recurring(name: str, **how: Unpack[How]) -> Result:
     """
     ids: list[str] = []
 
-    def change(session: Session, row: Row) -> bool:
+    def publish(session: Session, row: Row) -> bool:
         ids.append(schedules.publish_by_hand(session, row.name, _definition(row)))
         return True
 
-    with _found(name, how) as (alias, row, by, dry_run):
-        definition = _definition(row)
-        number = _do("run recurring", alias, row, definition, change, **by, dry_run=dry_run)
-        if dry_run:
-            said = _("A job will be enqueued now.") if definition.task else _("A message will be published now.")
-        elif not number:
-            said = _("The schedule was deleted.")
-        else:
-            said = _("A job is enqueued: %(id)s.") if definition.task else _("A message is published: %(id)s.")
+    with _found(name, how) as found:
+        definition = _definition(found.row)
+        number = found.change(RUN, publish, on=GroupRef("", definition.topic))
+        is_job = bool(definition.task)
+        said = sentence(
+            number,
+            dry_run=found.dry_run,
+            planned=_("A job will be enqueued now.") if is_job else _("A message will be published now."),
+            done=_("A job is enqueued: %(id)s.") if is_job else _("A message is published: %(id)s."),
+            nothing=_("The schedule was deleted."),
+        )
+        if ids:
             said %= {"id": ids[-1]}
-        return result_of(Result, "run recurring", number, said, dry_run=dry_run, warnings=_unseen(row))
+        return result_of(Result, RUN, number, said, dry_run=found.dry_run, warnings=_unseen(found.row))
 
 
 @operates
@@ -70,20 +113,23 @@ def pause_recurring(name: str, **how: Unpack[How]) -> Result:
         OperationRefused: there is no such schedule.
     """
 
-    def change(session: Session, row: Row) -> bool:
+    def pause(session: Session, row: Row) -> bool:
         if not row.paused_at:
             session.execute(f"UPDATE {SCHEDULES} SET paused_at = %s WHERE name = %s", (row.now, name))
         return not row.paused_at
 
-    with _found(name, how) as (alias, row, by, dry_run):
-        number = _do("pause recurring", alias, row, None, change, **by, dry_run=dry_run)
-        if not number:
-            said = _("The schedule %(name)s is already paused.")
-        elif dry_run:
-            said = _("The schedule %(name)s will be paused. Jobs and messages that it has published are not affected.")
-        else:
-            said = _("The schedule %(name)s is paused.")
-        return result_of(Result, "pause recurring", number, said % {"name": name}, dry_run=dry_run)
+    with _found(name, how) as found:
+        number = found.change(PAUSE, pause, planned=not found.row.paused_at)
+        said = sentence(
+            number,
+            dry_run=found.dry_run,
+            planned=_(
+                "The schedule %(name)s will be paused. Jobs and messages that it has published are not affected."
+            ),
+            done=_("The schedule %(name)s is paused."),
+            nothing=_("The schedule %(name)s is already paused."),
+        )
+        return result_of(Result, PAUSE, number, said % {"name": name}, dry_run=found.dry_run)
 
 
 @operates
@@ -98,27 +144,28 @@ def resume_recurring(name: str, **how: Unpack[How]) -> Result:
         OperationRefused: there is no such schedule, or this release does not know its definition.
     """
 
-    def change(session: Session, row: Row) -> bool:
+    def resume(session: Session, row: Row) -> bool:
         if row.paused_at:
             session.execute(
                 f"UPDATE {SCHEDULES} SET paused_at = 0, last_tick = %s WHERE name = %s", (_passed(row), name)
             )
         return bool(row.paused_at)
 
-    with _found(name, how) as (alias, row, by, dry_run):
+    with _found(name, how) as found:
         try:
-            next_tick = _definition(row).timetable.following(_passed(row))
+            next_tick = _definition(found.row).timetable.following(_passed(found.row))
         except ValueError as error:
             raise OperationRefused(f"Schedule {name!r}: {error}") from None
-        number = _do("resume recurring", alias, row, None, change, **by, dry_run=dry_run)
-        if not number:
-            said = _("The schedule %(name)s is not paused.")
-        elif dry_run:
-            said = _("The schedule %(name)s will be resumed. Its next run will be at %(time)s.")
-        else:
-            said = _("The schedule %(name)s is resumed. Its next run is at %(time)s.")
+        number = found.change(RESUME, resume, planned=bool(found.row.paused_at))
+        said = sentence(
+            number,
+            dry_run=found.dry_run,
+            planned=_("The schedule %(name)s will be resumed. Its next run will be at %(time)s."),
+            done=_("The schedule %(name)s is resumed. Its next run is at %(time)s."),
+            nothing=_("The schedule %(name)s is not paused."),
+        )
         values = {"name": name, "time": moment(next_tick)}
-        return result_of(Result, "resume recurring", number, said % values, dry_run=dry_run)
+        return result_of(Result, RESUME, number, said % values, dry_run=found.dry_run)
 
 
 @operates
@@ -133,21 +180,22 @@ def delete_recurring(name: str, **how: Unpack[How]) -> Result:
         OperationRefused: there is no such schedule, or a running process declares it.
     """
 
-    def change(session: Session, row: Row) -> bool:
+    def delete(session: Session, row: Row) -> bool:
         _refuse_declared(row)
         session.execute(f"DELETE FROM {SCHEDULES} WHERE name = %s", (name,))
         return True
 
-    with _found(name, how) as (alias, row, by, dry_run):
-        _refuse_declared(row)
-        number = _do("delete recurring", alias, row, None, change, **by, dry_run=dry_run)
-        if dry_run:
-            said = _("The schedule %(name)s will be deleted.")
-        elif number:
-            said = _("The schedule %(name)s is deleted.")
-        else:
-            said = _("The schedule %(name)s was already deleted.")
-        return result_of(Result, "delete recurring", number, said % {"name": name}, dry_run=dry_run)
+    with _found(name, how) as found:
+        _refuse_declared(found.row)
+        number = found.change(DELETE, delete)
+        said = sentence(
+            number,
+            dry_run=found.dry_run,
+            planned=_("The schedule %(name)s will be deleted."),
+            done=_("The schedule %(name)s is deleted."),
+            nothing=_("The schedule %(name)s was already deleted."),
+        )
+        return result_of(Result, DELETE, number, said % {"name": name}, dry_run=found.dry_run)
 
 
 def topic_of(using: str, name: str) -> str:
@@ -164,8 +212,8 @@ def _topic_of(row: Row) -> str:
 
 
 @contextmanager
-def _found(name: str, how: How) -> Iterator[tuple[str, Row, By, bool]]:
-    """Yield the alias of the database that has a schedule, its row, and the rest as ``operating`` does.
+def _found(name: str, how: How) -> Iterator[_Found]:
+    """Yield a schedule with what ``operating`` yields.
 
     Raises:
         OperationRefused: an argument is invalid, or there is no such schedule.
@@ -179,7 +227,7 @@ def _found(name: str, how: How) -> Iterator[tuple[str, Row, By, bool]]:
             session = Session(there)
             row = schedules.read(session, [name]).get(name)
             if row is not None:
-                yield there, row, by, dry_run
+                yield _Found(there, row, by, dry_run)
                 return
             known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
     if using is None and name in registry.find().definitions:
@@ -188,33 +236,6 @@ def _found(name: str, how: How) -> Iterator[tuple[str, Row, By, bool]]:
         )
     names = known_names("Schedules", name, dict(sorted(known.items())))
     raise OperationRefused(f"There is no schedule {name!r}.", known=names)
-
-
-def _do(
-    action: str,
-    alias: str,
-    row: Row,
-    definition: Definition | None,
-    change: Callable[[Session, Row], bool],
-    *,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-) -> int:
-    """Change a row under its lock and record it, or find out what the change would be; return 1 or 0."""
-    topic = "" if definition is None else definition.topic
-
-    def write(session: Session) -> int:
-        locked = schedules.lock(session, row.name)
-        if locked is None or not change(session, locked):
-            return 0
-        audit.once(session, action, 1, actor=actor, reason=reason, topic=topic, detail=row.name)
-        return 1
-
-    if dry_run:
-        is_paused = bool(row.paused_at)
-        return int({"pause recurring": not is_paused, "resume recurring": is_paused}.get(action, True))
-    return run(alias, write)
 
 
 def _definition(row: Row) -> Definition:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
@@ -34,6 +35,7 @@ from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import audit, coalescing, delivery_events, groups, job_results, messages, routing
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
@@ -42,6 +44,9 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
+REDRIVE = audit.Action("redrive", gettext_lazy("Redrive dead letters"), audit.DEAD_LETTERS)
+DISCARD = audit.Action("discard", gettext_lazy("Discard dead letters"), audit.DEAD_LETTERS)
+REPLACE = audit.Action("replace", gettext_lazy("Edit and redrive"), audit.DEAD_LETTERS)
 
 
 class _DeadLetter(NamedTuple):
@@ -111,7 +116,7 @@ def redrive(
             done=_("Dead letters redriven: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "redrive", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
+        return result_of(Result, REDRIVE, number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
 
 
 # Not ``How``: here, the reason is required.
@@ -174,7 +179,7 @@ def discard(
             nothing=_nothing(),
         )
         said %= _values(wanted, number, dry_run=dry_run)
-        return result_of(Result, "discard", number, said, dry_run=dry_run, warnings=warnings)
+        return result_of(Result, DISCARD, number, said, dry_run=dry_run, warnings=warnings)
 
 
 @operates
@@ -221,10 +226,10 @@ def edit(
             said = _(
                 "A new message of %(size)s bytes will replace the dead letter. Only the group %(ref)s receives it."
             )
-            return result_of(EditResult, "replace", 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
+            return result_of(EditResult, REPLACE, 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
         new_id = replace(alias, dlq, offset, payload, **by)
         said = _("The message %(id)s has replaced the dead letter.")
-        return result_of(EditResult, "replace", 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
+        return result_of(EditResult, REPLACE, 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
 
 
 def _filter(
@@ -315,11 +320,10 @@ def redrive_all(
     using: str,
     wanted: DeadLetterFilter,
     *,
-    actor: str,
-    reason: str = "",
     rate: float | None = None,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
+    **by: Unpack[By],
 ) -> int:
     """Publish dead letters again, each only for the group that failed it.
 
@@ -335,21 +339,18 @@ def redrive_all(
     """
 
     def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _send_back(session, wanted.topic, found, actor)
+        _send_back(session, wanted.topic, found, by["actor"])
 
-    return _take_all(
-        using, wanted, "redrive", send_back, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
-    )
+    return _take_all(using, wanted, REDRIVE, send_back, rate=rate, limit=limit, progress=progress, **by)
 
 
 def discard_all(
     using: str,
     wanted: DeadLetterFilter,
     *,
-    actor: str,
-    reason: str,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
+    **by: Unpack[By],
 ) -> int:
     """Delete dead letters for good. The audit log records who did it and why.
 
@@ -359,16 +360,16 @@ def discard_all(
     Raises:
         OperationRefused: no reason was given.
     """
-    if not reason.strip():
+    if not (reason := by.get("reason", "")).strip():
         raise OperationRefused("reason '': must not be empty, since the messages are deleted")
 
     def record(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _record(session, wanted.topic, found, DeliveryEvent.Outcome.DISCARDED, actor, error=reason)
+        _record(session, wanted.topic, found, DeliveryEvent.Outcome.DISCARDED, by["actor"], error=reason)
 
-    return _take_all(using, wanted, "discard", record, actor=actor, reason=reason, limit=limit, progress=progress)
+    return _take_all(using, wanted, DISCARD, record, limit=limit, progress=progress, **by)
 
 
-def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, reason: str = "") -> str:
+def replace(using: str, topic: str, offset: int, payload: Any, **by: Unpack[By]) -> str:
     """Replace a dead letter by a message with a corrected payload, only for the group that failed it.
 
     The message has a new id; its metadata contains the id of the old one.
@@ -396,17 +397,8 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
             (old.original_topic, old.key, old.publisher_key, new_id, body, kept, old.failed_group),
         )
         _delete(session, [offset])
-        _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, actor, related={offset: new_id})
-        audit.once(
-            session,
-            "replace",
-            1,
-            actor=actor,
-            reason=reason,
-            group=old.failed_group,
-            topic=topic,
-            detail=f"offset {offset}",
-        )
+        _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, by["actor"], related={offset: new_id})
+        audit.once(session, REPLACE, 1, GroupRef(old.failed_group, topic), detail=f"offset {offset}", **by)
         return new_id
 
     with apart(using):
@@ -471,14 +463,13 @@ def check_groups(using: str, wanted: DeadLetterFilter, most: int) -> None:
 def _take_all(
     using: str,
     wanted: DeadLetterFilter,
-    action: str,
+    action: audit.Action,
     take: Callable[[Session, Sequence[_DeadLetter]], None],
     *,
-    actor: str,
-    reason: str,
     rate: float | None = None,
-    limit: int | None = None,
+    limit: int | None,
     progress: Callable[[int], object],
+    **by: Unpack[By],
 ) -> int:
     most = LIMITS.dead_letters
     size = most if rate is None else max(1, min(most, int(rate)))
@@ -497,19 +488,8 @@ def _take_all(
 
     done = 0
     with apart(using):
-        operation = run(
-            using,
-            lambda session: audit.begin(
-                session,
-                action,
-                actor=actor,
-                reason=reason,
-                group=wanted.group or "",
-                topic=wanted.topic,
-                detail=_condition_text(wanted),
-                total=total,
-            ),
-        )
+        on, conditions = GroupRef(wanted.group or "", wanted.topic), _condition_text(wanted)
+        operation = run(using, lambda session: audit.begin(session, action, on, detail=conditions, total=total, **by))
         beat = audit.beats(using, operation)
         rests = 0.0
         with audit.ending(using, operation):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
@@ -28,6 +29,7 @@ from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import ReplayResult, result_of
 from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import audit, groups, log, log_places, messages, partitions
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
@@ -41,6 +43,7 @@ LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
+REPLAY = audit.Action("replay", gettext_lazy("Replay a range"), audit.MESSAGES)
 MERGED = 50
 """Maximum number of partitions to read one by one. In topics with more, all messages of the range are read."""
 NEWEST = 2000
@@ -222,7 +225,7 @@ def _rest(wanted: Range, found: Counted) -> list[str]:
 def _result(wanted: Range, found: Counted, *summary: str, dry_run: bool, **details: Any) -> ReplayResult:
     return result_of(
         ReplayResult,
-        "replay",
+        REPLAY,
         found.replayed,
         *summary,
         dry_run=dry_run,
@@ -263,10 +266,9 @@ def publish_copies(
     wanted: Range,
     *,
     upto: int,
-    actor: str,
-    reason: str = "",
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
+    **by: Unpack[By],
 ) -> Counted:
     """Publish copies of the messages of a range for one group, in offset order.
 
@@ -291,12 +293,7 @@ def publish_copies(
 
     ref, counted = wanted.ref, Counted()
     with apart(using):
-        operation = run(
-            using,
-            lambda session: audit.begin(
-                session, "replay", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=str(wanted)
-            ),
-        )
+        operation = run(using, lambda session: audit.begin(session, REPLAY, ref, detail=str(wanted), **by))
         with audit.ending(using, operation):
             # Read before the log: a copy that is moved there in the meantime is found there.
             session = Session(using)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.operations.limits import COUNTED
+from django_mysqlqueue.service.audit import Action
 from django_mysqlqueue.text.humanize import up_to
 
 
@@ -106,13 +107,13 @@ class ReplayResult(Result):
 R = TypeVar("R", bound=Result)
 
 
-def result_of(kind: type[R], operation: str, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
+def result_of(kind: type[R], action: Action, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
     """Return the result of an operation.
 
     ``dry_run``: True if nothing was changed.
     """
     changed = 0 if dry_run else number
-    return kind(operation=operation, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
+    return kind(operation=action.name, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
 
 
 def number_said(number: int, *, dry_run: bool) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
@@ -22,6 +23,7 @@ from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.connection import apart
@@ -30,6 +32,7 @@ from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_h
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
+RETRY = audit.Action("retry", gettext_lazy("Retry"), audit.DELIVERIES)
 HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 """The condition that the last error contains a text, as for dead letters."""
 
@@ -104,7 +107,7 @@ def retry(
             more += [_("This time is in the past: the messages will be retried now.")] if at and not due else []
             more += [_("Their attempts will be counted from 1 again.")] if reset_attempts else []
             warnings += _order_warnings(found) if due else []
-        return result_of(Result, "retry", number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
+        return result_of(Result, RETRY, number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
 
 
 def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> str:
@@ -206,14 +209,13 @@ def make_due(
     using: str,
     ref: GroupRef,
     *,
-    actor: str,
-    reason: str = "",
     rows: Sequence[tuple[str, int]] | None = None,
     error: str | None = None,
     due: int = 0,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
+    **by: Unpack[By],
 ) -> int:
     """Make waiting deliveries due now or at another time; deliveries in flight are not changed.
 
@@ -241,9 +243,7 @@ def make_due(
             "" if rows is None else f"offset {rows[0][1]}" if len(rows) == 1 else "selected deliveries",
         ]
         detail = ", ".join(filter(None, details))
-        names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}
-        operation = audit.begin(session, "retry", **names, detail=detail, total=len(set(rows or ())))
-        return operation, found.id
+        return audit.begin(session, RETRY, ref, detail=detail, total=len(set(rows or ())), **by), found.id
 
     def change(session: Session, page: Sequence[tuple[str, int]]) -> int:
         _check(session, ref, registration)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Unpack
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
@@ -19,11 +20,16 @@ from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service import audit, scheduling
+from django_mysqlqueue.service.audit import By
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 CANCEL, NOW = 0, 1
 """Instead of the time of a scheduled message: delete it; let it come due now."""
+CANCELS = audit.Action("cancel", gettext_lazy("Cancel scheduled messages"), audit.MESSAGES)
+DELIVERS = audit.Action("deliver now", gettext_lazy("Deliver scheduled messages now"), audit.MESSAGES)
+RESCHEDULES = audit.Action("reschedule", gettext_lazy("Reschedule messages"), audit.MESSAGES)
 
 
 @operates
@@ -98,7 +104,7 @@ def reschedule_rows(rows: Sequence[int], deliver_at: datetime.datetime | None, *
         return _change(work, "", chosen, (), _time_of(deliver_at), deliver_at)
 
 
-def change_rows(using: str, ids: Sequence[int], at: int, *, actor: str, topic: str = "", reason: str = "") -> int:
+def change_rows(using: str, ids: Sequence[int], at: int, *, topic: str = "", **by: Unpack[By]) -> int:
     """Delete scheduled messages, or change when they come due; return how many.
 
     Messages that have come due, or that another transaction has locked because it moves, cancels or reschedules them,
@@ -115,7 +121,7 @@ def change_rows(using: str, ids: Sequence[int], at: int, *, actor: str, topic: s
         else:
             changed = scheduling.move(session, chunk, None, at, wait=False)
         if changed:
-            audit.once(session, _action(at), changed, actor=actor, reason=reason, topic=topic, detail=detail)
+            audit.once(session, _action(at), changed, GroupRef("", topic), detail=detail, **by)
         return changed
 
     distinct = sorted(set(ids))
@@ -145,8 +151,8 @@ def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[
     return list(found), missing
 
 
-def _action(at: int) -> str:
-    return {CANCEL: "cancel", NOW: "deliver now"}.get(at, "reschedule")
+def _action(at: int) -> audit.Action:
+    return {CANCEL: CANCELS, NOW: DELIVERS}.get(at, RESCHEDULES)
 
 
 def _time_of(deliver_at: datetime.datetime | None) -> int:
@@ -164,21 +170,21 @@ def _change(
     alias, by, dry_run = work
     action, session = _action(at), Session(alias)
     planned, done = {
-        "cancel": (
+        CANCELS: (
             _("Scheduled messages that will be deleted, so that no group receives them: %(number)s."),
             _("Scheduled messages cancelled: %(number)s."),
         ),
-        "deliver now": (
+        DELIVERS: (
             _("Scheduled messages that will be delivered now: %(number)s."),
             _("Scheduled messages that are due now: %(number)s."),
         ),
-        "reschedule": (
+        RESCHEDULES: (
             _("Scheduled messages that will be delivered at %(time)s: %(number)s."),
             _("Messages rescheduled to %(time)s: %(number)s."),
         ),
     }[action]
     said = [planned if dry_run else done]
-    if action == "reschedule" and dry_run and at <= session.now():
+    if action is RESCHEDULES and dry_run and at <= session.now():
         said.append(_("This time is in the past: the messages will be delivered now."))
     number = scheduling.count_scheduled(session, rows) if dry_run else change_rows(alias, rows, at, topic=topic, **by)
     values = {"time": f"{deliver_at:%Y-%m-%d %H:%M:%S%z}" if deliver_at else "", "number": f"{number:,}"}

@@ -16,6 +16,7 @@ from typing import Literal, Unpack
 
 from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.exceptions import OperationRefused
@@ -27,6 +28,7 @@ from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
 from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, pieces, run
@@ -36,6 +38,7 @@ LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
+SEEK = audit.Action("seek", gettext_lazy("Seek"), audit.DELIVERIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def seek(
             text = _("The group %(ref)s continues with the first message at or after offset %(offset)s.")
             warnings = (_stays_paused(),) if stays else ()
             offset = target.offset + 1
-            return result_of(SeekResult, "seek", 1, text % values, dry_run=False, warnings=warnings, offset=offset)
+            return result_of(SeekResult, SEEK, 1, text % values, dry_run=False, warnings=warnings, offset=offset)
         return previewed_seek(ref, named, preview(alias, ref, target), stays=stays)
 
 
@@ -119,7 +122,7 @@ def previewed_seek(ref: GroupRef, position: str, found: Preview, *, stays: bool 
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return result_of(
         SeekResult,
-        "seek",
+        SEEK,
         1,
         _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
         _("Settled messages that will be replayed: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
@@ -319,11 +322,10 @@ def move(
     ref: GroupRef,
     position: Position,
     *,
-    actor: str,
-    reason: str = "",
     detail: str = "",
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
+    **by: Unpack[By],
 ) -> int:
     """Move a group's position; the group resumes from there unless it was paused before.
 
@@ -343,7 +345,7 @@ def move(
             that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
+        operation = run(using, lambda session: _begin(session, ref, position, detail, **by))
         beat = audit.beats(using, operation)
         with audit.stopping(using, operation, steps.Stopped):
             after: str | None = ""
@@ -363,7 +365,7 @@ def move(
     return forgotten
 
 
-def _begin(session: Session, ref: GroupRef, position: Position, actor: str, detail: str, reason: str = "") -> int:
+def _begin(session: Session, ref: GroupRef, position: Position, detail: str, **by: Unpack[By]) -> int:
     found = groups.lock(session, ref)
     if found.after_seek in (AfterSeek.DROPPED, AfterSeek.MOVES):
         groups.refuse_unfinished(ref, found.after_seek)
@@ -375,12 +377,11 @@ def _begin(session: Session, ref: GroupRef, position: Position, actor: str, deta
         session,
         ref,
         found,
-        "seek",
+        SEEK,
         deletes=(DeliveryState,),
         updates=(ConsumerOffset, *job_messages.changed(ref)),
-        actor=actor,
-        reason=reason,
         detail=text,
+        **by,
     )
     groups.change(
         session,

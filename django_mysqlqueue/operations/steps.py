@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 from django.db.models import Model
 
@@ -17,6 +18,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, Operation
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit
+from django_mysqlqueue.service.audit import Action, By
 from django_mysqlqueue.service.groups import Fence, Locked
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
@@ -32,13 +34,12 @@ def begin(
     session: Session,
     ref: GroupRef,
     found: Locked,
-    action: str,
+    action: Action,
     *,
     deletes: Sequence[type[Model]],
     updates: Sequence[type[Model]],
-    actor: str,
-    reason: str = "",
     detail: str = "",
+    **by: Unpack[By],
 ) -> int:
     """Record the start of an operation in the audit log. An unfinished one on the group is stopped there.
 
@@ -46,11 +47,9 @@ def begin(
         The operation's id. Store it in the group row, with ``paused``, in the same transaction.
     """
     _require_privileges(session, deletes, (*updates, Operation))
-    operation = audit.begin(
-        session, action, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
-    )
+    operation = audit.begin(session, action, ref, detail=detail, **by)
     if found.operation:
-        audit.stop(session, found.operation, f"stopped: replaced by a {action} of {actor or 'an unknown actor'}")
+        audit.stop(session, found.operation, f"stopped: replaced by a {action} of {by['actor'] or 'an unknown actor'}")
     return operation
 
 

@@ -52,7 +52,7 @@ def release(group: str, topic: str, keys: Sequence[str], **how: Unpack[How]) -> 
             done=_("Partitions of the group %(ref)s whose leases were released: %(number)s."),
             nothing=_("No subscriber of the group %(ref)s holds these leases."),
         )
-        return result_of(Result, "release", number, text % {"ref": ref, "number": f"{number:,}"}, dry_run=dry_run)
+        return result_of(Result, leasing.RELEASE, number, text % {"ref": ref, "number": f"{number:,}"}, dry_run=dry_run)
 
 
 @operates
@@ -85,4 +85,6 @@ def forget(subscriber: str, **how: Unpack[How]) -> Result:
             done=_("The subscriber %(name)s is forgotten; its leases are released."),
             nothing=_("The subscriber %(name)s is already forgotten."),
         )
-        return result_of(Result, "forget", number, text % {"name": subscriber, "number": number}, dry_run=dry_run)
+        return result_of(
+            Result, heartbeats.FORGET, number, text % {"name": subscriber, "number": number}, dry_run=dry_run
+        )

@@ -17,15 +17,16 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import moving, seeking
-from django_mysqlqueue.operations.declaring import By, How, Work, operates, operating
+from django_mysqlqueue.operations.declaring import How, Work, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
-from django_mysqlqueue.operations.moving import Move
+from django_mysqlqueue.operations.moving import MOVE, Move
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic as check_topic_name
 from django_mysqlqueue.service import heartbeats, routing
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.databases import queue_alias, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -78,7 +79,7 @@ def prepare_move(topic: str, target: str, **how: Unpack[How]) -> Result:
         )
         return result_of(
             Result,
-            "move",
+            MOVE,
             max(1, len(found)),
             text % {"topic": topic, "source": source, "target": target},
             _("Groups, which are registered there and wait: %(names)s.") % {"names": _names(found)},
@@ -155,7 +156,7 @@ def move_topic(
         moving.finish(move)
         text = _("The topic %(topic)s has moved from the database %(source)s to %(target)s.")
         values = {"topic": topic, "source": move.source, "target": move.target}
-        return result_of(Result, "move", max(1, number), text % values, dry_run=False)
+        return result_of(Result, MOVE, max(1, number), text % values, dry_run=False)
 
 
 @operates
@@ -196,7 +197,7 @@ def cancel_move(topic: str, target: str, **how: Unpack[How]) -> Result:
             else _("The topic %(topic)s stays in the database %(source)s. Groups that were deleted in %(target)s:")
         )
         values = {"topic": topic, "source": move.source, "target": target}
-        return result_of(Result, "move", 1, f"{text % values} {names}.", dry_run=dry_run)
+        return result_of(Result, MOVE, 1, f"{text % values} {names}.", dry_run=dry_run)
 
 
 class _Waiting:
@@ -249,7 +250,7 @@ def _preview(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> Result:
     lines, warnings = _states(move, found)
     text = _("The topic %(topic)s will move from the database %(source)s to %(target)s.")
     values = {"topic": move.topic, "source": move.source, "target": move.target}
-    return result_of(Result, "move", max(1, len(found)), text % values, *lines, dry_run=True, warnings=tuple(warnings))
+    return result_of(Result, MOVE, max(1, len(found)), text % values, *lines, dry_run=True, warnings=tuple(warnings))
 
 
 def _names(found: Iterable[GroupRef]) -> str:

@@ -9,8 +9,11 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict, Unpack
 
 from django.db.models import F
+from django.utils.translation import ngettext_lazy
 
 from django_mysqlqueue.db.fields import NowMilliseconds
 from django_mysqlqueue.db.tables import OPERATIONS
@@ -18,6 +21,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 
 KEEP_SECONDS = 365 * 86400.0
@@ -29,30 +33,65 @@ ERROR_FILTER = "error contains "
 SILENT_MS = 60_000
 """Milliseconds without progress after which an operation that has not ended counts as interrupted."""
 
+NOTHING = GroupRef("", "")
+"""What an operation changes if that is neither a group nor a single topic."""
+
+DEAD_LETTERS = ngettext_lazy("%(number)s dead letter", "%(number)s dead letters", "count")
+DELIVERIES = ngettext_lazy("%(number)s delivery", "%(number)s deliveries", "count")
+GROUPS = ngettext_lazy("%(number)s group", "%(number)s groups", "count")
+JOBS = ngettext_lazy("%(number)s job", "%(number)s jobs", "count")
+LEASES = ngettext_lazy("%(number)s lease", "%(number)s leases", "count")
+MESSAGES = ngettext_lazy("%(number)s message", "%(number)s messages", "count")
+
+ACTIONS: dict[str, Action] = {}
+"""The kinds of operations by name. The module of an operation declares its own."""
+
+
+class By(TypedDict, total=False):
+    """Who runs an operation and why."""
+
+    actor: Required[str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """A kind of operation. Each that is declared is in ``ACTIONS``."""
+
+    name: str
+    label: Any
+    """Its name for people."""
+    unit: Any = None
+    """The text for the number of what it has changed; None: it changes no countable rows."""
+
+    def __post_init__(self) -> None:
+        ACTIONS[self.name] = self
+
+    def __str__(self) -> str:
+        return self.name
+
 
 def begin(
     session: Session,
-    action: str,
+    action: Action,
+    on: GroupRef = NOTHING,
     *,
-    actor: str,
-    reason: str = "",
-    group: str = "",
-    topic: str = "",
     detail: str = "",
     total: int = 0,
+    **by: Unpack[By],
 ) -> int:
     """Write an operation into the audit log, and return its id.
 
-    ``group``: the group that it changes, if any. ``topic``: the topic that it changes, if any. ``total``: the maximum
-    number of messages that it will change; 0: not known.
+    ``on``: what it changes: a group, or a topic without a group. ``total``: the maximum number of messages that it will
+    change; 0: not known.
     """
     row = Operation.objects.using(session.using).create(
-        action=action,
-        consumer_group=group,
-        topic=topic,
-        actor=actor[:KEY_LENGTH],
+        action=action.name,
+        consumer_group=on.group,
+        topic=on.topic,
+        actor=by["actor"][:KEY_LENGTH],
         detail=detail,
-        reason=reason,
+        reason=by.get("reason", ""),
         total=total,
     )
     return int(row.pk)
@@ -144,20 +183,9 @@ def collect(using: str) -> int:
 
 
 def once(
-    session: Session,
-    action: str,
-    changed: int,
-    *,
-    actor: str,
-    reason: str = "",
-    group: str = "",
-    topic: str = "",
-    detail: str = "",
+    session: Session, action: Action, changed: int, on: GroupRef = NOTHING, *, detail: str = "", **by: Unpack[By]
 ) -> None:
-    """Record an operation that the current transaction does as a whole, and that changes ``changed`` messages.
-
-    The other arguments are those of ``begin``.
-    """
-    operation = begin(session, action, actor=actor, reason=reason, group=group, topic=topic, detail=detail)
+    """Record an operation that the current transaction does as a whole, and that changes ``changed`` messages."""
+    operation = begin(session, action, on, detail=detail, **by)
     add(session, operation, changed)
     end(session, operation)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from django.db.models import F, Model
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
@@ -55,6 +56,9 @@ REGISTERED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "allowed_users": lambda found: ", ".join(found.get("users", ())) or "all users",
 }
 """The columns with options that ``migrate`` registers, and how the audit log describes their values."""
+audit.Action("limits", gettext_lazy("Register limits"))
+audit.Action("filter", gettext_lazy("Register filter"))
+audit.Action("allowed_users", gettext_lazy("Register allowed users"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ def register_options(
             check(session, ref)
         found.update(**{column: dict(options)})
         detail = REGISTERED[column](options)
-        audit.once(session, column, 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
+        audit.once(session, audit.ACTIONS[column], 0, ref, actor=actor, detail=detail)
         return True
 
     return run(using, write)

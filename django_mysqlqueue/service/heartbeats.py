@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
+
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import HEARTBEATS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.service import audit
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import apart
@@ -16,6 +19,7 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 KEY = ("consumer_group", "topic", "subscriber_name")
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+FORGET = audit.Action("forget", gettext_lazy("Forget subscriber"), audit.GROUPS)
 FORGET_AFTER_MS = 86_400_000
 """Milliseconds after which rows are deleted: each start of a subscriber adds rows of its own."""
 
@@ -137,7 +141,7 @@ def _alive_text(subscriber: str) -> str:
     return f"The subscriber {subscriber!r} is alive: stop it first."
 
 
-def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: str = "") -> int:
+def remove(using: str, subscriber: str, *, lease_ms: int, **by: Unpack[By]) -> int:
     """Delete the rows of a lost subscriber for all its groups, so that its leases can be acquired; return how many.
 
     A live one is refused.
@@ -160,7 +164,7 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(_alive_text(subscriber))
         session.delete(HEARTBEATS, KEY, places, BY_KEY)
-        audit.once(session, "forget", len(alive), actor=actor, reason=reason, detail=subscriber)
+        audit.once(session, FORGET, len(alive), detail=subscriber, **by)
         return len(alive)
 
     with apart(using):

@@ -11,10 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
+
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import GROUPS, HEARTBEATS
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, losses, partitions, unclaimed
+from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -24,6 +28,7 @@ LEASES = PartitionLease._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
+RELEASE = audit.Action("release", gettext_lazy("Release leases"), audit.LEASES)
 
 CLOCK_STEP_MS = 5000
 """Milliseconds. A row that was written further in the future was written by a clock that was corrected since: the time
@@ -240,7 +245,7 @@ def unassign(
     return len(owned)
 
 
-def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reason: str = "") -> int:
+def revoke(using: str, ref: GroupRef, keys: Collection[str], **by: Unpack[By]) -> int:
     """Take leases away from their owners, so that any subscriber may acquire them.
 
     The owner notices it with its next claim or tick, and starts no more messages of the partitions. Its running
@@ -254,7 +259,7 @@ def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reas
         owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner)
         _assign(session, ref, owned, "")
         if owned:
-            audit.once(session, "release", len(owned), actor=actor, reason=reason, group=ref.group, topic=ref.topic)
+            audit.once(session, RELEASE, len(owned), ref, **by)
         return len(owned)
 
     with apart(using):

@@ -189,7 +189,7 @@ def _() -> None:
 def half_sought() -> None:
     """A seek of the group died; what it had not deleted is still there."""
     claimed()
-    run(USING, lambda session: seeking._begin(session, G, Position(0), "bob", ""))
+    run(USING, lambda session: seeking._begin(session, G, Position(0), "", actor="bob"))
 
 
 @act("seek where another died", half_sought)

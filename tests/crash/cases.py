@@ -439,12 +439,12 @@ for _mode, _other in (("ordered", "shared"), ("shared", "ordered")):
         f"change a group's mode to {_other}", lambda mode=_mode: frozen(mode), role="operator", check=no_lease_is_left
     )
     def _(world: World, other: str = _other) -> None:
-        group_mode.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
+        group_mode.set_mode(ALIAS, G, other, lease_ms=LEASE_MS, actor="test")
 
 
 @case("drop a group", acked_ahead, role="operator", commits=None, rerun=True, forgets=(G,))
 def _(world: World) -> None:
-    dropping.drop(ALIAS, G)
+    dropping.drop(ALIAS, G, actor="test")
 
 
 @case("beat", leased)

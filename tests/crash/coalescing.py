@@ -176,7 +176,7 @@ def with_a_note() -> World:
     fails=("b1",),
 )
 def _(world: World) -> None:
-    dropping.drop(ALIAS, G)
+    dropping.drop(ALIAS, G, actor="test")
 
 
 @case("collect coalesce keys", forgotten)

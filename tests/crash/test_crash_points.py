@@ -466,7 +466,7 @@ def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
     # An operation that waits, and that another one has stopped.
     monkeypatch.setattr(audit, "BEAT_SECONDS", 0)
     groups.register(USING, G, mode="ordered", start="earliest")
-    operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))
+    operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "", actor="stopped"))
     with watched(seen, [connections[ALIAS]]):
         audit.beats(ALIAS, operation)()
     assert Operation.objects.get(pk=operation).progress_at

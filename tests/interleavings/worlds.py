@@ -497,7 +497,7 @@ def undertaker() -> Start:
 def seek_interrupted() -> Start:
     """As ``busy``; a process died in the midst of a seek: the offsets are stored, the state rows are not deleted."""
     start = busy()
-    operation = run(USING, lambda session: seeking._begin(session, G, Position(0), "dead", ""))
+    operation = run(USING, lambda session: seeking._begin(session, G, Position(0), "", actor="dead"))
     run(USING, lambda session: seeking._reset_offsets(session, G, Position(0), operation, ""))
     return start
 
@@ -505,7 +505,7 @@ def seek_interrupted() -> Start:
 def drop_interrupted() -> Start:
     """As ``busy``; a process died in the midst of a drop: leases and state rows are gone, offsets rows are not."""
     start = busy()
-    operation = run(USING, lambda session: dropping._begin(session, G, "dead"))
+    operation = run(USING, lambda session: dropping._begin(session, G, actor="dead"))
     assert operation is not None
     for _ in range(2):
         assert run(USING, lambda session: dropping._delete_some(session, G, operation, LIMITS))

@@ -112,7 +112,7 @@ def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
 
     def operate(alias):
         if how == "drop":
-            dropping.drop(alias, job_worlds.JOBS)
+            dropping.drop(alias, job_worlds.JOBS, actor="test")
         elif how == "seek":
             seeking.move(alias, job_worlds.JOBS, seeking.position_of(USING), actor="test")
 

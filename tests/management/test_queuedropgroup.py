@@ -81,7 +81,7 @@ def test_drop_leaves_no_state(two_groups, no_question):
 
 
 def test_drop_deletes_in_chunks(two_groups):
-    dropping.drop(USING, GroupRef("gone", "t"), limits=Limits(rows=2))
+    dropping.drop(USING, GroupRef("gone", "t"), limits=Limits(rows=2), actor="test")
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
 
 

@@ -618,7 +618,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
         elif what in ("pause", "resume"):
             ConsumerGroup.objects.filter(consumer_group=ref.group, topic=ref.topic).update(paused=what == "pause")
         elif what == "drop" and ref in self.model.lives:
-            dropping.drop(USING, ref)
+            dropping.drop(USING, ref, actor="test")
             self.model.dropped(ref)
             for process in self.processes:
                 process.outdated.add(ref)

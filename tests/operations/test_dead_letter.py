@@ -265,7 +265,7 @@ def test_there_is_no_dlq_of_a_dlq(db):
 
 def test_a_seek_that_did_not_finish_comes_first(db):
     _, _, offsets = retrying_sub()
-    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
+    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), "", actor=ME))
     before = everything()
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
         dead_letter_now(USING, G, offsets[:1], actor=ME)

@@ -58,7 +58,7 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
     for refused in (
         lambda: pausing.set_paused(USING, G, actor=ME, paused=False),
         lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
-        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000, actor="test"),
         lambda: seeking.move(USING, G, Position(0), actor=ME),
         lambda: retrying.make_due(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),

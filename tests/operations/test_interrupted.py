@@ -43,7 +43,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     for refused in (
         lambda: pausing.set_paused(USING, G, actor=ME, paused=False),
         lambda: pausing.set_paused(USING, G, actor=ME, paused=True),
-        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000, actor="test"),
         lambda: retrying.make_due(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
@@ -58,7 +58,7 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     offsets = log(4, "a")
     sub = Sub(handler())
     sub.settle()
-    begun = seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
+    begun = seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), "", actor=ME))
     seeking.move(USING, G, Position(offsets[1]), actor="bob")
     for step in (
         lambda session: seeking._reset_offsets(session, G, Position(0), begun, ""),
@@ -106,7 +106,7 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
 def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     log(2)
     Sub(handler()).settle()
-    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
+    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), "once", actor=ME))
     seeking.move(USING, G, Position(0), actor="bob")
     first, second = Operation.objects.order_by("id")
     assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: replaced by a seek of bob")
@@ -193,12 +193,12 @@ def test_a_drop_that_died_leaves_a_paused_group_and_is_run_again(db, monkeypatch
 
     monkeypatch.setattr(dropping, "_delete_some", dying)
     with pytest.raises(KeyboardInterrupt):
-        dropping.drop(USING, REF)
+        dropping.drop(USING, REF, actor="test")
     assert ConsumerGroup.objects.get().paused
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == []
-    assert dropping.drop(USING, REF)
+    assert dropping.drop(USING, REF, actor="test")
     for model in (ConsumerGroup, DeliveryState, PartitionLease, ConsumerOffset):
         assert not model.objects.exists(), model
     Sub(handler(function=got)).settle()

@@ -209,7 +209,7 @@ def test_flushes_during_a_seek_move_nothing(db, mode):
 
     def half_way(session):
         groups.lock(session, G)
-        operation = seeking._begin(session, G, Position(0), ME, "")
+        operation = seeking._begin(session, G, Position(0), "", actor=ME)
         seeking._reset_offsets(session, G, Position(0), operation, "")
 
     seeking.run(USING, half_way)

@@ -35,7 +35,7 @@ def test_delivering_inline_refuses_a_group_of_another_mode(db, no_handlers, monk
 
         def change_behind(*args):
             register(*args)
-            group_mode.set_mode(USING, REF, other, lease_ms=30_000)
+            group_mode.set_mode(USING, REF, other, lease_ms=30_000, actor="test")
 
         patch.setattr(inline, "register", change_behind)
         with pytest.raises(SubscriberError, match=f"registered as {other}"):

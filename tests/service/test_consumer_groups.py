@@ -87,7 +87,7 @@ def test_a_dropped_group_is_not_brought_back_by_its_subscriber(db):
     sub = Sub(handler(), claim_size=1, prefetch=1)
     sub.step()
     sub.work()
-    assert dropping.drop(USING, REF)
+    assert dropping.drop(USING, REF, actor="test")
     sub.settle()
     for model in (ConsumerGroup, DeliveryState, PartitionLease):
         assert not model.objects.exists(), model
@@ -99,9 +99,9 @@ def test_mode_changes_only_while_nobody_works(db):
     first = Sub(handler(function=got))
     first.settle()
     with pytest.raises(OperationRefused, match="live subscribers"):
-        group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
+        group_mode.set_mode(USING, REF, "shared", lease_ms=30_000, actor="test")
     first.leave()
-    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000, actor="test")
     assert ConsumerGroup.objects.get().mode == "shared"
     DeliveryState.objects.update(invisible_until=0)
     got.action = None
@@ -148,10 +148,10 @@ def test_leases_go_with_the_mode(db):
     sub = held_by_a_frozen_one("ordered")
     groups.register(USING, GroupRef("other", "t"), mode="ordered", start="earliest")
     PartitionLease.objects.create(consumer_group="other", topic="t", partition_key="k", leased_by="somebody")
-    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000, actor="test")
     assert list(PartitionLease.objects.values_list("consumer_group", flat=True)) == ["other"]
     # And back, while it is still frozen: by the name of then it owns nothing.
-    group_mode.set_mode(USING, REF, "ordered", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "ordered", lease_ms=30_000, actor="test")
     found = claim(sub, "ordered")
     assert (found.deliveries, found.partitions, found.refused) == ([], {"k": Seen.LOST}, None)
 
@@ -160,7 +160,7 @@ def test_leases_go_with_the_mode(db):
 def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
     sub = Sub(handler(mode=mode)).step()
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000, actor="test")
     (work,) = sub.step().poller.groups
     assert work.configuration.other_mode == OTHER_MODE[mode]
 
@@ -170,7 +170,7 @@ def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
 def test_a_frozen_subscriber_of_another_mode_claims_nothing(db, mode, tick):
     """It learns it from its next tick or claim, whichever is first; leases are in doubt before anything else."""
     sub = held_by_a_frozen_one(mode)
-    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000, actor="test")
     sub.heart.in_doubt = True
     assert sub.work() == (0 if mode == "ordered" else 1)
     sub.flush()

@@ -65,10 +65,10 @@ def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
     send()
     register()
     groups.register(USING, GroupRef("other", TYPO), mode="ordered", start="earliest")
-    dropping.drop(USING, GroupRef("g", TYPO))
+    dropping.drop(USING, GroupRef("g", TYPO), actor="test")
     clock.advance(61)
     assert found() == []
-    dropping.drop(USING, GroupRef("other", TYPO))
+    dropping.drop(USING, GroupRef("other", TYPO), actor="test")
     assert [one.topic for one in found()] == [TYPO]
     assert garbage.collect(USING).messages == 0
     clock.advance(7 * DAY)

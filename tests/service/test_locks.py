@@ -267,7 +267,7 @@ def test_a_claim_under_way_keeps_its_groups_mode(owned):
     in_thread(lambda: heartbeats.deregister(USING, "owner", [G]))
 
     def change():
-        group_mode.set_mode(USING, G, "shared", lease_ms=30_000)
+        group_mode.set_mode(USING, G, "shared", lease_ms=30_000, actor="test")
 
     with transaction.atomic():
         assert claim()

@@ -110,7 +110,7 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     Sub(handler()).settle()
     assert garbage.collect(USING).messages == 0
     assert [(one.kind, one.ref) for one in problems_found()] == [("no_subscriber", ("gone", "t"))]
-    dropping.drop(USING, GroupRef("gone", "t"))
+    dropping.drop(USING, GroupRef("gone", "t"), actor="test")
     assert garbage.collect(USING).messages == 1
 
 

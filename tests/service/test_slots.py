@@ -149,7 +149,7 @@ def test_slots_are_written_again_after_the_group_was_registered_again(db, mode):
     sub = Sub(one, threads=2)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(2)])
     assert len(take_all(sub)) == 2
-    dropping.drop(USING, REF)
+    dropping.drop(USING, REF, actor="test")
     groups.register(USING, REF, mode=mode, start="earliest", options={"limits": {"max_in_flight": 3}})
     sub.step()
     sub.flush()

@@ -701,7 +701,7 @@ def _administer(ref: GroupRef) -> None:
     assert list(pruning.prune(USING, dry_run=True))
     assert sequencing.count_due(session) == 1
     assert steps._locked_text(session, ref, 1)
-    run(USING, lambda session: seeking._begin(session, ref, Position(0), "test", ""))  # It is interrupted.
+    run(USING, lambda session: seeking._begin(session, ref, Position(0), "", actor="test"))  # It is interrupted.
     CoalesceKey.objects.create(
         consumer_group=ref.group, topic=ref.topic, partition_key="k1", coalesce_key="c", message_offset=0
     )

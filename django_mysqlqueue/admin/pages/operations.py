@@ -17,17 +17,13 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_view_operations, operations_to_view
 from django_mysqlqueue.inspection import operations_log
 from django_mysqlqueue.inspection.operations_log import (
-    ACTIONS,
     STATES,
     OperationEntry,
     OperationFilter,
     OperationListing,
-    changed_text,
-    detail_text,
-    duration_text,
-    label_of,
     with_dlq,
 )
+from django_mysqlqueue.operations import ACTIONS
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.text.humanize import shortened
@@ -84,7 +80,7 @@ class OperationsPage(Page):
             ),
             "sees_all": visible is None,
             "topics": [topic for topic in log.all_topics(session) if self.may_view(topic)],
-            "kinds": sorted(((action, label_of(action)) for action in ACTIONS), key=lambda one: one[1]),
+            "kinds": sorted(((name, str(action.label)) for name, action in ACTIONS.items()), key=lambda kind: kind[1]),
             "states": list(STATES.items()),
             "searched": f"{self.bounds.operations:,}",
         }
@@ -111,11 +107,11 @@ class OperationsPage(Page):
         topic = first_topic(entry.topic)
         if not self.errors.shows(topic):
             entry = dataclasses.replace(entry, detail=f"{kept}{name}{self.errors.whole(error, topic)}")
-        return detail_text(entry)
+        return entry.detail_text
 
     def _cells(self, entry: OperationEntry) -> tuple[Any, ...]:
         times = (moment(entry.started_at), moment(entry.ended_at))
-        what = (str(STATES[entry.state]), label_of(entry.action), self._detail(entry))
+        what = (str(STATES[entry.state]), entry.label, self._detail(entry))
         return *times, *what, entry.group, entry.topic, entry.actor, entry.reason, entry.changed
 
     def wanted(self) -> OperationFilter:
@@ -134,11 +130,11 @@ class OperationsPage(Page):
         detail = self._detail(entry)
         return OperationRow(
             entry,
-            label_of(entry.action),
+            entry.label,
             detail,
             shortened(detail, most=LONG) if len(detail) > LONG else "",
-            changed_text(entry),
-            duration_text(entry, now),
+            entry.changed_text,
+            entry.duration_text(now),
             str(STATES[entry.state]),
             CSS[entry.state],
         )

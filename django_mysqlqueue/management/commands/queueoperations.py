@@ -8,19 +8,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.inspection import operations_log
-from django_mysqlqueue.inspection.operations_log import (
-    ACTIONS,
-    STATES,
-    OperationEntry,
-    OperationFilter,
-    changed_text,
-    detail_text,
-    duration_text,
-    label_of,
-    with_dlq,
-)
+from django_mysqlqueue.inspection.operations_log import STATES, OperationEntry, OperationFilter, with_dlq
 from django_mysqlqueue.management.base import ReadingCommand, add_format
 from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.operations import ACTIONS
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import moment, shortened
 
@@ -112,15 +103,15 @@ class Command(ReadingCommand):
 def _row(one: OperationEntry, now: int) -> tuple[str, ...]:
     cells = (
         moment(one.started_at),
-        label_of(one.action),
+        one.label,
         str(STATES[one.state]),
         one.group,
         one.topic,
         one.actor,
         shortened(one.reason),
-        changed_text(one),
-        duration_text(one, now),
-        shortened(detail_text(one)),
+        one.changed_text,
+        one.duration_text(now),
+        shortened(one.detail_text),
     )
     return tuple(cell or "-" for cell in cells)
 
@@ -134,7 +125,7 @@ def _as_json(one: OperationEntry) -> dict[str, Any]:
         "topic": one.topic,
         "by": one.actor,
         "reason": one.reason,
-        "arguments": detail_text(one),
+        "arguments": one.detail_text,
         "changed": one.changed,
         "total": one.total,
         "started_at": one.started_at,

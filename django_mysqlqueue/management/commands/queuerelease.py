@@ -47,7 +47,7 @@ class Command(OperationCommand):
         if name is not None and len(self.databases(options)) > 1:
             if name not in heartbeats.names(Session(using)):
                 text = f"There is no subscriber {name!r} here."
-                nothing = result_of(Result, "forget", 0, text, dry_run=options["dry_run"])
+                nothing = result_of(Result, heartbeats.FORGET, 0, text, dry_run=options["dry_run"])
                 if options["format"] == "json":
                     self.write_result(using, nothing)
                 else:

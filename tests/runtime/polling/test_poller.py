@@ -230,7 +230,7 @@ def test_a_dropped_partition_is_not_flushed_for_ever(db, monkeypatch):
     sub = Sub(handler())
     sub.step()
     held = sub.take()
-    dropping.drop(USING, REF)
+    dropping.drop(USING, REF, actor="test")
     sub.run(held)
     sub.step(times=2)
     flushes = []

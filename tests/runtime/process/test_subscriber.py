@@ -174,7 +174,7 @@ def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
     def change():
         # It has registered, and is not seen yet.
         other = "shared" if mode == "ordered" else "ordered"
-        in_thread(lambda: group_mode.set_mode(USING, one.ref, other, lease_ms=30_000))
+        in_thread(lambda: group_mode.set_mode(USING, one.ref, other, lease_ms=30_000, actor="test"))
 
     with caplog.at_level(logging.INFO, logger="django_mysqlqueue"):
         assert in_thread(lambda: process.run(ready=change)) == 1
