@@ -9,7 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
+from django_mysqlqueue.admin.operations import rows as scheduled_operations
 from django_mysqlqueue.inspection import dead_letters as letters
 from django_mysqlqueue.models import Operation, OutboxMessage
 from tests.support.dashboard import HOSTILE, ROOT, confirm, page

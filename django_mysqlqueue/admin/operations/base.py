@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django import forms
@@ -42,6 +42,8 @@ from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import shortened
 
+OPERATIONS: dict[str, type[AdminOperation]] = {}
+"""The operations by name. Each class that has a name is in it."""
 RECORDED = frozenset({"reason"})
 """Fields that do not affect the preview: they can be changed after it."""
 
@@ -105,9 +107,6 @@ class ReasonForm(forms.Form):
         options: those of Django's form.
     """
 
-    needs_reason: ClassVar[bool] = False
-    """True if the operation does not run without a reason."""
-
     reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
 
     def __init__(self, *arguments: Any, using: str, **options: Any) -> None:
@@ -128,7 +127,10 @@ class GroupForm(ReasonForm):
 
 
 class AdminOperation:
-    """An operation with the values of its form.
+    """An operation of ``django_mysqlqueue.operations`` with the values of its form.
+
+    A subclass declares its name, its label, the operation, and the fields of its form beside those of ``form``. Each
+    field is an argument of the operation.
 
     Args:
         values: the values.
@@ -145,11 +147,27 @@ class AdminOperation:
     """Heading, and text of the button."""
     dangerous: ClassVar[bool] = False
     """True if it cannot be undone."""
+    needs_reason: ClassVar[bool] = False
+    """True if it does not run without a reason: the audit log is the only trace of what it deletes."""
     removes: ClassVar[bool] = False
     """True if the page that it was started from no longer exists afterwards: the overview follows."""
     shows_payloads: ClassVar[bool] = False
     """True if it needs the permission to view payloads."""
     form: ClassVar[type[ReasonForm]] = GroupForm
+    fields: ClassVar[Mapping[str, forms.Field]] = {}
+    """The fields that the class adds to the form."""
+    operation: ClassVar[Callable[..., Result]]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """The operation's arguments for fields that have another name."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the operation."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "fields" in vars(cls):
+            cls.form = type(f"{cls.__name__}Form", (cls.form,), dict(cls.fields))
+        if "name" in vars(cls):
+            OPERATIONS[cls.name] = cls
 
     def __init__(self, values: dict[str, Any], actor: str, using: str, errors: ErrorTexts) -> None:
         self.values = values
@@ -206,7 +224,16 @@ class AdminOperation:
 
         ``how``: ``using``, ``actor``, ``reason`` and ``dry_run``.
         """
-        raise NotImplementedError
+        return type(self).operation(**self.arguments(), **how)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the operation's own arguments: the values of the form. An empty text is None."""
+        given = {
+            self.renamed.get(field, field): None if value == "" else value
+            for field, value in self.values.items()
+            if field not in RECORDED
+        }
+        return {**given, **self.fixed}
 
     def preview(self) -> list[str]:
         """Return sentences about what the operation would change, without changing anything.
@@ -230,6 +257,85 @@ class AdminOperation:
             OperationRefused: the operation was refused; the text says why.
         """
         return " ".join(self.operate(dry_run=False, **self._how).summary)
+
+
+class RowsOperation(AdminOperation):
+    """An operation on selected rows, of any topics."""
+
+    form = ReasonForm
+    counted: ClassVar[Any]
+    """The text for a number of rows."""
+
+    @staticmethod
+    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
+        """Return the topics of those rows that still exist: others are not changed."""
+        raise NotImplementedError
+
+    @classmethod
+    def topics(cls, form: Any) -> Collection[str] | None:
+        rows = form.cleaned_data.get("row")
+        return (cls.topics_of(form.using, rows) or None) if rows else None
+
+    def subject(self) -> str:
+        number = len(self.values["row"])
+        return str(self.counted % {"number": number})
+
+
+class LimitedOperation(AdminOperation):
+    """An operation on what matches a page. One request changes only the oldest ``most`` rows."""
+
+    rest: ClassVar[Any] = gettext_lazy(
+        "One request changes the oldest %(most)s. Remaining: %(left)s. Repeat the operation for these."
+    )
+    """The text about the rows that a request leaves."""
+
+    @property
+    def most(self) -> int:
+        """The maximum number of rows that this request changes."""
+        return IdsField.most
+
+    def matches(self) -> tuple[Sequence[int], bool]:
+        """Return the rows that match, oldest first, and whether there are no others.
+
+        Raises:
+            OperationRefused: nothing matches.
+        """
+        raise NotImplementedError
+
+    @property
+    def chosen(self) -> Sequence[int]:
+        """The rows that this request changes."""
+        return self.matches()[0][: self.most]
+
+    def preview(self) -> list[str]:
+        return [*super().preview(), *self.shares(), *self.left()]
+
+    def run(self) -> str:
+        return " ".join([super().run(), *self.left()])
+
+    def shares(self) -> list[str]:
+        """Return further sentences about what is changed."""
+        return []
+
+    def left(self) -> list[str]:
+        """Return a sentence about the rows that this request leaves, if any."""
+        rows, whole = self.matches()
+        left = max(0, len(rows) - self.most)
+        if not left and whole:
+            return []
+        number = self.number_text(left)
+        if not whole:
+            number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
+        return [str(self.rest % {"most": f"{self.most:,}", "left": number, "command": self.command_line()})]
+
+    @staticmethod
+    def number_text(number: int) -> str:
+        """Return the text for a number of rows."""
+        return f"{number:,}"
+
+    def command_line(self) -> str:
+        """Return the shell command that does the same to all matches; empty if there is none."""
+        return ""
 
 
 def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
@@ -269,7 +375,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
             digest = _digest(form.cleaned_data, dashboard.database)
             one = operation(form.cleaned_data, _actor(request), using, ErrorTexts(request))
             subject = one.subject()
-            lacks_reason = confirmed and form.needs_reason and not form.cleaned_data["reason"]
+            lacks_reason = confirmed and operation.needs_reason and not form.cleaned_data["reason"]
             runs = confirmed and given.get("previewed") == digest and not lacks_reason
             try:
                 with _errors_as_refusals(using):

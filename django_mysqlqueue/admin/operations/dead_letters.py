@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from django import forms
@@ -15,7 +15,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
 from django_mysqlqueue.admin.diffs import DiffLine, unified
 from django_mysqlqueue.admin.formatting import json_lines, moment
-from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
+from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, LimitedOperation, ReasonForm
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -32,11 +32,6 @@ SECONDS = 10
 """Approximate maximum duration of a request with a rate, in seconds."""
 FOREVER = 2**62
 """Largest valid time, in epoch milliseconds."""
-
-
-def dead_letters_text(number: int) -> str:
-    """Format a number of dead letters: ``1 dead letter``, ``12 dead letters``."""
-    return ngettext("%(number)s dead letter", "%(number)s dead letters", number) % {"number": f"{number:,}"}
 
 
 class SelectedForm(ReasonForm):
@@ -60,9 +55,10 @@ class MatchingForm(ReasonForm):
     """Offset of the newest dead letter on the page: newer ones are not changed."""
 
 
-class DeadLettersOperation(AdminOperation):
+class DeadLettersOperation(LimitedOperation):
     """Base class of operations on a selection of dead letters, with the same limits as the page."""
 
+    form: ClassVar[type[ReasonForm]] = MatchingForm
     command: ClassVar[str]
     """Management command that does the same without limits."""
     bounds: ClassVar[Bounds] = PAGES
@@ -110,39 +106,32 @@ class DeadLettersOperation(AdminOperation):
             raise OperationRefused(_("There are no such dead letters."))
         return found
 
+    @property
     def most(self) -> int:
-        """Return the maximum number of dead letters that this request changes."""
         return AT_ONCE
 
-    def chosen(self) -> tuple[int, ...]:
-        """Return the offsets of the oldest matches, which are the only ones that this request changes."""
-        return self.found.offsets[::-1][: self.most()]
+    def matches(self) -> tuple[Sequence[int], bool]:
+        return self.found.offsets[::-1], self.found.whole
 
-    def preview(self) -> list[str]:
-        return [*super().preview(), *self.shares(), *self.left()]
+    def arguments(self) -> dict[str, Any]:
+        return {"topic": self.found.topic, "offsets": self.chosen, "missing_ok": True}
 
-    def run(self) -> str:
-        return " ".join([super().run(), *self.left()])
-
-    def left(self) -> list[str]:
-        """Return a sentence about the matches that this request leaves, if any."""
-        left = max(0, len(self.found.offsets) - self.most())
-        if not left and self.found.whole:
-            return []
-        number = dead_letters_text(left)
-        if not self.found.whole:
-            number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
+    @property
+    def rest(self) -> Any:
+        """The text about the dead letters that a request leaves. No command takes a masked error."""
         if self.values.get("kind"):
-            text = _("One request changes the oldest %(most)s. Remaining: %(left)s. Repeat the operation for these.")
-            return [text % {"most": f"{self.most():,}", "left": number}]
-        return [
-            _("One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s")
-            % {"most": f"{self.most():,}", "left": number, "command": self.command_line()}
-        ]
+            return super().rest
+        return _(
+            "One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s"
+        )
+
+    @staticmethod
+    def number_text(number: int) -> str:
+        return ngettext("%(number)s dead letter", "%(number)s dead letters", number) % {"number": f"{number:,}"}
 
     def shares(self) -> list[str]:
         """Return the number per group, if there are several groups and this request changes all matches."""
-        if len(self.found.refs) < 2 or len(self.found.offsets) > self.most():
+        if len(self.found.refs) < 2 or len(self.found.offsets) > self.most:
             return []
         return [_("%(ref)s: %(number)s.") % {"ref": ref, "number": f"{n:,}"} for ref, n in self.found.refs.items()]
 
@@ -171,46 +160,43 @@ def _iso(milliseconds: int | None) -> str | None:
     return None if milliseconds is None else moment(milliseconds).replace(" ", "T")
 
 
-class RedriveForm(MatchingForm):
-    """The form of a redrive."""
-
-    rate = forms.FloatField(
-        label=gettext_lazy("Maximum number of messages per second"),
-        required=False,
-        min_value=0.1,
-        help_text=gettext_lazy("Leave empty for no limit."),
-    )
-
-
 class Redrive(DeadLettersOperation):
     """Redrive all dead letters that match a filter."""
 
     name = "redrive"
     label = gettext_lazy("Redrive all matching dead letters")
-    form: ClassVar[type[ReasonForm]] = RedriveForm
     command = "queueredrive"
+    operation = staticmethod(operations.redrive)
+    fields: ClassVar = {
+        "rate": forms.FloatField(
+            label=gettext_lazy("Maximum number of messages per second"),
+            required=False,
+            min_value=0.1,
+            help_text=gettext_lazy("Leave empty for no limit."),
+        )
+    }
 
+    @property
     def rate(self) -> float | None:
-        """Return the maximum number of messages per second, or None."""
+        """The maximum number of messages per second, or None."""
         rate: float | None = self.values.get("rate")
         return rate
 
+    @property
     def most(self) -> int:
-        rate = self.rate()
-        return AT_ONCE if rate is None else max(1, min(AT_ONCE, int(rate * SECONDS)))
+        return AT_ONCE if self.rate is None else max(1, min(AT_ONCE, int(self.rate * SECONDS)))
 
     def options(self) -> list[tuple[str, object]]:
-        return [("rate", self.rate())]
+        return [("rate", self.rate)]
 
-    def operate(self, **how: Any) -> Result:
-        return operations.redrive(self.found.topic, offsets=self.chosen(), missing_ok=True, rate=self.rate(), **how)
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "rate": self.rate}
 
     def preview(self) -> list[str]:
-        rate = self.rate()
         takes = _("This takes about %(seconds)s seconds.")
         return [
             *super().preview(),
-            *([takes % {"seconds": round(len(self.chosen()) / rate)}] if rate else []),
+            *([takes % {"seconds": round(len(self.chosen) / self.rate)}] if self.rate else []),
         ]
 
 
@@ -222,32 +208,18 @@ class RedriveSelected(Redrive):
     form = SelectedForm
 
 
-class DiscardForm(MatchingForm):
-    """The form of a discard. The audit log is the only trace of what is deleted."""
-
-    needs_reason = True
-
-
 class Discard(DeadLettersOperation):
     """Discard all dead letters that match a filter."""
 
     name = "discard"
     label = gettext_lazy("Discard all matching dead letters")
     dangerous = True
-    form: ClassVar[type[ReasonForm]] = DiscardForm
+    needs_reason = True
     command = "queuediscard"
+    operation = staticmethod(operations.discard)
 
     def options(self) -> list[tuple[str, object]]:
         return [("reason", self.values["reason"])]
-
-    def operate(self, **how: Any) -> Result:
-        return operations.discard(self.found.topic, offsets=self.chosen(), missing_ok=True, **how)
-
-
-class DiscardSelectedForm(SelectedForm):
-    """The form of a discard of selected dead letters."""
-
-    needs_reason = True
 
 
 class DiscardSelected(Discard):
@@ -255,7 +227,7 @@ class DiscardSelected(Discard):
 
     name = "discard-selected"
     label = gettext_lazy("Discard selected dead letters")
-    form = DiscardSelectedForm
+    form = SelectedForm
 
 
 class EditForm(ReasonForm):

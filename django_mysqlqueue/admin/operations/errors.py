@@ -10,51 +10,37 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField
-from django_mysqlqueue.admin.operations.groups import RetryForm
+from django_mysqlqueue.admin.operations.base import IdsField, LimitedOperation
+from django_mysqlqueue.admin.operations.groups import RESET_ATTEMPTS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.operations.dead_lettering import MOST
-from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.sql.session import Session
 
 
-def _kind_field() -> forms.CharField:
-    """Return the field with the masked error."""
-    return forms.CharField(widget=forms.HiddenInput, strip=False)
-
-
-def _upto_field() -> forms.IntegerField:
-    """Return the field with the offset of the newest message on the page: newer ones are not changed."""
-    return forms.IntegerField(widget=forms.HiddenInput, min_value=1)
-
-
-class RetryErrorForm(RetryForm):
-    """The form of a retry of messages with an error."""
-
-    kind = _kind_field()
-    upto = _upto_field()
-
-
-class ErrorOperation(AdminOperation):
+class ErrorOperation(LimitedOperation):
     """Base class of operations on retrying messages with an error. They read the same messages as the page."""
 
+    fields: ClassVar = {
+        # A masked error of the page.
+        "kind": forms.CharField(widget=forms.HiddenInput, strip=False),
+        # Offset of the newest message on the page: newer ones are not changed.
+        "upto": forms.IntegerField(widget=forms.HiddenInput, min_value=1),
+    }
+    # Some may have come due, or may have been claimed, since the page was shown.
+    fixed: ClassVar = {"missing_ok": True}
     bounds: ClassVar[Bounds] = PAGES
-    most: ClassVar[int]
-    """Maximum number of messages that one request changes."""
 
     def subject(self) -> str:
         """Return the group and the error."""
         return _("%(ref)s, error “%(value)s”") % {"ref": self.ref, "value": self.values["kind"]}
 
-    @functools.cached_property
-    def found(self) -> tuple[list[int], bool]:
-        """The offsets of the messages, oldest first, and whether there are no others.
+    def matches(self) -> tuple[list[int], bool]:
+        return self._found
 
-        Raises:
-            OperationRefused: no message has the error.
-        """
+    @functools.cached_property
+    def _found(self) -> tuple[list[int], bool]:
         offsets, whole = error_kinds.retrying_of_kind(
             Session(self.using), self.ref, self.values["kind"], shown=self.errors.line, bounds=self.bounds
         )
@@ -63,28 +49,10 @@ class ErrorOperation(AdminOperation):
             raise OperationRefused(_("No retrying message has this error."))
         return offsets, whole
 
-    @property
-    def chosen(self) -> list[int]:
-        """The offsets of the messages that this request changes."""
-        return self.found[0][: self.most]
-
-    def preview(self) -> list[str]:
-        return [*super().preview(), *self.left()]
-
-    def run(self) -> str:
-        return " ".join([super().run(), *self.left()])
-
-    def left(self) -> list[str]:
-        """Return a sentence about the messages that this request leaves, if any."""
-        offsets, whole = self.found
-        left = max(0, len(offsets) - self.most)
-        if not left and whole:
-            return []
-        number = f"{left:,}"
-        if not whole:
-            number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
-        text = _("One request changes the oldest %(most)s. Remaining: %(left)s. Repeat the operation for these.")
-        return [text % {"most": f"{self.most:,}", "left": number}]
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        del given["kind"], given["upto"]
+        return {**given, "offsets": self.chosen}
 
 
 class RetryError(ErrorOperation):
@@ -92,20 +60,9 @@ class RetryError(ErrorOperation):
 
     name = "retry-error"
     label = gettext_lazy("Retry messages with this error now")
-    form = RetryErrorForm
+    operation = staticmethod(operations.retry)
+    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS}
     most = IdsField.most
-
-    def operate(self, **how: Any) -> Result:
-        # Some may have come due since the page was shown.
-        reset = self.values["reset_attempts"]
-        return operations.retry(*self.ref, offsets=self.chosen, missing_ok=True, reset_attempts=reset, **how)
-
-
-class DeadLetterErrorForm(GroupForm):
-    """The form of dead-lettering messages with an error."""
-
-    kind = _kind_field()
-    upto = _upto_field()
 
 
 class DeadLetterError(ErrorOperation):
@@ -113,9 +70,5 @@ class DeadLetterError(ErrorOperation):
 
     name = "dead-letter-error"
     label = gettext_lazy("Dead-letter messages with this error now")
-    form = DeadLetterErrorForm
+    operation = staticmethod(operations.dead_letter)
     most = MOST
-
-    def operate(self, **how: Any) -> Result:
-        # Some may have been claimed since they were read.
-        return operations.dead_letter(*self.ref, offsets=self.chosen, missing_ok=True, **how)

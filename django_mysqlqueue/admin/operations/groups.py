@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.utils.translation import gettext as _
@@ -14,8 +14,17 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.rules import KEY_LENGTH
-from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options.table import OVERRIDABLE, parse_text
+
+RESET_ATTEMPTS = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
+RETRY_AT = TimeField(label=gettext_lazy("Retry at"))
+LAST_ERROR = forms.CharField(
+    required=False,
+    strip=False,
+    max_length=1000,
+    label=gettext_lazy("Only if the last error contains"),
+    help_text=gettext_lazy("Leave empty for all waiting messages."),
+)
 
 
 class Pause(AdminOperation):
@@ -23,9 +32,7 @@ class Pause(AdminOperation):
 
     name = "pause"
     label = gettext_lazy("Pause group")
-
-    def operate(self, **how: Any) -> Result:
-        return operations.pause(*self.ref, **how)
+    operation = staticmethod(operations.pause)
 
 
 class Resume(AdminOperation):
@@ -33,9 +40,7 @@ class Resume(AdminOperation):
 
     name = "resume"
     label = gettext_lazy("Resume group")
-
-    def operate(self, **how: Any) -> Result:
-        return operations.resume(*self.ref, **how)
+    operation = staticmethod(operations.resume)
 
 
 class SeekForm(GroupForm):
@@ -78,15 +83,14 @@ class Seek(AdminOperation):
     label = gettext_lazy("Seek")
     dangerous = True
     form = SeekForm
+    operation = staticmethod(operations.seek)
 
-    def operate(self, **how: Any) -> Result:
-        match self.values["target"]:
-            case "time":
-                return operations.seek(*self.ref, time=self.values["time"], **how)
-            case "offset":
-                return operations.seek(*self.ref, self.values["offset"], **how)
-            case target:
-                return operations.seek(*self.ref, target, **how)
+    def arguments(self) -> dict[str, Any]:
+        values = self.values
+        ref = self.ref._asdict()
+        if values["target"] == "time":
+            return {**ref, "time": values["time"]}
+        return {**ref, "position": values["offset"] if values["target"] == "offset" else values["target"]}
 
 
 class ReplayForm(GroupForm):
@@ -117,40 +121,10 @@ class Replay(AdminOperation):
     name = "replay"
     label = gettext_lazy("Replay a range into this group")
     form = ReplayForm
+    operation = staticmethod(operations.replay)
 
-    def operate(self, **how: Any) -> Result:
-        values = self.values
-        return operations.replay(
-            *self.ref,
-            values["first"],
-            values["last"],
-            key=values["key"] or None,
-            run=values["run"],
-            limit=IdsField.most,
-            **how,
-        )
-
-
-class RetryForm(GroupForm):
-    """The form of a retry."""
-
-    reset_attempts = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
-
-
-def _error_field() -> forms.CharField:
-    return forms.CharField(
-        required=False,
-        strip=False,
-        max_length=1000,
-        label=gettext_lazy("Only if the last error contains"),
-        help_text=gettext_lazy("Leave empty for all waiting messages."),
-    )
-
-
-class RetryAllForm(RetryForm):
-    """The form of a retry of all waiting messages, or of those with an error."""
-
-    error = _error_field()
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "limit": IdsField.most}
 
 
 class Retry(AdminOperation):
@@ -158,17 +132,8 @@ class Retry(AdminOperation):
 
     name = "retry"
     label = gettext_lazy("Retry all waiting messages now")
-    form = RetryAllForm
-
-    def operate(self, **how: Any) -> Result:
-        reset, error = self.values["reset_attempts"], self.values["error"] or None
-        return operations.retry(*self.ref, error=error, reset_attempts=reset, **how)
-
-
-class RetrySelectedForm(RetryForm):
-    """The form of a retry of selected messages."""
-
-    row = IdsField()
+    operation = staticmethod(operations.retry)
+    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
 
 
 class RetrySelected(AdminOperation):
@@ -176,24 +141,11 @@ class RetrySelected(AdminOperation):
 
     name = "retry-selected"
     label = gettext_lazy("Retry selected messages now")
-    form = RetrySelectedForm
-
-    def operate(self, **how: Any) -> Result:
-        return operations.retry(
-            *self.ref,
-            offsets=self.values["row"],
-            # Some may have come due since the page was shown.
-            missing_ok=True,
-            reset_attempts=self.values["reset_attempts"],
-            **how,
-        )
-
-
-class MoveRetriesForm(GroupForm):
-    """The form of a move of all waiting retries, or of those with an error."""
-
-    time = TimeField(label=gettext_lazy("Retry at"))
-    error = _error_field()
+    operation = staticmethod(operations.retry)
+    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "row": IdsField()}
+    renamed: ClassVar = {"row": "offsets"}
+    # Some may have come due since the page was shown.
+    fixed: ClassVar = {"missing_ok": True}
 
 
 class MoveRetries(AdminOperation):
@@ -201,17 +153,9 @@ class MoveRetries(AdminOperation):
 
     name = "move-retries"
     label = gettext_lazy("Retry waiting messages at another time")
-    form = MoveRetriesForm
-
-    def operate(self, **how: Any) -> Result:
-        return operations.retry(*self.ref, error=self.values["error"] or None, at=self.values["time"], **how)
-
-
-class MoveSelectedForm(GroupForm):
-    """The form of a move of selected retries."""
-
-    row = IdsField()
-    time = TimeField(label=gettext_lazy("Retry at"))
+    operation = staticmethod(operations.retry)
+    fields: ClassVar = {"time": RETRY_AT, "error": LAST_ERROR}
+    renamed: ClassVar = {"time": "at"}
 
 
 class MoveSelectedRetries(AdminOperation):
@@ -219,16 +163,10 @@ class MoveSelectedRetries(AdminOperation):
 
     name = "move-selected"
     label = gettext_lazy("Retry selected messages at another time")
-    form = MoveSelectedForm
-
-    def operate(self, **how: Any) -> Result:
-        return operations.retry(*self.ref, offsets=self.values["row"], at=self.values["time"], missing_ok=True, **how)
-
-
-class DeadLetterForm(GroupForm):
-    """The form with the messages to dead-letter."""
-
-    row = IdsField()
+    operation = staticmethod(operations.retry)
+    fields: ClassVar = {"row": IdsField(), "time": RETRY_AT}
+    renamed: ClassVar = {"row": "offsets", "time": "at"}
+    fixed: ClassVar = {"missing_ok": True}
 
 
 class DeadLetter(AdminOperation):
@@ -236,10 +174,9 @@ class DeadLetter(AdminOperation):
 
     name = "dead-letter"
     label = gettext_lazy("Dead-letter selected messages now")
-    form = DeadLetterForm
-
-    def operate(self, **how: Any) -> Result:
-        return operations.dead_letter(*self.ref, offsets=self.values["row"], **how)
+    operation = staticmethod(operations.dead_letter)
+    fields: ClassVar = {"row": IdsField()}
+    renamed: ClassVar = {"row": "offsets"}
 
 
 class OverrideForm(GroupForm):
@@ -263,31 +200,26 @@ class OverrideOption(AdminOperation):
     name = "override"
     label = gettext_lazy("Override option")
     form = OverrideForm
+    operation = staticmethod(operations.settings)
 
-    def operate(self, **how: Any) -> Result:
+    def arguments(self) -> dict[str, Any]:
         option = self.values["option"]
         try:
-            value = parse_text(option, self.values["value"])
+            return {**self.ref._asdict(), "values": {option: parse_text(option, self.values["value"])}}
         except ValueError as error:
             raise OperationRefused(str(error)) from error
-        return operations.settings(*self.ref, {option: value}, **how)
-
-
-class RestoreForm(GroupForm):
-    """The form with the option whose override to remove. The code may no longer know it."""
-
-    option = forms.CharField(widget=forms.HiddenInput)
 
 
 class RestoreOption(AdminOperation):
-    """Remove an override of a group."""
+    """Remove an override of a group. The code may no longer know the option."""
 
     name = "restore"
     label = gettext_lazy("Remove override")
-    form = RestoreForm
+    operation = staticmethod(operations.settings)
+    fields: ClassVar = {"option": forms.CharField(widget=forms.HiddenInput)}
 
-    def operate(self, **how: Any) -> Result:
-        return operations.settings(*self.ref, unset=[self.values["option"]], **how)
+    def arguments(self) -> dict[str, Any]:
+        return {**self.ref._asdict(), "unset": [self.values["option"]]}
 
 
 class Drop(AdminOperation):
@@ -297,6 +229,4 @@ class Drop(AdminOperation):
     label = gettext_lazy("Drop group")
     dangerous = True
     removes = True
-
-    def operate(self, **how: Any) -> Result:
-        return operations.drop_group(*self.ref, **how)
+    operation = staticmethod(operations.drop_group)

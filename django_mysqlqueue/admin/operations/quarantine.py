@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from django import forms
 from django.db import Error
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
+from django_mysqlqueue.admin.operations.base import IdsField, LimitedOperation, ReasonForm, RowsOperation
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import list_quarantined
 from django_mysqlqueue.operations.results import Result
@@ -22,59 +22,25 @@ from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.sql.session import Session
 
 
-class QuarantineForm(ReasonForm):
-    """The form with selected messages."""
+class QuarantineOperation(RowsOperation):
+    """Base class of operations on selected messages."""
 
-    row = IdsField()
+    fields: ClassVar = {"row": IdsField()}
+    renamed: ClassVar = {"row": "rows"}
+    counted = ngettext_lazy("%(number)s quarantined message", "%(number)s quarantined messages", "number")
 
-
-class TopicForm(ReasonForm):
-    """The form with the topic of a page."""
-
-    topic = forms.CharField(widget=forms.HiddenInput)
-    upto = forms.IntegerField(widget=forms.HiddenInput, min_value=1, max_value=2**63 - 1)
-    """Primary key of the newest message on the page: newer ones are not changed."""
-
-
-def _topics(using: str, rows: Sequence[int]) -> set[str]:
-    """Return the topics of messages that are in the quarantine."""
-    return set(quarantine.topics(Session(using), rows).values())
-
-
-class QuarantineOperation(AdminOperation):
-    """Base class of operations on selected messages, of any topics."""
-
-    form: ClassVar[type[ReasonForm]] = QuarantineForm
-
-    @classmethod
-    def topics(cls, form: Any) -> Collection[str] | None:
-        rows = form.cleaned_data.get("row")
-        return (_topics(form.using, rows) or None) if rows else None
-
-    def subject(self) -> str:
-        number = len(self.values["row"])
-        return ngettext("%(number)s quarantined message", "%(number)s quarantined messages", number) % {
-            "number": number
-        }
-
-    def rows(self) -> Sequence[int]:
-        """Return the primary keys of the messages that this request changes."""
-        rows: Sequence[int] = self.values["row"]
-        return rows
-
-    def change(self, rows: Sequence[int], **how: Any) -> Result:
-        """Call the operation on messages and return its result."""
-        raise NotImplementedError
+    @staticmethod
+    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
+        return set(quarantine.topics(Session(using), rows).values())
 
     def operate(self, **how: Any) -> Result:
-        rows = self.rows()
         try:
-            return self.change(rows, **how)
+            return super().operate(**how)
         except OperationRefused as error:
             if not isinstance(error.__cause__, Error):
                 raise
             text = str(error)
-            for topic in _topics(self.using, rows):
+            for topic in self.topics_of(self.using, self.arguments()["rows"]):
                 text = self.errors.whole(text, topic)
             raise OperationRefused(text) from error
 
@@ -84,9 +50,7 @@ class Requeue(QuarantineOperation):
 
     name = "requeue"
     label = gettext_lazy("Requeue quarantined messages")
-
-    def change(self, rows: Sequence[int], **how: Any) -> Result:
-        return operations.requeue_quarantined(rows, **how)
+    operation = staticmethod(operations.requeue_quarantined)
 
 
 class DeleteQuarantined(QuarantineOperation):
@@ -95,15 +59,19 @@ class DeleteQuarantined(QuarantineOperation):
     name = "delete-quarantined"
     label = gettext_lazy("Delete quarantined messages")
     dangerous = True
-
-    def change(self, rows: Sequence[int], **how: Any) -> Result:
-        return operations.delete_quarantined(rows, **how)
+    operation = staticmethod(operations.delete_quarantined)
 
 
-class OfTopic(QuarantineOperation):
+class OfTopic(LimitedOperation, QuarantineOperation):
     """Base class of operations on all messages of a topic."""
 
-    form = TopicForm
+    form = ReasonForm
+    fields: ClassVar = {
+        "topic": forms.CharField(widget=forms.HiddenInput),
+        # Primary key of the newest message on the page: newer ones are not changed.
+        "upto": forms.IntegerField(widget=forms.HiddenInput, min_value=1, max_value=2**63 - 1),
+    }
+    rest = gettext_lazy("One request changes the oldest %(most)s. To change all of them, run: %(command)s")
     option: ClassVar[str]
     """Option of the management command that does the same without limits."""
 
@@ -115,37 +83,26 @@ class OfTopic(QuarantineOperation):
     def subject(self) -> str:
         return str(self.values["topic"])
 
-    @cached_property
-    def found(self) -> Sequence[int]:
-        """The primary keys of the oldest messages, and of one more than this request changes.
+    def matches(self) -> tuple[Sequence[int], bool]:
+        return self._found, True
 
-        Raises:
-            OperationRefused: there are none.
-        """
-        listed = list_quarantined(topic=self.values["topic"], limit=IdsField.most + 1, using=self.using)
+    @cached_property
+    def _found(self) -> Sequence[int]:
+        """The primary keys of the oldest messages, and of one more than this request changes."""
+        listed = list_quarantined(topic=self.values["topic"], limit=self.most + 1, using=self.using)
         found = [one.quarantine_id for one in listed if one.quarantine_id <= self.values["upto"]]
         if not found:
             raise OperationRefused(_("The quarantine has no such messages."))
         return found
 
-    def rows(self) -> Sequence[int]:
-        return self.found[: IdsField.most]
+    def arguments(self) -> dict[str, Any]:
+        return {"rows": self.chosen}
 
-    def preview(self) -> list[str]:
-        return [*super().preview(), *self.left()]
-
-    def run(self) -> str:
-        return " ".join([super().run(), *self.left()])
-
-    def left(self) -> list[str]:
-        """Return a sentence about the messages that this request leaves, if any."""
-        if len(self.found) <= IdsField.most:
-            return []
+    def command_line(self) -> str:
         parts = ["manage.py", "queuequarantine", "--topic", self.values["topic"], self.option]
         if len(queue_aliases()) > 1:
             parts += ["--database", self.using]
-        text = _("One request changes the oldest %(most)s. To change all of them, run: %(command)s")
-        return [text % {"most": f"{IdsField.most:,}", "command": shlex.join(parts)}]
+        return shlex.join(parts)
 
 
 class RequeueTopic(OfTopic, Requeue):
