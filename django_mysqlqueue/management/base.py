@@ -38,9 +38,6 @@ def database_of(alias: str | None, topic: str | None = None) -> str:
     ``alias``: value of ``--database``; if None, ``DATABASE`` of the topic's entry in ``TOPICS``,
     ``MYSQLQUEUE["DATABASE"]`` or the router decides. ``topic``: the topic that the command works on, if it works on
     one.
-
-    Raises:
-        CommandError: ``DATABASES`` has no such alias.
     """
     if alias is not None and alias not in connections:
         raise CommandError(f"DATABASES has no alias {alias!r}.")
@@ -77,10 +74,6 @@ def require_tables(using: str) -> None:
     """Require that the queue's tables exist and have all migrations of this version.
 
     Newer migrations than this version's are accepted, so that subscribers can be upgraded one by one.
-
-    Raises:
-        CommandError: the tables do not exist, or migrations are missing; the text names the command to run.
-        django.db.Error: the database refuses or does not answer.
     """
     migrate = failures.migrate_command(using)
     if ConsumerGroup._meta.db_table not in connections[using].introspection.table_names():
@@ -151,11 +144,7 @@ class LimitedCommand(BaseCommand):
             return super().execute(*args, **options)
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the aliases of the databases that the command works on, without a query.
-
-        Raises:
-            CommandError: ``DATABASES`` has no such alias.
-        """
+        """Return the aliases of the databases that the command works on, without a query."""
         return [database_of(options.get("database"))]
 
     def check(self, *args: Any, **kwargs: Any) -> None:
@@ -211,11 +200,6 @@ class QueueCommand(LimitedCommand):
         add_database(parser)
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the aliases of the databases that the command works on, without a query.
-
-        Raises:
-            CommandError: ``DATABASES`` has no such alias.
-        """
         alias, topic = options.get("database"), options.get("topic")
         if self.every_database and alias is None and not topic:
             return queue_aliases()
@@ -233,11 +217,7 @@ class QueueCommand(LimitedCommand):
 
     @contextlib.contextmanager
     def prepared(self, using: str) -> Iterator[None]:
-        """Prepare this thread's connection to a database for the command.
-
-        Raises:
-            CommandError: the database lacks the tables, refuses or does not answer.
-        """
+        """Prepare this thread's connection to a database for the command."""
         with database_errors(using), sessions.sound(using):
             require_tables(using)
             # In a project with autocommit off, the writes of operations would never be committed.
@@ -253,9 +233,6 @@ class QueueCommand(LimitedCommand):
         """Run the command on several databases, one after another. If it fails on one, it continues with the others.
 
         With ``--format json``, the objects of all of them are written at the end, as one.
-
-        Raises:
-            CommandError: it failed on one of them.
         """
         failed = []
         sections = self._sections = [] if options.get("format") == "json" else None
@@ -303,11 +280,7 @@ class QueueCommand(LimitedCommand):
 
 
 def require_none(failed: Sequence[str], aliases: Sequence[str]) -> None:
-    """Require that a command has failed on none of the databases.
-
-    Raises:
-        CommandError: it has failed on one of them.
-    """
+    """Require that a command has failed on none of the databases."""
     if failed:
         raise CommandError(f"Failed on {len(failed)} of {len(aliases)} databases: {', '.join(map(repr, failed))}.")
 
@@ -326,17 +299,11 @@ class ReadingCommand(QueueCommand):
         raise NotImplementedError
 
     def as_json(self, using: str, found: Any) -> dict[str, Any]:
-        """Return what ``read`` has returned as JSON values.
-
-        ``found``: what ``read`` has returned.
-        """
+        """Return what ``read`` has returned as JSON values."""
         raise NotImplementedError
 
     def show(self, using: str, found: Any) -> None:
-        """Write what ``read`` has returned as text.
-
-        ``found``: what ``read`` has returned.
-        """
+        """Write what ``read`` has returned as text."""
         raise NotImplementedError
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
@@ -388,10 +355,6 @@ class ReadingCommand(QueueCommand):
     def finish(self, found: Mapping[str, Any], failed: Sequence[str], options: dict[str, Any]) -> None:
         """Do what is left when everything was shown, such as setting the exit status.
 
-        ``found``: by alias, what ``read`` has returned. ``failed``: the aliases of the databases that could not be
-        read.
-
-        Raises:
-            CommandError: a database could not be read.
+        ``found``: by alias, what ``read`` has returned. ``failed``: the aliases of databases that could not be read.
         """
         require_none(failed, [*found, *failed])

@@ -122,11 +122,7 @@ class OperationCommand(QueueCommand):
             self.stdout.write(self.style.WARNING(visible(line)))
 
     def _confirm(self, options: dict[str, Any]) -> None:
-        """Ask for confirmation.
-
-        Raises:
-            CommandError: the answer is not a yes, or there is no terminal.
-        """
+        """Ask for confirmation."""
         if options["format"] == "json":
             raise CommandError("--format json cannot ask for confirmation: pass --noinput or --dry-run.")
         try:
@@ -151,11 +147,7 @@ def who() -> str:
 
 
 def check_topics(using: str, topics: Collection[str]) -> None:
-    """Require that topics exist.
-
-    Raises:
-        CommandError: a topic does not exist; the text lists topics that do.
-    """
+    """Require that topics exist."""
     try:
         for topic in topics:
             check_topic(using, topic)
@@ -164,16 +156,7 @@ def check_topics(using: str, topics: Collection[str]) -> None:
 
 
 def moment(text: str | None) -> datetime.datetime | None:
-    """Parse a date and time in ISO 8601; without a UTC offset it is in the project's time zone.
-
-    ``text``: value of an option; None if it was not given.
-
-    Returns:
-        An aware datetime, or None if the option was not given.
-
-    Raises:
-        CommandError: the text is not a valid date and time.
-    """
+    """Parse a date and time in ISO 8601; without a UTC offset it is in the project's time zone."""
     if text is None:
         return None
     try:
@@ -191,9 +174,23 @@ IN_TIME_ZONE = "(ISO 8601; in TIME_ZONE if it has no UTC offset)"
 
 
 class ListCommand(OperationCommand, ReadingCommand):
+    """List something or, if the options ask for it, change some of it."""
+
+    def is_change(self, options: Mapping[str, Any]) -> bool:
+        """Return whether the options ask for a change."""
+        raise NotImplementedError
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Run the operation, or list."""
+        if self.is_change(options):
+            super().run_on(using, options)
+        else:
+            ReadingCommand.run_on(self, using, options)
+
+
+class ChangesCommand(ListCommand):
     """List something or, with one of the options in ``changes``, change some of it."""
 
-    json_indent: ClassVar[int | None] = 2
     changes: ClassVar[Mapping[str, Callable[..., Result]]]
     """The operations, by option."""
 
@@ -202,12 +199,10 @@ class ListCommand(OperationCommand, ReadingCommand):
         """Return the given option of those in ``changes``; an empty string if there is none."""
         return next((name for name in cls.changes if options.get(name) is not None), "")
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        """Run the operation, or list."""
+    def is_change(self, options: Mapping[str, Any]) -> bool:
         if self.change(options):
-            super().run_on(using, options)
-        elif options["dry_run"] or options["reason"]:
+            return True
+        if options["dry_run"] or options["reason"]:
             *first, last = (f"--{name.replace('_', '-')}" for name in self.changes)
             raise CommandError(f"--dry-run and --reason require {', '.join(first)} or {last}.")
-        else:
-            ReadingCommand.run_on(self, using, options)
+        return False

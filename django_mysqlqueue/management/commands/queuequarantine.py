@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import QuarantinedRow, list_quarantined
-from django_mysqlqueue.management.operations import ListCommand, check_topics
+from django_mysqlqueue.management.operations import ChangesCommand, check_topics
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.text.humanize import moment, shortened
@@ -19,7 +19,7 @@ SHOWN = 1000
 """Maximum number of messages in the list."""
 
 
-class Command(ListCommand):
+class Command(ChangesCommand):
     """List messages that the log has refused, requeue or delete some."""
 
     help = (

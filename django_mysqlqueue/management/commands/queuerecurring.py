@@ -11,14 +11,14 @@ from django.core.management.base import CommandParser
 from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.inspection.schedules import RUNS, with_declared
-from django_mysqlqueue.management.operations import ListCommand
+from django_mysqlqueue.management.operations import ChangesCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.text.humanize import duration, moment, shortened
 
 
-class Command(ListCommand):
+class Command(ChangesCommand):
     """List recurring schedules, or change one."""
 
     help = "List the recurring schedules, with their next and last runs. With an option, run or change one."

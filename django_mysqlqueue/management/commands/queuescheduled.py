@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from django.core.management.base import CommandError
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import scheduled
-from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import IN_TIME_ZONE, Argument, OperationCommand, check_topics, moment
+from django_mysqlqueue.management.operations import (
+    IN_TIME_ZONE,
+    Argument,
+    ListCommand,
+    OperationCommand,
+    check_topics,
+    moment,
+)
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
 from django_mysqlqueue.text.escaping import visible
@@ -45,7 +51,7 @@ class ScheduledCommand(OperationCommand):
         return not_scheduled_text(topic, ids)
 
 
-class Command(ScheduledCommand, ReadingCommand):
+class Command(ScheduledCommand, ListCommand):
     """List or reschedule scheduled messages."""
 
     json_indent: ClassVar[int | None] = None
@@ -84,11 +90,8 @@ class Command(ScheduledCommand, ReadingCommand):
                 raise CommandError(f"--limit {options['limit']}: must be at least 1 and at most {MOST:,}.")
         super().handle(*args, **options)
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        if options["id"]:
-            super().run_on(using, options)
-        else:
-            ReadingCommand.run_on(self, using, options)
+    def is_change(self, options: Mapping[str, Any]) -> bool:
+        return bool(options["id"])
 
     def read(self, using: str, options: dict[str, Any]) -> Sequence[scheduled.ScheduledMessage]:
         found = scheduled.next_scheduled(using, topic=options["topic"], limit=options["limit"])

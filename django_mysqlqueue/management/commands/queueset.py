@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -10,8 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.inspection import GroupOption, list_options
-from django_mysqlqueue.management.base import ReadingCommand
-from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.operations import ListCommand
 from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result
@@ -22,7 +21,7 @@ from django_mysqlqueue.text.humanize import moment, shortened
 Listed = Sequence[tuple[GroupRef, GroupOption]]
 
 
-class Command(OperationCommand, ReadingCommand):
+class Command(ListCommand):
     """Override options of a consumer group, or list its options."""
 
     json_indent: ClassVar[int | None] = None
@@ -58,18 +57,18 @@ class Command(OperationCommand, ReadingCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if options["group"] is not None and options["topic"] is None:
             raise CommandError("Pass the topic, too: GROUP TOPIC.")
-        changes = _changes(options)
+        changes = self.is_change(options)
         if changes and options["group"] is None:
             raise CommandError("To change options, pass the group and its topic: GROUP TOPIC.")
         if changes and options["list"]:
             raise CommandError("--list cannot be combined with OPTION=VALUE or --unset.")
         super().handle(*args, **options)
 
+    def is_change(self, options: Mapping[str, Any]) -> bool:
+        return bool(options["option"] or options["unset"])
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         self._of_group = options["group"] is not None
-        if not _changes(options):
-            ReadingCommand.run_on(self, using, options)
-            return
         try:
             super().run_on(using, options)
         except (OperationRefused, SubscriberError) as error:
@@ -119,10 +118,6 @@ class Command(OperationCommand, ReadingCommand):
             write_table(self.stdout, ("group", "topic", "option", "value", "from"), table)
         else:
             self.stdout.write("No options are overridden.")
-
-
-def _changes(options: dict[str, Any]) -> bool:
-    return bool(options["option"] or options["unset"])
 
 
 def _origin(one: GroupOption) -> str:
