@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections
 from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue.arguments import is_unicode, shown
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
-from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.sql.connection import apart
 
 REASON_LENGTH = 1000
 HIGHEST_OFFSET = 2**63 - 1
 HIGHEST_RATE = 1_000_000.0
 LOWEST_RATE = 0.001
-
-
-@contextmanager
-def alias_for(using: str | None, actor: str, reason: str, **names: str) -> Iterator[str]:
-    """Yield the alias of the queue's database, on another connection if the caller has a transaction open there.
-
-    ``names``: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
-
-    Raises:
-        OperationRefused: an argument is invalid.
-    """
-    if not text("actor", actor, most=KEY_LENGTH).strip():
-        raise OperationRefused(f"actor {actor!r}: must not be empty, for the audit log")
-    text("reason", reason, most=REASON_LENGTH)
-    for name, value in names.items():
-        text(name, value, most=KEY_LENGTH)
-    if using is not None and using not in connections:
-        raise OperationRefused(f"using {using!r}: DATABASES has no such alias")
-    alias = queue_alias(using, topic=names.get("topic"))
-    with apart(alias):
-        yield alias
 
 
 def text(name: str, value: Any, *, most: int) -> str:

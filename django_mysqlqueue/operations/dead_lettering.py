@@ -7,7 +7,7 @@ not at all. The group's revision increases, because owners of ordered partitions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -126,13 +126,7 @@ def dead_letter(
 
 
 def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:
-    """Return the messages that ``dead_letter_now`` would dead-letter, without changing anything.
-
-    ``missing_ok``: as for ``dead_letter_now``.
-
-    Raises:
-        OperationRefused: as for ``dead_letter_now``.
-    """
+    """Return the messages that ``dead_letter_now`` would dead-letter, or refuse as it does."""
     session = Session(using)
     if groups.find(using, ref) is None:
         raise OperationRefused(groups.no_group_text(ref))
@@ -142,22 +136,9 @@ def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: boo
 def dead_letter_now(
     using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False, **by: Unpack[By]
 ) -> int:
-    """Dead-letter messages that a group is retrying: all of them or none, unless ``missing_ok``.
+    """Dead-letter messages that a group is retrying: all of them or none, unless ``missing_ok``; return how many.
 
-    A message qualifies while it waits for another attempt, or if the subscriber that held it was lost. A message that a
-    live subscriber holds is refused, since its handler may succeed at any moment. Other groups are not affected.
-
-    ``offsets``: offsets of the messages in the log; at most ``MOST``. The reason in ``by`` precedes the last attempt's
-    error in the dead letter's ``last_error``. ``missing_ok``: ignore messages that do not qualify, unless none does.
-
-    Returns:
-        The number of dead-lettered messages.
-
-    Raises:
-        OperationRefused: there is no such group, a seek or drop of it has not finished, its topic
-            is a DLQ topic, or one of the messages does not qualify; the text says which and why.
-        CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that
-            were dead-lettered are then refused as settled.
+    A message that a live subscriber holds is refused, since its handler may succeed at any moment.
     """
 
     def reject(session: Session) -> int:
@@ -229,19 +210,19 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int], *, missing_
     return found
 
 
-def _rows(session: Session, ref: GroupRef, offsets: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    for chunk in session.chunks(offsets):
-        yield from session.rows(
-            "SELECT m.`offset`, m.partition_key, m.target_group, o.offset_acked, s.acked, s.retry_count, "
-            f"{HELD_BY}, s.delivery_token, s.last_error "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
-            f"{session.dialect.join_to(OFFSETS, 'o', left=True)} ON o.consumer_group = %s AND o.topic = %s "
-            "AND o.partition_key = m.partition_key "
-            f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = %s AND s.topic = %s "
-            "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
-            (*chunk, ref.topic, *ref, *ref),
-        )
+def _rows(session: Session, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[Any, ...]]:
+    return session.joined(
+        "SELECT m.`offset`, m.partition_key, m.target_group, o.offset_acked, s.acked, s.retry_count, "
+        f"{HELD_BY}, s.delivery_token, s.last_error",
+        "o",
+        offsets,
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
+        f"{session.dialect.join_to(OFFSETS, 'o', left=True)} ON o.consumer_group = %s AND o.topic = %s "
+        "AND o.partition_key = m.partition_key "
+        f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = %s AND s.topic = %s "
+        "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
+        after=(ref.topic, *ref, *ref),
+    )
 
 
 def _refusal(ref: GroupRef, refused: Mapping[int, str]) -> str:

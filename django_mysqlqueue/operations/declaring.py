@@ -8,8 +8,14 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Required, TypedDict, TypeVar, get_type_hints
 
-from django_mysqlqueue.operations.arguments import alias_for
+from django.db import connections
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.names.rules import KEY_LENGTH
+from django_mysqlqueue.operations.arguments import REASON_LENGTH, text
 from django_mysqlqueue.service.audit import By
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.sql.connection import apart
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,11 +71,24 @@ def operates(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def operating(how: How, **names: str) -> Iterator[Work]:
-    """Yield where an operation works, as ``alias_for`` does, who runs it, and whether it is only previewed.
+    """Yield where an operation works, for whom, and whether it is only previewed.
+
+    If the caller has a transaction open on the queue's database, it works on another connection.
+
+    ``names``: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
 
     Raises:
-        OperationRefused: as for ``alias_for``.
+        OperationRefused: an argument is invalid.
     """
     by: By = {"actor": how["actor"], "reason": how.get("reason", "")}
-    with alias_for(how.get("using"), **by, **names) as alias:
+    if not text("actor", by["actor"], most=KEY_LENGTH).strip():
+        raise OperationRefused(f"actor {by['actor']!r}: must not be empty, for the audit log")
+    text("reason", by["reason"], most=REASON_LENGTH)
+    for name, value in names.items():
+        text(name, value, most=KEY_LENGTH)
+    using = how.get("using")
+    if using is not None and using not in connections:
+        raise OperationRefused(f"using {using!r}: DATABASES has no such alias")
+    alias = queue_alias(using, topic=names.get("topic"))
+    with apart(alias):
         yield Work(alias, by, bool(how.get("dry_run")))

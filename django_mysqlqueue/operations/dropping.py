@@ -80,10 +80,7 @@ def drop_group(
 
 
 def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...], dead: int) -> DropResult:
-    """Return the result of a previewed drop.
-
-    ``kept``: number of messages that GC keeps only for the group.
-    """
+    """Return the result of a preview. ``kept``: the number of messages that GC keeps only for the group."""
     warnings = [] if found.exact else [seeking.counting_stopped()]
     if found.skipped and job_results.is_of_jobs(ref):
         warnings.append(seeking.ended_jobs())
@@ -135,17 +132,10 @@ def drop(
     limits: Limits = LIMITS,
     **by: Unpack[By],
 ) -> bool:
-    """Delete a group with all its state. GC no longer keeps messages for it.
+    """Delete a group with all its state; return False if it did not exist.
 
     An unfinished seek of the group is stopped. If another drop finishes first, this one ends, too. A group that was
     registered again since is not changed.
-
-    Returns:
-        False if the group did not exist.
-
-    Raises:
-        OperationRefused: another drop of the group has started since, or it finished and the group was registered
-            again; or deliveries, or results of jobs, are locked by transactions that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, **by))

@@ -57,18 +57,10 @@ def set_group_mode(group: str, topic: str, mode: Literal["ordered", "shared"], *
 
 
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, **by: Unpack[By]) -> bool:
-    """Change the mode of a group that has no live subscribers, and delete its leases.
+    """Change the mode of a group that has no live subscribers, and delete its leases; return False if it had the mode.
 
-    A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
-    nothing from then on: each claim checks the mode under the group row's lock.
-
-    ``mode``: ``"ordered"`` or ``"shared"``.
-
-    Returns:
-        False if the group was already in this mode.
-
-    Raises:
-        OperationRefused: there is no such group, it has live subscribers, or a seek or drop of it has not finished.
+    A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims nothing from then on:
+    each claim checks the mode under the group row's lock.
     """
 
     def set_under_lock(session: Session) -> bool:
@@ -88,11 +80,6 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, **by: Unpac
 
 
 def _refuse_live(session: Session, ref: GroupRef, lease_ms: int) -> None:
-    """Require that a group has no live subscribers.
-
-    Raises:
-        OperationRefused: the group has live subscribers.
-    """
     live = heartbeats.live(session, [ref], lease_ms)[ref]
     if live:
         raise OperationRefused(

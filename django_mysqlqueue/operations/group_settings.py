@@ -132,9 +132,6 @@ def override(
     """Set and remove overrides of a group's options. Subscribers notice with their next claim.
 
     ``check``: called under the lock of the group row; it raises an error if the change is not possible.
-
-    Raises:
-        OperationRefused: there is no such group, a seek or drop of it has not finished, or ``check`` refuses.
     """
 
     def write(session: Session) -> Difference:
@@ -159,11 +156,7 @@ def override(
 
 
 def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
-    """Return a group's handler with the registered options; None if this project declares none.
-
-    Raises:
-        OperationRefused: this project declares two handlers for a group.
-    """
+    """Return a group's handler with the registered options; None if this project declares none."""
     try:
         handler = subscriptions().get(ref)
         return None if handler is None else with_registered(handler, columns)[0]

@@ -30,13 +30,9 @@ class FoundGroup:
 
 
 def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] = ()) -> FoundGroup:
-    """Return a registered group.
+    """Return a registered group; refuse another one, and one with an unfinished operation.
 
     ``unfinished``: those of ``"seek"``, ``"drop"`` and ``"move"`` that may be unfinished when the operation begins.
-
-    Raises:
-        OperationRefused: there is no such group, and the text lists registered ones; or another seek, drop or move of
-            it has not finished.
     """
     ref = GroupRef(group, topic)
     rows = ConsumerGroup.objects.using(using).filter(consumer_group=group, topic=topic)
@@ -63,11 +59,7 @@ def _registered_or_meant(ref: GroupRef, refs: Collection[GroupRef]) -> str:
 
 
 def check_topic(using: str, topic: str) -> None:
-    """Require that a topic exists. A DLQ topic exists if its topic does, and vice versa.
-
-    Raises:
-        OperationRefused: there is no such topic; the text lists topics.
-    """
+    """Require that a topic exists. A DLQ topic exists if its topic does, and vice versa."""
     known = log.known(Session(using))
     if not {topic, first_topic(topic), dlq_topic(topic)} & set(known):
         names = known_names("Topics", topic, {one: one for one in known})
@@ -78,9 +70,6 @@ def check_known(text: str, wanted: Iterable[object], known: Collection[object]) 
     """Require that offsets, ids, partition keys or names exist.
 
     ``text``: text of the error, with ``{}`` for the unknown ones.
-
-    Raises:
-        OperationRefused: some of them do not exist.
     """
     unknown = [one for one in dict.fromkeys(wanted) if one not in known]
     if unknown:
@@ -94,19 +83,14 @@ def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, 
     reads the group's unsettled deliveries along their index.
     """
     session = Session(using)
-    found: dict[str, list[int]] = {}
-    for chunk in session.chunks(sorted(set(ids)), weight=len):
-        rows = session.rows(
-            f"SELECT {log.PUBLISHED_ID}, m.`offset` "
-            f"FROM {STATE} s{session.dialect.force_index('queue_delivery_state_due')} "
-            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = s.message_offset "
-            "WHERE s.consumer_group = %s AND s.topic = %s AND s.acked = %s "
-            f"AND {log.PUBLISHED_ID} IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            (*ref, False, *chunk),
-        )
-        for message_id, offset in rows:
-            found.setdefault(message_id, []).append(int(offset))
-    return found
+    return _by_id(
+        session,
+        f"FROM {STATE} s{session.dialect.force_index('queue_delivery_state_due')} "
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = s.message_offset "
+        "WHERE s.consumer_group = %s AND s.topic = %s AND s.acked = %s",
+        (*ref, False),
+        ids,
+    )
 
 
 def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[str, list[int]]:
@@ -115,14 +99,22 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
     Several groups may have dead-lettered a message. This reads the DLQ topic along its index.
     """
     session = Session(using)
+    return _by_id(
+        session,
+        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = %s AND m.failed_group <> ''",
+        (dlq_topic,),
+        ids,
+    )
+
+
+def _by_id(session: Session, source: str, parameters: Sequence[object], ids: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for chunk in session.chunks(sorted(set(ids)), weight=len):
         rows = session.rows(
-            f"SELECT {log.PUBLISHED_ID}, m.`offset` "
-            f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
-            "WHERE m.topic = %s AND m.failed_group <> '' "
+            f"SELECT {log.PUBLISHED_ID}, m.`offset` {source} "
             f"AND {log.PUBLISHED_ID} IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            (dlq_topic, *chunk),
+            (*parameters, *chunk),
         )
         for message_id, offset in rows:
             found.setdefault(message_id, []).append(int(offset))

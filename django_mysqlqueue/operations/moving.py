@@ -100,11 +100,7 @@ def _in_state(move: Move, state: str) -> list[GroupRef]:
 
 
 def check_cancel(move: Move) -> None:
-    """Require that no group has got messages at the target, which only the move can deliver.
-
-    Raises:
-        OperationRefused: one has.
-    """
+    """Refuse if a group has got messages at the target, which only the move can deliver."""
     for ref in waiting(move):
         if not is_drained(move.target, ref):
             raise OperationRefused(
@@ -114,11 +110,7 @@ def check_cancel(move: Move) -> None:
 
 
 def cancel(move: Move) -> None:
-    """Undo ``prepare``: delete the waiting groups, and let the settings decide again where the topic is.
-
-    Raises:
-        OperationRefused: as for ``check_cancel``; or the move has begun.
-    """
+    """Undo ``prepare``: delete the waiting groups, and let the settings decide again where the topic is."""
 
     def still_prepared(present: Route | None) -> None:
         if present is not None and present.target != move.route(move.source).target:
@@ -173,11 +165,7 @@ def cut(move: Move, *, check: Callable[[Route | None], None] | None = None) -> i
 
 
 def require_prepared(move: Move, present: Route | None) -> None:
-    """Require that a move is prepared, or has begun.
-
-    Raises:
-        OperationRefused: it is not: somebody has cancelled it.
-    """
+    """Refuse if a move is neither prepared nor begun: somebody has cancelled it."""
     if present is None or (present.planned != move.target and present.target != move.route(move.target).target):
         raise OperationRefused(f"The topic {move.topic!r} is not prepared to move to {move.target!r} any more.")
 
@@ -195,11 +183,7 @@ def _set_route(
 
 
 def require_cut(move: Move) -> None:
-    """Require that messages go to the target: ``via`` may have gone back to a state before the cut.
-
-    Raises:
-        OperationRefused: they do not.
-    """
+    """Refuse if messages do not go to the target: ``via`` may have gone back to a state before the cut."""
     route = routing.route_of(Session(move.via), move.topic)
     if route is None or route.target != move.route(move.target).target:
         raise OperationRefused(
@@ -249,11 +233,7 @@ def is_drained(using: str, ref: GroupRef) -> bool:
 
 
 def hand_over(move: Move, ref: GroupRef) -> None:
-    """Resume a group at the target, unless it is paused at the source, and drop it there.
-
-    Raises:
-        OperationRefused: the target has no such group, which would miss messages.
-    """
+    """Resume a group at the target, unless it is paused at the source, and drop it there."""
     row = groups_of(move.source, ref.topic).get(ref)
     if row is None:
         return  # Another process has moved or dropped it.

@@ -79,11 +79,7 @@ def _change(ref: GroupRef, how: How, *, paused: bool, planned: str, done: str, n
 
 
 def set_paused(using: str, ref: GroupRef, *, paused: bool, **by: Unpack[By]) -> bool:
-    """Pause or resume a group; return False if it was so already.
-
-    Raises:
-        OperationRefused: there is no such group, or a seek or drop of it has not finished.
-    """
+    """Pause or resume a group; return False if it was so already."""
 
     def write(session: Session) -> bool:
         group = groups.lock(session, ref)

@@ -213,11 +213,7 @@ def _topic_of(row: Row) -> str:
 
 @contextmanager
 def _found(name: str, how: How) -> Iterator[_Found]:
-    """Yield a schedule with what ``operating`` yields.
-
-    Raises:
-        OperationRefused: an argument is invalid, or there is no such schedule.
-    """
+    """Yield a schedule with what ``operating`` yields."""
     text("name", name, most=KEY_LENGTH)
     using = how.get("using")
     aliases = queue_aliases() if using is None else [using]

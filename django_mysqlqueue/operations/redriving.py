@@ -325,18 +325,7 @@ def redrive_all(
     progress: Callable[[int], object] = lambda rows: None,
     **by: Unpack[By],
 ) -> int:
-    """Publish dead letters again, each only for the group that failed it.
-
-    Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the original
-    id.
-
-    Returns:
-        The number of redriven dead letters.
-
-    Raises:
-        OperationRefused: the group of a dead letter is no longer registered. What was redriven before that stays
-            redriven.
-    """
+    """Publish dead letters again, each only for the group that failed it; return how many."""
 
     def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
         _send_back(session, wanted.topic, found, by["actor"])
@@ -352,14 +341,7 @@ def discard_all(
     progress: Callable[[int], object] = lambda rows: None,
     **by: Unpack[By],
 ) -> int:
-    """Delete dead letters for good. The audit log records who did it and why.
-
-    Returns:
-        The number of deleted dead letters.
-
-    Raises:
-        OperationRefused: no reason was given.
-    """
+    """Delete dead letters for good, and return how many."""
     if not (reason := by.get("reason", "")).strip():
         raise OperationRefused("reason '': must not be empty, since the messages are deleted")
 
@@ -370,19 +352,7 @@ def discard_all(
 
 
 def replace(using: str, topic: str, offset: int, payload: Any, **by: Unpack[By]) -> str:
-    """Replace a dead letter by a message with a corrected payload, only for the group that failed it.
-
-    The message has a new id; its metadata contains the id of the old one.
-
-    ``payload``: as in ``publish``; the metadata does not change.
-
-    Returns:
-        The id of the new message.
-
-    Raises:
-        InvalidMessage: ``publish`` would refuse the payload.
-        OperationRefused: there is no such dead letter, or its group is no longer registered.
-    """
+    """Replace a dead letter by a message with a corrected payload, only for the group that failed it; return its id."""
 
     def write(session: Session) -> str:
         found = _lock(session, [offset], topic)
@@ -406,12 +376,7 @@ def replace(using: str, topic: str, offset: int, payload: Any, **by: Unpack[By])
 
 
 def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[GroupRef, int]:
-    """Return the group that ``replace`` would publish a payload for, and its size in bytes, without changing anything.
-
-    Raises:
-        InvalidMessage: ``publish`` would refuse the payload.
-        OperationRefused: as for ``replace``.
-    """
+    """Return the group that ``replace`` would publish a payload for, and its size in bytes, or refuse as it does."""
     ref, body, _metadata = _replacement(Session(using), topic, offset, payload)
     return ref, len(body)
 
@@ -436,24 +401,15 @@ def _no_dead_letter_text(topic: str, offset: int) -> str:
 
 
 def check_groups(using: str, wanted: DeadLetterFilter, most: int) -> None:
-    """Require that the groups of the first matching dead letters are registered.
-
-    Raises:
-        OperationRefused: one of the groups is no longer registered.
-    """
+    """Require that the groups of the first matching dead letters are registered."""
     session = Session(using)
     left = most
     refs: set[GroupRef] = set()
     for page in matching_offsets(session, wanted, size=LIMITS.dead_letters):
-        for chunk in session.chunks(page[:left]):
-            refs.update(
-                GroupRef(*row)
-                for row in session.rows(
-                    f"SELECT m.failed_group, m.original_topic FROM {session.dialect.rows(('o',), len(chunk))} "
-                    f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
-                    chunk,
-                )
-            )
+        joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
+        refs.update(
+            GroupRef(*row) for row in session.joined("SELECT m.failed_group, m.original_topic", "o", page[:left], joins)
+        )
         left -= len(page)
         if left <= 0:
             break
@@ -532,19 +488,15 @@ def _rest(seconds: float, beat: Callable[[], None]) -> None:
 
 def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLetter]:
     """Lock the dead letters that still exist and that no other transaction has locked, in order."""
-    found: list[_DeadLetter] = []
-    for chunk in session.chunks(sorted(offsets)):
-        found += [
-            _DeadLetter(*row)
-            for row in session.rows(
-                "SELECT m.`offset`, m.partition_key, m.publisher_key, m.failed_group, m.original_topic, "
-                "m.failure_count "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
-                f"ON m.`offset` = v.o AND m.topic = %s AND m.failed_group <> ''{session.dialect.skip_locked}",
-                (*chunk, topic),
-            )
-        ]
-    return sorted(found)
+    rows = session.joined(
+        "SELECT m.`offset`, m.partition_key, m.publisher_key, m.failed_group, m.original_topic, m.failure_count",
+        "o",
+        offsets,
+        f"{session.dialect.join_to(LOG, 'm')} "
+        f"ON m.`offset` = v.o AND m.topic = %s AND m.failed_group <> ''{session.dialect.skip_locked}",
+        after=(topic,),
+    )
+    return sorted(map(_DeadLetter._make, rows))
 
 
 def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None:

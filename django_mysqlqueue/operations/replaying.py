@@ -162,11 +162,6 @@ def replay(
 
 
 def _range(alias: str, ref: GroupRef, first: int, last: int, key: str | None, run: str) -> Range:
-    """Return the checked range.
-
-    Raises:
-        OperationRefused: an argument is out of range, or the group handles jobs or dead letters.
-    """
     if is_dlq(ref.topic):
         raise OperationRefused(f"topic {ref.topic!r}: dead letters are redriven, not replayed")
     if is_of_jobs(ref):
@@ -239,13 +234,9 @@ def _result(wanted: Range, found: Counted, *summary: str, dry_run: bool, **detai
 
 
 def preview(using: str, wanted: Range, *, most: int, limits: Limits = LIMITS) -> Counted:
-    """Count the messages that a replay would publish, without changing anything.
+    """Count the messages that a replay of at most ``most`` messages would publish.
 
-    ``most``: maximum number of messages to replay. About ``Limits.read`` messages are read, whether or not they match.
-
-    Raises:
-        OperationRefused: there is no such group, its filter cannot be parsed, or the run has replayed messages to
-            another group.
+    About ``Limits.read`` messages are read, whether or not they match.
     """
     session, ref = Session(using), wanted.ref
     registered, controls = groups.find(using, ref), groups.group_controls(session, [ref]).get(ref)
@@ -275,10 +266,6 @@ def publish_copies(
     Each transaction decides, under the shared lock of the group row, that the group exists, that no seek or drop of it
     is in progress, and which filter applies. It locks nothing else: the range is final, and copies of the same run that
     two calls publish at the same time are duplicates, which the sequencer drops.
-
-    Raises:
-        OperationRefused: as for ``preview``; or a seek or drop of the group has not finished. Copies that were
-            published before that stay.
     """
 
     def write(session: Session, page: Sequence[int]) -> Counted:
@@ -373,18 +360,15 @@ def _choose(
 
 
 def _read(session: Session, topic: str, offsets: Sequence[int]) -> list[_Original]:
-    found: list[_Original] = []
-    for chunk in session.chunks(sorted(offsets)):
-        found += [
-            _Original(*row)
-            for row in session.rows(
-                "SELECT m.`offset`, m.partition_key, m.id, m.published_at, m.target_group, m.original_id, "
-                f"m.failed_group, m.metadata FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s",
-                (*chunk, topic),
-            )
-        ]
-    return sorted(found)
+    rows = session.joined(
+        "SELECT m.`offset`, m.partition_key, m.id, m.published_at, m.target_group, m.original_id, m.failed_group, "
+        "m.metadata",
+        "o",
+        offsets,
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s",
+        after=(topic,),
+    )
+    return sorted(map(_Original._make, rows))
 
 
 def _is_for(one: _Original, group: str, metadata: Mapping[str, Any]) -> bool:
@@ -433,15 +417,15 @@ def _in_outbox(session: Session, wanted: Range) -> set[int]:
 
 def _in_log(session: Session, wanted: Range, chosen: Sequence[_Original]) -> set[int]:
     """Return the offsets of those originals whose copies are in the log."""
-    found: dict[int, str] = {}
-    for chunk in session.chunks(chosen):
-        rows = session.rows(
-            f"SELECT v.o, m.target_group FROM {session.dialect.rows(('k', 'i', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
-            "ON m.topic = %s AND m.partition_key = v.k AND m.id = v.i",
-            (*flat((one.key, replay_id(wanted.run, one.offset), one.offset) for one in chunk), wanted.ref.topic),
-        )
-        found.update((int(offset), target) for offset, target in rows)
+    rows = session.joined(
+        "SELECT v.o, m.target_group",
+        "kio",
+        [(one.key, replay_id(wanted.run, one.offset), one.offset) for one in chosen],
+        f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
+        "ON m.topic = %s AND m.partition_key = v.k AND m.id = v.i",
+        after=(wanted.ref.topic,),
+    )
+    found = {int(offset): target for offset, target in rows}
     _refuse_others(wanted, found)
     return set(found)
 
@@ -461,27 +445,27 @@ def _refuse_others(wanted: Range, copies: Mapping[int, str]) -> None:
 
 def _count_unsettled(session: Session, ref: GroupRef, chosen: Sequence[_Original], start: int) -> int:
     """Count those messages that the group has neither settled nor passed. ``start`` is its start offset."""
-    places: dict[str, tuple[int, int]] = {}
-    for chunk in session.chunks(sorted({one.key for one in chosen})):
-        for key, acked, claimed in session.rows(
-            f"SELECT s.partition_key, s.offset_acked, s.offset_claimed "
-            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
-            (*chunk, *ref),
-        ):
-            places[key] = int(acked), int(claimed)
-    rows: dict[int, bool] = {}
-    for piece in session.chunks(sorted((one.key, one.offset) for one in chosen)):
-        for offset, acked in session.rows(
-            f"SELECT s.message_offset, s.acked FROM {session.dialect.rows(('k', 'o'), len(piece))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
-            (*flat(piece), *ref),
-        ):
-            rows[int(offset)] = bool(acked)
+    places = session.joined(
+        "SELECT s.partition_key, s.offset_acked, s.offset_claimed",
+        "k",
+        [one.key for one in chosen],
+        f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
+        after=ref,
+    )
+    places_of = {key: (acked, claimed) for key, acked, claimed in places}
+    rows = session.joined(
+        "SELECT s.message_offset, s.acked",
+        "ko",
+        [(one.key, one.offset) for one in chosen],
+        f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
+        after=ref,
+    )
+    acked_of = dict(rows)
     number = 0
     for one in chosen:
-        watermark, claimed = places.get(one.key, (start, start))
+        watermark, claimed = places_of.get(one.key, (start, start))
         passed = one.offset <= max(claimed, start)
-        number += one.offset > max(watermark, start) and not rows.get(one.offset, passed)
+        number += one.offset > max(watermark, start) and not acked_of.get(one.offset, passed)
     return number
 
 

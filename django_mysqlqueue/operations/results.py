@@ -108,27 +108,18 @@ R = TypeVar("R", bound=Result)
 
 
 def result_of(kind: type[R], action: Action, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
-    """Return the result of an operation.
-
-    ``dry_run``: True if nothing was changed.
-    """
+    """Return the result of an operation."""
     changed = 0 if dry_run else number
     return kind(operation=action.name, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
 
 
 def number_said(number: int, *, dry_run: bool) -> str:
-    """Format a number for a sentence: a preview stops counting, an operation does not.
-
-    ``dry_run``: True for a preview.
-    """
+    """Format a number for a sentence: a preview stops counting, an operation does not."""
     return up_to(COUNTED, number) if dry_run else f"{number:,}"
 
 
 def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: str) -> str:
-    """Return the sentence for an operation that changes ``number``.
-
-    ``dry_run``: True for a preview.
-    """
+    """Return the sentence for an operation that changes ``number``."""
     if not number:
         return nothing
     return planned if dry_run else done

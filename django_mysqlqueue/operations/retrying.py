@@ -162,47 +162,36 @@ def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, o
     in epoch milliseconds.
     """
     session = Session(using)
-    row = session.row(
+    (number,) = session.one(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE} s{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE s.consumer_group = %s AND s.topic = %s AND s.acked = %s "
         f"AND s.invisible_until > {session.dialect.now_ms} AND s.invisible_until <> %s AND s.delivery_token = 0"
         f"{HAS_ERROR if error else ''} LIMIT %s) w",
         (*ref, False, other_than, *([error] if error else []), most),
     )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return int(row[0])
+    return int(number)
 
 
 def waiting_at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> list[tuple[str, int]]:
     """Return (partition key, offset) of the messages at some offsets that wait for another attempt."""
     session = Session(using)
-    found: list[tuple[str, int]] = []
-    for chunk in session.chunks(sorted(set(offsets))):
-        found += [
-            (key, int(offset))
-            for key, offset in session.rows(
-                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
-                f"{session.dialect.join_to(STATE, 's')} "
-                "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
-                "AND s.message_offset = v.o AND s.acked = %s AND s.delivery_token = 0 AND s.invisible_until >= %s",
-                (*chunk, ref.topic, ref.group, False, 0 if due else 1),
-            )
-        ]
-    return found
+    return session.joined(
+        "SELECT s.partition_key, s.message_offset",
+        "o",
+        offsets,
+        f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
+        f"{session.dialect.join_to(STATE, 's')} "
+        "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
+        "AND s.message_offset = v.o AND s.acked = %s AND s.delivery_token = 0 AND s.invisible_until >= %s",
+        after=(ref.topic, ref.group, False, 0 if due else 1),
+    )
 
 
 def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str) -> list[tuple[str, int]]:
     """Return those of some deliveries whose last error contains a text."""
     session = Session(using)
-    found: list[tuple[str, int]] = []
-    for chunk in session.chunks(sorted(set(rows))):
-        found += session.rows(
-            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{HAS_ERROR}",
-            (*flat(chunk), *ref, error),
-        )
-    return found
+    joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{HAS_ERROR}"
+    return session.joined("SELECT s.partition_key, s.message_offset", "ko", rows, joins, after=(*ref, error))
 
 
 def make_due(
@@ -217,20 +206,13 @@ def make_due(
     limits: Limits = LIMITS,
     **by: Unpack[By],
 ) -> int:
-    """Make waiting deliveries due now or at another time; deliveries in flight are not changed.
+    """Make waiting deliveries due now or at another time; return how many were not due at that time already.
 
     This takes several transactions. Each reads the deliveries that wait at that time, so after a seek in between it may
     retry some that were claimed since. It stops if the group has been dropped.
 
     ``rows``: (partition key, offset) of the deliveries; None: all that wait now. ``due``: when they come due, in epoch
     milliseconds; 0: now.
-
-    Returns:
-        The number of deliveries that were changed: those that were not due at that time already.
-
-    Raises:
-        OperationRefused: there is no such group, a seek or drop of it has not finished, or it was dropped and
-            registered again. Deliveries that were changed before that stay changed.
     """
 
     def begin(session: Session) -> tuple[int, int]:

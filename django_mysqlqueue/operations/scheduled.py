@@ -95,10 +95,7 @@ def cancel_rows(rows: Sequence[int], **how: Unpack[How]) -> ScheduledResult:
 
 @operates
 def reschedule_rows(rows: Sequence[int], deliver_at: datetime.datetime | None, **how: Unpack[How]) -> ScheduledResult:
-    """Reschedule messages of any topics by their primary keys in the outbox.
-
-    ``deliver_at``: time of delivery; None: now.
-    """
+    """Reschedule messages of any topics by their primary keys in the outbox. ``deliver_at``: None: now."""
     with operating(how) as work:
         chosen = offsets_of(rows, "rows")
         return _change(work, "", chosen, (), _time_of(deliver_at), deliver_at)

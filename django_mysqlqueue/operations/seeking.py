@@ -115,10 +115,7 @@ def seek(
 
 
 def previewed_seek(ref: GroupRef, position: str, found: Preview, *, stays: bool = False) -> SeekResult:
-    """Return the result of a previewed seek.
-
-    ``stays``: True if the group is paused and stays paused.
-    """
+    """Return the result of a preview. ``stays``: True if the group is paused and stays paused."""
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return result_of(
         SeekResult,
@@ -175,12 +172,7 @@ def position_of(
 ) -> Position:
     """Return the position of a target in the log as it is now.
 
-    ``target``: ``"earliest"``: the oldest message in the log; ``"latest"``: after the newest message that is or was in
-    the log; an integer: the offset of the next message. ``time_ms``: instead of the target: the next message is the
-    first that entered the log at or after this time, in epoch milliseconds.
-
-    Raises:
-        OperationRefused: the offset is not an integer of at least 1, or beyond the end of the log.
+    ``time_ms``: instead of a target: the next message is the first that entered the log at or after this time.
     """
     session = Session(using)
     if time_ms is not None:
@@ -208,11 +200,7 @@ def _refuse_future(session: Session, position: Position) -> None:
 
 
 def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMITS) -> Preview:
-    """Count the messages that a seek would replay and skip, without changing anything.
-
-    Raises:
-        OperationRefused: there is no such group.
-    """
+    """Count the messages that a seek would replay and skip."""
     session = Session(using)
     registered = groups.find(using, ref)
     if registered is None:
@@ -291,27 +279,19 @@ class _Counter:
 
 
 def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:
-    return {
-        key: int(acked)
-        for chunk in session.chunks(sorted(keys))
-        for key, acked in session.rows(
-            f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(chunk))} "
-            f"{session.dialect.join_to(OFFSETS, 's')} ON {watermarks.BY_KEY}",
-            (*chunk, *ref),
-        )
-    }
+    joins = f"{session.dialect.join_to(OFFSETS, 's')} ON {watermarks.BY_KEY}"
+    return dict(session.joined("SELECT s.partition_key, s.offset_acked", "k", keys, joins, after=ref))
 
 
 def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most: int) -> int:
     """Count settled rows above the watermark, on one side of an offset, up to ``most``."""
-    row = session.row(
+    (number,) = session.one(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND message_offset {'>' if above else '<='} %s "
         "LIMIT %s) n",
         (*ref, True, offset, most),
     )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return int(row[0])
+    return int(number)
 
 
 # -- the operation ------------------------------------------------------------
@@ -333,16 +313,10 @@ def move(
     changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and the
     dead letter stays, even if the seek replays its message.
 
-    ``detail``: the position as the caller named it, for the audit log. ``progress`` gets the number of partitions and
-    deliveries that each transaction has reset.
+    ``detail``: the position as the caller named it, for the audit log.
 
     Returns:
         The number of deleted deliveries: in flight, waiting, or settled above the watermark.
-
-    Raises:
-        OperationRefused: there is no such group, the position is beyond the end of the log, a drop of the group has not
-            finished, another seek or drop of it has begun in the meantime, or its deliveries are locked by transactions
-            that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, position, detail, **by))

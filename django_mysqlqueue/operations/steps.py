@@ -76,9 +76,6 @@ def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) 
     """Refuse to continue an operation that is no longer the current one.
 
     ``found``: the group row, under its lock; None if the group no longer exists.
-
-    Raises:
-        Stopped: another seek or drop of the group has started or ended since, or the group was dropped.
     """
     if found is None or found.operation != operation:
         raise Stopped(
@@ -96,15 +93,9 @@ def delete_all(
     *,
     beat: Callable[[], None] = lambda: None,
 ) -> int:
-    """Delete a group's rows, one transaction after another.
+    """Delete a group's rows, one transaction after another, and return how many.
 
     ``delete``: deletes some rows and returns how many, or None if there are no more.
-
-    Returns:
-        The number of deleted rows.
-
-    Raises:
-        OperationRefused: for ``Limits.locked_wait`` seconds, other transactions held locks on all remaining rows.
     """
     total = 0
     locked_since: float | None = None
@@ -141,14 +132,11 @@ def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
 
 
 def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
-    """Delete some of a group's state rows by primary key.
+    """Delete some of a group's state rows by primary key; return how many, or None if there are no more.
 
     Rows that an atomic handler has locked are skipped and left for the next step: its transaction will commit its ack
     or roll back. Waiting for them here would lock the group row, and the rows that are already deleted, for as long as
     the handler takes.
-
-    Returns:
-        The number of deleted rows, or None if there are no more.
     """
     rows = session.rows(
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('PRIMARY')} "

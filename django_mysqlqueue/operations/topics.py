@@ -259,11 +259,7 @@ def _names(found: Iterable[GroupRef]) -> str:
 
 @contextmanager
 def _via(topic: str, target: str, how: How) -> Iterator[Work]:
-    """Yield as ``operating`` does, for the database to which the topic's messages are published.
-
-    Raises:
-        OperationRefused: an argument is invalid.
-    """
+    """Yield as ``operating`` does, for the database to which the topic's messages are published."""
     check_topic_name(topic)
     if job_queues.is_queue(topic):
         raise OperationRefused(f"The topic {topic!r} is a queue of jobs, whose results would not move with it.")
@@ -275,12 +271,6 @@ def _via(topic: str, target: str, how: How) -> Iterator[Work]:
 
 
 def _move(topic: str, via: str, source: str, target: str, by: By) -> Move:
-    """Return the move.
-
-    Raises:
-        OperationRefused: the topic is in the target already.
-        InvalidMessage: the names of topic and database are too long together.
-    """
     if source == target:
         raise OperationRefused(f"The topic {topic!r} is in the database {target!r} already.")
     for alias in (source, target):
