@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -21,6 +21,7 @@ from django_mysqlqueue.options import job_queues, validators
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.table import ONLY_IN_CODE, OPTIONS
 from django_mysqlqueue.options.topic_settings import DATABASES, WILDCARDS, TopicMap
+from django_mysqlqueue.options.validators import or_none
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 RECORD = "record_deliveries"
@@ -29,57 +30,63 @@ SQL_TOPICS = "sql_topics"
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Limits above which failures are a problem; None: no limit."""
+    """Limits above which failures are a problem; None: no limit.
 
-    window: float = 600.0
+    Rollups by the minute are kept for six hours; counts stop at 10,000.
+    """
+
+    window: Annotated[float, validators.number(minimum=60.0, maximum=6 * 3600.0)] = 600.0
     """Length, in seconds, of the window that ends now."""
-    max_recent_dead_letters: int | None = 10
+    max_recent_dead_letters: Annotated[int | None, or_none(validators.integer(0, 9_999))] = 10
     """Maximum number of dead letters per group in the window."""
-    max_failure_ratio: float | None = 0.5
+    max_failure_ratio: Annotated[float | None, or_none(validators.ratio)] = 0.5
     """Maximum share of a group's attempts in the window that fail, of those that ended."""
-    min_attempts: int = 10
+    min_attempts: Annotated[int, validators.integer(1)] = 10
     """Number of attempts in the window below which the ratio is not checked."""
-    max_round_trip: float | None = 0.25
+    max_round_trip: Annotated[float | None, or_none(validators.number())] = 0.25
     """Maximum number of seconds that the database may take to answer half of a subscriber's polls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The validated setting. Durations are in seconds, sizes in bytes."""
+    """The validated setting. Durations are in seconds, sizes in bytes.
 
-    database: str | None = None
+    Each field with a parser, and each that an option of ``options.table`` has by default, is a key of the setting.
+    """
+
+    database: Annotated[str | None, or_none(validators.alias)] = None
     poll_interval: float = 0.1
     max_poll_interval: float = 1.0
     claim_size: int = 100
     prefetch: int = 200
     priority_share: int = 16
-    threads: int = 4
-    lease_duration: float = 30.0
-    lease_renewal_interval: float = 10.0
+    threads: Annotated[int, validators.integer(1, 1000)] = 4
+    lease_duration: Annotated[float, validators.number(exclusive=True)] = 30.0
+    lease_renewal_interval: Annotated[float, validators.number(exclusive=True)] = 10.0
     visibility_timeout: float = 60.0
     max_processing_time: float = 600.0
-    shutdown_timeout: float = 25.0
+    shutdown_timeout: Annotated[float, validators.number()] = 25.0
     max_attempts: int | None = 5
     backoff: Backoff = Backoff()  # noqa: RUF009  # it is frozen
-    retention: float | None = 86400.0
-    orphan_retention: float | None = 7 * 86400.0
-    strict_topics: bool = False
-    dlq_suffix: str = "_dlq"
-    dlq_retention: float | None = None
-    max_payload_bytes: int = 1_048_576
-    keyless_partitions: int = 16
-    eager: bool = False
-    record_deliveries: str = "failures"
-    history_retention: float = 7 * 86400.0
-    results_retention: float = 7 * 86400.0
-    archive_path: str | None = None
-    archive_required: bool = False
+    retention: Annotated[float | None, or_none(validators.number())] = 86400.0
+    orphan_retention: Annotated[float | None, or_none(validators.number())] = 7 * 86400.0
+    strict_topics: Annotated[bool, validators.boolean] = False
+    dlq_suffix: Annotated[str, validators.suffix] = "_dlq"
+    dlq_retention: Annotated[float | None, or_none(validators.number())] = None
+    max_payload_bytes: Annotated[int, validators.integer(1, 2**30)] = 1_048_576
+    keyless_partitions: Annotated[int, validators.integer(1, 100_000)] = 16
+    eager: Annotated[bool, validators.boolean] = False
+    record_deliveries: Annotated[str, validators.choice("all", "failures", "none")] = "failures"
+    history_retention: Annotated[float, validators.number()] = 7 * 86400.0
+    results_retention: Annotated[float, validators.number()] = 7 * 86400.0
+    archive_path: Annotated[str | None, or_none(validators.archive_path)] = None
+    archive_required: Annotated[bool, validators.boolean] = False
     topics: TopicMap = field(default_factory=lambda: TopicMap({}, "_dlq"))
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
-    recurring: Mapping[str, Any] = field(default_factory=dict)
+    recurring: Annotated[Mapping[str, Any], validators.mapping] = field(default_factory=dict)
     sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By group, the topics that clients in plain SQL consume."""
     monitoring: Mapping[str, Any] = field(
@@ -174,35 +181,16 @@ class Problem:
 
 # -- valid values -------------------------------------------------------------
 
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "database": validators.or_none(validators.alias),
-    **{name: option.parse for name, option in OPTIONS.items() if option.setting},
-    "threads": validators.integer(1, 1000),
-    "lease_duration": validators.number(exclusive=True),
-    "lease_renewal_interval": validators.number(exclusive=True),
-    "shutdown_timeout": validators.number(),
-    **dict.fromkeys(("retention", "orphan_retention"), validators.or_none(validators.number())),
-    "strict_topics": validators.boolean,
-    "dlq_suffix": validators.suffix,
-    "dlq_retention": validators.or_none(validators.number()),
-    "max_payload_bytes": validators.integer(1, 2**30),
-    "keyless_partitions": validators.integer(1, 100_000),
-    "eager": validators.boolean,
-    "record_deliveries": validators.choice("all", "failures", "none"),
-    "history_retention": validators.number(),
-    "results_retention": validators.number(),
-    "archive_path": validators.or_none(validators.archive_path),
-    "archive_required": validators.boolean,
-    "recurring": validators.mapping,
-}
-HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "window": validators.number(minimum=60.0, maximum=6 * 3600.0),
-    "max_recent_dead_letters": validators.or_none(validators.integer(0, 9_999)),
-    "max_failure_ratio": validators.or_none(validators.ratio),
-    "min_attempts": validators.integer(1),
-    "max_round_trip": validators.or_none(validators.number()),
-}
-"""Keys of ``HEALTH``. Rollups by the minute are kept for six hours; counts stop at 10,000."""
+
+def _parsers(declared: type) -> dict[str, Callable[[Any], Any]]:
+    """Return the parsers of a class's fields, as their annotations have them."""
+    hints = get_type_hints(declared, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+_FIELDS = {name: option.parse for name, option in OPTIONS.items() if option.setting} | _parsers(Settings)
+HEALTH_OPTIONS = _parsers(HealthSettings)
+"""Keys of ``HEALTH``, in lower case."""
 
 
 def _health(value: Any) -> HealthSettings:
@@ -226,8 +214,8 @@ def _health(value: Any) -> HealthSettings:
 
 _HEALTH_KEYS = tuple(name.upper() for name in HEALTH_OPTIONS)
 _MONITORING: dict[str, Callable[[Any], Any]] = {
-    "metrics_token": validators.or_none(validators.token),
-    "redact": validators.or_none(validators.function),
+    "metrics_token": or_none(validators.token),
+    "redact": or_none(validators.function),
     "health": _health,
 }
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""

@@ -17,10 +17,13 @@ from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.names.rules import NAME_LENGTH, RESERVED_PREFIX
 from django_mysqlqueue.options.allowed_users import parse_allowed_users
 from django_mysqlqueue.options.backoff import Backoff
-from django_mysqlqueue.options.delivery_limits import KeyRates, Rate, parse_key_rates, parse_rate
+from django_mysqlqueue.options.delivery_limits import parse_key_rates, parse_rate
 
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
+
+
+T = TypeVar("T")
 
 
 class Invalid(Exception):
@@ -82,36 +85,22 @@ def share(value: Any) -> int:
     return parsed
 
 
-def rate(value: Any) -> Rate:
-    """Parse a rate such as ``"5/s"``."""
-    try:
-        return parse_rate(value)
-    except ValueError as error:
-        raise Invalid(str(error)) from None
+def _by(parse: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Return a parser made of one that raises ``ValueError`` with the rule."""
+
+    def parsed(value: Any) -> T:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise Invalid(str(error)) from None
+
+    return parsed
 
 
-def key_rates(value: Any) -> Rate | KeyRates:
-    """Parse a rate for each key, or a mapping of rates by key."""
-    try:
-        return parse_key_rates(value)
-    except ValueError as error:
-        raise Invalid(str(error)) from None
-
-
-def filter_policy(value: Any) -> FilterPolicy:
-    """Parse a filter."""
-    try:
-        return value if isinstance(value, FilterPolicy) else filter_policies.parse(value)
-    except ValueError as error:
-        raise Invalid(str(error)) from None
-
-
-def allowed_users(value: Any) -> tuple[str, ...]:
-    """Parse the database users that may use a group."""
-    try:
-        return parse_allowed_users(value)
-    except ValueError as error:
-        raise Invalid(str(error)) from None
+rate = _by(parse_rate)
+key_rates = _by(parse_key_rates)
+filter_policy = _by(lambda value: value if isinstance(value, FilterPolicy) else filter_policies.parse(value))
+allowed_users = _by(parse_allowed_users)
 
 
 def field_name(value: Any) -> str:
@@ -151,9 +140,6 @@ def backoff(value: Any) -> Backoff:
     return Backoff(**given)
 
 
-T = TypeVar("T")
-
-
 def or_none(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
     """Return a parser that accepts None, too."""
     return lambda value: None if value is None else parse(value)
@@ -171,22 +157,14 @@ def choice(*values: str) -> Callable[[Any], str]:
 
 
 def boolean(value: Any) -> bool:
-    """Return the value if it is True or False.
-
-    Raises:
-        Invalid: it is another value.
-    """
+    """Require True or False."""
     if not isinstance(value, bool):
         raise Invalid("must be True or False")
     return value
 
 
 def function(value: Any) -> Callable[..., str] | str:
-    """Return the value if it is a function or the dotted path of one. The path is not imported.
-
-    Raises:
-        Invalid: it is another value.
-    """
+    """Require a function or the dotted path of one, which is not imported."""
     if isinstance(value, str):
         if not all(part.isidentifier() for part in value.split(".")) or "." not in value:
             raise Invalid("must be a function or a dotted path to one")
@@ -196,56 +174,35 @@ def function(value: Any) -> Callable[..., str] | str:
 
 
 def ratio(value: Any) -> float:
-    """Return the value as a float if it is a number from 0 to 1.
-
-    Raises:
-        Invalid: it is another value.
-    """
+    """Parse a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise Invalid("must be a number from 0 to 1")
     return float(value)
 
 
 def alias(value: Any) -> str:
-    """Return the value if it is an alias of ``DATABASES``.
-
-    Raises:
-        Invalid: it is another value.
-    """
+    """Require an alias of ``DATABASES``."""
     if not isinstance(value, str) or value not in django_settings.DATABASES:
         raise Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
     return value
 
 
 def archive_path(value: Any) -> str:
-    """Return the path or URI of a folder as a string.
-
-    Raises:
-        Invalid: the value is neither, or empty.
-    """
+    """Return the path or URI of a folder as a string."""
     if not isinstance(value, (str, PathLike)) or not str(value):
         raise Invalid("must be the path or URI of a folder")
     return fspath(value)
 
 
 def suffix(value: Any) -> str:
-    """Return the value if topic names can end with it.
-
-    Raises:
-        Invalid: it is another value.
-    """
-    allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-    if not isinstance(value, str) or not 1 <= len(value) <= 20 or not set(value) <= set(allowed):
+    """Require a text with which names of topics can end."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,20}", value):
         raise Invalid("must be 1 to 20 letters, digits, '.', '_' or '-'")
     return value
 
 
 def token(value: Any) -> str | None:
-    """Return a secret token, or None for an empty string, such as from an empty environment variable.
-
-    Raises:
-        Invalid: the token is too short or contains other characters than printable ASCII.
-    """
+    """Return a secret token, or None for an empty string, such as from an empty environment variable."""
     if value == "":
         return None
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
@@ -258,13 +215,7 @@ NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError,
 
 
 def exceptions(value: Any) -> tuple[type[Exception], ...]:
-    """Return exception classes as a tuple.
-
-    ``value``: a subclass of ``Exception``, or a tuple or list of them.
-
-    Raises:
-        Invalid: it is another value.
-    """
+    """Return exception classes as a tuple."""
     found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not found:
         raise Invalid("must name at least one exception class")
@@ -277,13 +228,7 @@ def exceptions(value: Any) -> tuple[type[Exception], ...]:
 
 
 def rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
-    """Return exception classes that may dead-letter a message, as a tuple.
-
-    ``value``: a subclass of ``Exception``, or a tuple or list of them.
-
-    Raises:
-        Invalid: it is another value, or names an exception of ``NEVER_REJECTED``.
-    """
+    """Return exception classes that may dead-letter a message, as a tuple."""
     found = exceptions(value)
     for one in found:
         if issubclass(one, NEVER_REJECTED):
