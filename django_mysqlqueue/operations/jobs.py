@@ -21,7 +21,7 @@ from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.job_rows import READY, RUNNING
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.sql.session import Session, pieces, run
 
 CANCEL_JOBS = audit.Action("cancel jobs", gettext_lazy("Cancel jobs"), audit.JOBS)
 
@@ -123,9 +123,8 @@ def find(using: str, ids: Collection[str], topic: str = "") -> Found:
     """
     session = Session(using)
     found = Found()
-    distinct = sorted(set(ids))
-    for start in range(0, len(distinct), LIMITS.jobs):
-        one = _find(session, distinct[start : start + LIMITS.jobs], topic)
+    for chunk in pieces(sorted(set(ids)), LIMITS.jobs):
+        one = _find(session, chunk, topic)
         found = Found(
             found.waiting + one.waiting,
             found.running + one.running,
@@ -186,10 +185,9 @@ def cancel(using: str, ids: Collection[str], topic: str = "", **by: Unpack[By]) 
             audit.once(session, CANCEL_JOBS, done.ended + done.asked, GroupRef("", one), detail=detail, **by)
         return done
 
-    distinct = sorted(set(ids))
     total = Cancelled()
     with apart(using):
-        for start in range(0, len(distinct), LIMITS.jobs):
-            done = run(using, partial(write, chunk=distinct[start : start + LIMITS.jobs]))
+        for chunk in pieces(sorted(set(ids)), LIMITS.jobs):
+            done = run(using, partial(write, chunk=chunk))
             total = Cancelled(total.ended + done.ended, total.asked + done.asked)
     return total

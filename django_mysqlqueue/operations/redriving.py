@@ -541,8 +541,7 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
 
 
 def _delete(session: Session, offsets: Sequence[int]) -> None:
-    for chunk in session.chunks(sorted(offsets)):
-        session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+    session.delete(LOG, "o", sorted(offsets), "s.`offset` = v.o")
 
 
 def _record(

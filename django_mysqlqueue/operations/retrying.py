@@ -27,7 +27,7 @@ from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import Session, flat, run
+from django_mysqlqueue.sql.session import Session, flat, pieces, run
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
 
 LOG = QueueMessage._meta.db_table
@@ -235,8 +235,9 @@ def make_due(
         operation, registration = run(using, begin)
         changed = 0
         beat = audit.beats(using, operation)
+        pages = _pages(using, ref, limits.rows, due) if rows is None else pieces(sorted(set(rows)), limits.rows)
         with audit.ending(using, operation):
-            for page in _pages(using, ref, limits.rows, due) if rows is None else _chunks(rows, limits.rows):
+            for page in pages:
                 beat()
                 chosen = page if error is None else having(using, ref, page, error)
                 if chosen:
@@ -254,12 +255,6 @@ def _check(session: Session, ref: GroupRef, registration: int) -> None:
             f"The group {ref.group!r} on topic {ref.topic!r} was dropped and registered again during the retry. "
             "Deliveries of the new group were not retried."
         )
-
-
-def _chunks(rows: Sequence[tuple[str, int]], most: int) -> Iterator[Sequence[tuple[str, int]]]:
-    ordered = sorted(set(rows))
-    for start in range(0, len(ordered), most):
-        yield ordered[start : start + most]
 
 
 def _pages(using: str, ref: GroupRef, most: int, due: int) -> Iterator[list[tuple[str, int]]]:

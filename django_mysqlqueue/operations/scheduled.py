@@ -23,7 +23,7 @@ from django_mysqlqueue.service import audit, scheduling
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.sql.session import Session, pieces, run
 
 CANCEL, NOW = 0, 1
 """Instead of the time of a scheduled message: delete it; let it come due now."""
@@ -121,12 +121,8 @@ def change_rows(using: str, ids: Sequence[int], at: int, *, topic: str = "", **b
             audit.once(session, _action(at), changed, GroupRef("", topic), detail=detail, **by)
         return changed
 
-    distinct = sorted(set(ids))
-    total = 0
     with apart(using):
-        for start in range(0, len(distinct), LIMITS.rows):
-            total += run(using, partial(write, chunk=distinct[start : start + LIMITS.rows]))
-    return total
+        return sum(run(using, partial(write, chunk=chunk)) for chunk in pieces(sorted(set(ids)), LIMITS.rows))
 
 
 def not_scheduled_text(topic: str, ids: Sequence[str]) -> str:
