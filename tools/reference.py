@@ -18,6 +18,7 @@ and Django. The exit status is also 1 if a docstring does not match its signatur
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import logging
 import os
@@ -126,20 +127,22 @@ def _spell_out_how(operations: griffe.Module) -> None:
     """
     defaults = operations["declaring.DEFAULTS"].value
     default_of = {str(name).strip("'\""): value for name, value in zip(defaults.keys, defaults.values, strict=True)}
-    shared = operations["declaring.How"].members.values()
+    shared: dict[str, tuple[Any, str]] = {}
+    for member in operations["declaring.How"].members.values():
+        annotation: Any = member.annotation
+        if str(annotation).startswith("Required["):
+            annotation = annotation.slice
+        kind, text = annotation.slice.elements
+        shared[member.name] = kind, ast.literal_eval(str(text))
     for module in operations.modules.values():
         for function in module.functions.values():
             if "how" not in function.parameters or str(function.parameters["how"].annotation) != "Unpack[How]":
                 continue
             del function.parameters["how"]
-            for one in shared:
-                kind = one.annotation.slice if str(one.annotation).startswith("Required[") else one.annotation
+            for name, (kind, _text) in shared.items():
                 function.parameters.add(
                     griffe.Parameter(
-                        one.name,
-                        annotation=kind,
-                        kind=griffe.ParameterKind.keyword_only,
-                        default=default_of.get(one.name),
+                        name, annotation=kind, kind=griffe.ParameterKind.keyword_only, default=default_of.get(name)
                     )
                 )
             places = [parameter.name for parameter in function.parameters]
@@ -147,9 +150,9 @@ def _spell_out_how(operations: griffe.Module) -> None:
                 if section.kind is griffe.DocstringSectionKind.parameters:
                     written = {one.name for one in section.value}
                     section.value += [
-                        griffe.DocstringParameter(one.name, description=one.docstring.value)
-                        for one in shared
-                        if one.name not in written
+                        griffe.DocstringParameter(name, description=text)
+                        for name, (_kind, text) in shared.items()
+                        if name not in written
                     ]
                     section.value.sort(key=lambda one: places.index(one.name) if one.name in places else -1)
 

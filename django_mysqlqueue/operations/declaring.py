@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, Required, TypedDict, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    ParamSpec,
+    Required,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from django.db import connections
 
@@ -24,14 +35,12 @@ R = TypeVar("R")
 class How(TypedDict, total=False):
     """The keyword arguments that all operations take after their own."""
 
-    actor: Required[str]
-    """who runs the operation, for the audit log."""
-    reason: str
-    """why, for the audit log."""
-    using: str | None
-    """alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice)."""
-    dry_run: bool
-    """change nothing; return what would be changed."""
+    actor: Required[Annotated[str, "who runs the operation, for the audit log."]]
+    reason: Annotated[str, "why, for the audit log."]
+    using: Annotated[
+        str | None, "alias of the queue's database (default: ``MYSQLQUEUE[\"DATABASE\"]``, else the router's choice)."
+    ]
+    dry_run: Annotated[bool, "change nothing; return what would be changed."]
 
 
 DEFAULTS: dict[str, Any] = {"reason": "", "using": None, "dry_run": False}
@@ -46,7 +55,7 @@ class Work(NamedTuple):
 
 
 def operates(function: Callable[P, R]) -> Callable[P, R]:
-    """Give an operation, which takes ``**how: Unpack[How]``, the signature that has these arguments one by one."""
+    """Give an operation, which takes ``**how: Unpack[How]``, the signature and docstring that have these arguments."""
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     shared = [
@@ -66,7 +75,19 @@ def operates(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__doc__ = _with_texts(function.__doc__ or "")
     return call
+
+
+def _with_texts(docstring: str) -> str:
+    """Return a docstring with the arguments of ``How`` that its section ``Args`` does not describe itself."""
+    before, heading, arguments = inspect.cleandoc(docstring).partition("\nArgs:\n")
+    arguments, blank, after = arguments.partition("\n\n")
+    for name, hint in get_type_hints(How, include_extras=True).items():
+        described = get_args(hint)[0] if get_origin(hint) is Required else hint
+        if heading and f"    {name}: " not in arguments:
+            arguments += f"\n    {name}: {described.__metadata__[0]}"
+    return f"{before}{heading}{arguments}{blank}{after}"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,15 @@ def everything() -> Any:
 def test_every_operation_has_a_case():
     functions = {name for name in operations.__all__ if inspect.isfunction(getattr(operations, name))}
     assert functions == {name.partition(" ")[0] for name in CALLS}
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(" ")[0] for name in CALLS}))
+def test_help_describes_each_argument_once(name):
+    operation = getattr(operations, name)
+    arguments = inspect.getdoc(operation).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^    (\w+): ", arguments, re.MULTILINE)) == sorted(
+        inspect.signature(operation).parameters
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
