@@ -10,6 +10,7 @@ from django_mysqlqueue.operations.dead_lettering import dead_letter
 from django_mysqlqueue.operations.dropping import drop_group
 from django_mysqlqueue.operations.group_mode import set_group_mode
 from django_mysqlqueue.operations.group_settings import settings
+from django_mysqlqueue.operations.moving import cancel_move, move_topic, prepare_move
 from django_mysqlqueue.operations.pausing import pause, resume
 from django_mysqlqueue.operations.publishing import publish
 from django_mysqlqueue.operations.quarantine import delete_quarantined, requeue_quarantined
@@ -34,7 +35,6 @@ from django_mysqlqueue.operations.retrying import retry
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.seeking import seek
 from django_mysqlqueue.operations.subscribers import forget, release
-from django_mysqlqueue.operations.topics import cancel_move, move_topic, prepare_move
 from django_mysqlqueue.service.audit import ACTIONS as ACTIONS  # All are declared now.
 
 __all__ = [

@@ -20,7 +20,6 @@ from django_mysqlqueue.inspection import find_problems, get_overview
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.names import rules
 from django_mysqlqueue.operations import dropping, moving
-from django_mysqlqueue.operations import topics as topics_operations
 from tests.support.commands import table
 from tests.support.harness import Sub, handler
 from tests.support.internals import (
@@ -69,7 +68,7 @@ def waits(monkeypatch):
     def sleep(seconds):
         raise Waits
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 def prepare(settings):
@@ -141,7 +140,7 @@ def test_a_move_stops_if_the_cut_is_lost_while_it_waits(settings, monkeypatch):
         run(OLD, lambda session: set_route(session, "t", prepared))
         QueueMessage.objects.filter(topic="t").delete()  # Everything is settled.
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     with pytest.raises(OperationRefused, match="no longer sends the topic 't' to 'queue'"):
         operations.move_topic("t", NEW, **BY)
     assert groups.find(OLD, REF) is not None
@@ -248,7 +247,7 @@ def test_a_group_that_is_resumed_while_it_waits_moves(settings, monkeypatch):
         operations.resume("g", "t", using=OLD, **BY)
         assert work(OLD) == [1]
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     operations.move_topic("t", NEW, **BY)
     assert not groups.find(NEW, REF).paused
 
@@ -579,7 +578,7 @@ def test_it_says_for_what_it_waits(settings, monkeypatch):
             operations.resume("g", "t", using=OLD, **BY)
             work(OLD)
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
     operations.move_topic("t", NEW, **BY, report=lines.append)
     assert lines == 2 * [
         "The group g/t has 1 unsettled messages in default.",
@@ -602,7 +601,7 @@ def test_two_moves_at_once(settings, monkeypatch):
         operations.move_topic("t", NEW, **BY)
         operations.pause("g", "t", **BY)
 
-    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     operations.move_topic("t", NEW, **BY)
     assert groups.find(NEW, REF).paused
 
