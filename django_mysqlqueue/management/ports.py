@@ -16,11 +16,7 @@ HIGHEST = 65535
 
 
 def port(text: str) -> int:
-    """Parse a port number.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not an integer from 1 to 65535.
-    """
+    """Parse a port number."""
     if not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
         raise argparse.ArgumentTypeError(f"{text!r}: must be an integer from 1 to {HIGHEST}")
     return int(text)
@@ -36,11 +32,7 @@ class MetricsPorts:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> MetricsPorts | None:
-        """Return the ports that the command's options select, or None without ``--metrics-port``.
-
-        Raises:
-            CommandError: the last port would be above 65535, or the extra ``metrics`` is not installed.
-        """
+        """Return the ports that the command's options select, or None without ``--metrics-port``."""
         first = options["metrics_port"]
         if first is None:
             return None
@@ -57,24 +49,13 @@ class MetricsPorts:
         return f"http://{host}:{self.first}/metrics{f' to port {last}' if self.count > 1 else ''}"
 
     def require(self) -> None:
-        """Require that all ports are free.
-
-        Raises:
-            SubscriberError: a port is in use or not permitted.
-        """
+        """Require that all ports are free and permitted."""
         from django_mysqlqueue.metrics.process import require_ports
 
         require_ports(self.address, range(self.first, self.first + self.count))
 
     def serve(self, subscriber: Subscriber, number: int) -> Callable[[], None]:
-        """Serve the metrics of a process.
-
-        Returns:
-            A function that stops serving.
-
-        Raises:
-            SubscriberError: the port is in use or not permitted.
-        """
+        """Serve the metrics of a process, and return a function that stops it."""
         from django_mysqlqueue.metrics.process import serve
 
         return serve(subscriber, self.address, self.first + number - 1)

@@ -33,11 +33,7 @@ class SparkCommand(QueueCommand):
         return {}
 
     def check_names(self, using: str, options: dict[str, Any]) -> None:
-        """Refuse unknown names before Spark starts, which takes seconds.
-
-        Raises:
-            CommandError: a name is unknown.
-        """
+        """Refuse unknown names before Spark starts, which takes seconds."""
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         """Run the pipeline's command with the project's connection and settings."""

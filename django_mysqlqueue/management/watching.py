@@ -50,11 +50,7 @@ class Snapshot:
 
 
 def read_snapshot(using: str) -> Snapshot:
-    """Read the state of one database.
-
-    Raises:
-        django.db.Error: the database refuses or does not answer.
-    """
+    """Read the state of one database."""
     overview = with_samples(get_overview(using=using, bounds=PAGES))
     state = state_of(overview, find_problems(overview))
     rows = read_rows(overview, state.problems)
@@ -79,12 +75,9 @@ class Watched:
     """When the next read begins."""
 
     def turn(self, read: Callable[[str], Snapshot], seconds: float) -> bool:
-        """Begin to read, or take what was read. One read begins after the other has ended.
+        """Begin to read, or take what was read; return True if there is something new to show.
 
         ``read``: reads the database of an alias; raises ``CommandError`` if it cannot be read.
-
-        Returns:
-            True if there is something new to show.
         """
         now = time.monotonic()
         if self.answer is None:
@@ -180,11 +173,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def interval(text: str) -> float:
-    """Parse the value of ``--watch``.
-
-    Raises:
-        ArgumentTypeError: it is not a number of seconds within the limits.
-    """
+    """Parse the value of ``--watch``."""
     try:
         seconds = float(text)
     except ValueError:
@@ -195,11 +184,7 @@ def interval(text: str) -> float:
 
 
 def require_terminal(out: Any, environment: Mapping[str, str]) -> None:
-    """Require a terminal that can show a screen.
-
-    Raises:
-        CommandError: it is not a terminal, or cannot move the cursor.
-    """
+    """Require a terminal that can show a screen."""
     if not out.isatty():
         problem = "stdout is not one"
     elif (name := environment.get("TERM", "")) in ("", "dumb", "unknown"):

@@ -21,11 +21,7 @@ LOWEST_RATE = 0.001
 
 
 def text(name: str, value: Any, *, most: int) -> str:
-    """Return a string if every database can store it.
-
-    Raises:
-        OperationRefused: it is not a str, too long, or contains a lone surrogate.
-    """
+    """Return a string if every database can store it."""
     if not isinstance(value, str):
         raise OperationRefused(f"{name} {shown(value)}: must be a str")
     if len(value) > most:
@@ -36,20 +32,12 @@ def text(name: str, value: Any, *, most: int) -> str:
 
 
 def texts(name: str, values: Any) -> list[str]:
-    """Return ids or keys as a list without duplicates.
-
-    Raises:
-        OperationRefused: it is not a list (for example a single str), it is empty, or one of them is invalid.
-    """
+    """Return ids or keys as a list without duplicates."""
     return list(dict.fromkeys(text(name, one, most=KEY_LENGTH) for one in _items(name, values)))
 
 
 def offsets_of(values: Any, name: str = "offsets") -> list[int]:
-    """Return offsets as a list without duplicates.
-
-    Raises:
-        OperationRefused: it is not a list, it is empty, or one of them is not an integer from 1 to 2**63 - 1.
-    """
+    """Return offsets as a list without duplicates."""
     found = _items(name, values)
     for one in found:
         if type(one) is not int or not 0 < one <= HIGHEST_OFFSET:
@@ -58,11 +46,7 @@ def offsets_of(values: Any, name: str = "offsets") -> list[int]:
 
 
 def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
-    """Return a datetime as epoch milliseconds; a naive datetime is in the project's time zone.
-
-    Raises:
-        OperationRefused: it is not a datetime, or later than ``latest``.
-    """
+    """Return a datetime as epoch milliseconds; a naive datetime is in the project's time zone."""
     if not isinstance(moment, datetime.datetime):
         raise OperationRefused(f"{name} {shown(moment)}: must be a datetime")
     try:
@@ -80,19 +64,12 @@ def delivery_time(moment: Any, name: str = "deliver_at") -> int:
     """Return a time of delivery as epoch milliseconds.
 
     ``moment``: the time, at most the latest that ``publish`` accepts.
-
-    Raises:
-        OperationRefused: as for ``milliseconds``.
     """
     return milliseconds(name, moment, latest=LATEST_DELIVERY)
 
 
 def check_rate(rate: Any) -> None:
-    """Require a valid number of messages per second, or None.
-
-    Raises:
-        OperationRefused: it is not a number in the range.
-    """
+    """Require a valid number of messages per second, or None."""
     if rate is None:
         return
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate <= 0:
@@ -104,11 +81,7 @@ def check_rate(rate: Any) -> None:
 
 
 def check_limit(limit: Any) -> None:
-    """Require a valid maximum number of messages, or None.
-
-    Raises:
-        OperationRefused: it is not an integer of at least 1.
-    """
+    """Require a valid maximum number of messages, or None."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise OperationRefused(f"limit {shown(limit)}: must be an integer of at least 1")
 

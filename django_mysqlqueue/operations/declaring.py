@@ -97,9 +97,6 @@ def operating(how: How, **names: str) -> Iterator[Work]:
     If the caller has a transaction open on the queue's database, it works on another connection.
 
     ``names``: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
-
-    Raises:
-        OperationRefused: an argument is invalid.
     """
     by: By = {"actor": how["actor"], "reason": how.get("reason", "")}
     if not text("actor", by["actor"], most=KEY_LENGTH).strip():

@@ -25,11 +25,7 @@ class Form:
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Return the seconds that a text such as ``90``, ``1.5s`` or ``10m`` stands for.
-
-    Raises:
-        ValueError: it is not a duration.
-    """
+    """Return the seconds that a text such as ``90``, ``1.5s`` or ``10m`` stands for."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name}={text!r}: must be a number of seconds, or a number with ms, s, m, h or d")
@@ -38,11 +34,7 @@ def parse_duration(name: str, text: str) -> float:
 
 
 def parse_object(name: str, text: str, example: str) -> Any:
-    """Return what JSON text describes, without checking it further.
-
-    Raises:
-        ValueError: it is not JSON, or an object names a key twice.
-    """
+    """Return what JSON text describes, without checking it further."""
     twice: list[str] = []
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,11 +52,7 @@ def parse_object(name: str, text: str, example: str) -> Any:
 
 
 def parse_filter(name: str, text: str) -> Any:
-    """Return the filter policy that JSON text describes, without checking its conditions.
-
-    Raises:
-        ValueError: it is not JSON, or an object names a key twice.
-    """
+    """Return the filter policy that JSON text describes, without checking its conditions."""
     return parse_object(name, text, '{"region": ["eu"]}')
 
 

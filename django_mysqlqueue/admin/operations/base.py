@@ -190,9 +190,7 @@ class AdminOperation:
     def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
         """Return the alias of the database to operate on: the one that is given, or that of the topic.
 
-        Raises:
-            BadQuery: it is not a database of the queue; or there are several, and neither it nor a topic is given. An
-                offset or a subscriber's name means something else in each database.
+        With several databases, one of both is required: an offset or a subscriber's name means something else in each.
         """
         wanted, topic = given.get("database"), given.get("topic")
         if dashboard.databases and not (wanted or topic):
@@ -201,14 +199,7 @@ class AdminOperation:
 
     @classmethod
     def check_permissions(cls, request: HttpRequest, form: Any) -> str:
-        """Respond with 403 unless the user may run the operation.
-
-        Returns:
-            Why the form is refused, if it is shown again; otherwise an empty string.
-
-        Raises:
-            PermissionDenied: the user may not.
-        """
+        """Respond with 403 unless the user may run the operation; return why the form is shown again, if it is."""
         topics = cls.topics(form)
         for topic in (None,) if topics is None else topics:
             demand(may_view(request, topic) and may_operate(request, topic))
@@ -236,11 +227,7 @@ class AdminOperation:
         return {**given, **self.fixed}
 
     def preview(self) -> list[str]:
-        """Return sentences about what the operation would change, without changing anything.
-
-        Raises:
-            OperationRefused: the operation is impossible, or there is nothing to change; the text says why.
-        """
+        """Return sentences about what the operation would change, without changing anything."""
         result = self.operate(dry_run=True, **self._how)
         if not result.planned:
             raise OperationRefused(" ".join(result.summary))
@@ -251,11 +238,7 @@ class AdminOperation:
         return []
 
     def run(self) -> str:
-        """Run the operation and return sentences about what was changed.
-
-        Raises:
-            OperationRefused: the operation was refused; the text says why.
-        """
+        """Run the operation and return sentences about what was changed."""
         return " ".join(self.operate(dry_run=False, **self._how).summary)
 
 
@@ -295,11 +278,7 @@ class LimitedOperation(AdminOperation):
         return IdsField.most
 
     def matches(self) -> tuple[Sequence[int], bool]:
-        """Return the rows that match, oldest first, and whether there are no others.
-
-        Raises:
-            OperationRefused: nothing matches.
-        """
+        """Return the rows that match, oldest first, and whether there are no others."""
         raise NotImplementedError
 
     @property

@@ -93,11 +93,7 @@ class DeadLettersOperation(LimitedOperation):
 
     @functools.cached_property
     def found(self) -> DeadLetterMatches:
-        """The dead letters that match.
-
-        Raises:
-            OperationRefused: nothing matches.
-        """
+        """The dead letters that match."""
         session = Session(self.using)
         found = dead_letters.look(session, self.selection(), newest=self.values.get("upto"), bounds=self.bounds)
         if kind := self.values.get("kind"):
@@ -262,11 +258,7 @@ class EditForm(ReasonForm):
         return values
 
     def clean_payload(self) -> str:
-        """Return the payload's text.
-
-        Raises:
-            ValidationError: the text is invalid, or unchanged.
-        """
+        """Return the payload's text."""
         text = str(self.cleaned_data["payload"])
         stored, edited = self.dead_letter, self.editable
         assert stored is not None and edited is not None  # noqa: S101, PT018  # otherwise there is no such field

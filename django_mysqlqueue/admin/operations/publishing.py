@@ -194,9 +194,6 @@ def _payload(kind: str, text: str) -> Any:
     """Return the payload that a text stands for.
 
     ``kind``: the format: ``"json"``, ``"text"`` or ``"base64"``.
-
-    Raises:
-        ValueError: the text is not valid in this format. The message says where.
     """
     text = text.replace("\r\n", "\n")
     if kind == "json":

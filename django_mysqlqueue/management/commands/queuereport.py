@@ -22,11 +22,7 @@ class Command(SparkCommand):
     name = "report"
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the alias of the database that the report is about.
-
-        Raises:
-            CommandError: the topics are in several databases.
-        """
+        """Return the alias of the database that the report is about."""
         alias, topics = options.get("database"), options.get("topic") or [None]
         found = dict.fromkeys(database_of(alias, topic) for topic in topics)
         if len(found) > 1:

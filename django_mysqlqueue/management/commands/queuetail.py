@@ -114,11 +114,7 @@ class Command(QueueCommand):
             self.stderr.write("No messages.", self.style.NOTICE)
 
     def _waits(self, found: Tail) -> bool:
-        """Wait until there is a message, or the limit is reached.
-
-        Raises:
-            BrokenPipeError: the process that reads the output has ended.
-        """
+        """Wait until there is a message, or the limit is reached."""
         while found.is_open and not found.wait(READER_SECONDS):
             if self.stdout is not None and _has_lost_reader(self.stdout):
                 raise BrokenPipeError

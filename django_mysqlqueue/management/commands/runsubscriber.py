@@ -45,11 +45,7 @@ from django_mysqlqueue.subscriptions.registry import handlers, handlers_in
 
 
 def positive(text: str) -> int:
-    """Parse an integer above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not an integer, or not above 0.
-    """
+    """Parse an integer above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
     return int(text)
