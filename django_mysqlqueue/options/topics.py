@@ -1,60 +1,10 @@
-"""The rules for names of topics and groups, partition keys and message ids.
-
-Rules that depend on no setting are in ``names``.
-"""
+"""The rules for names of topics that depend on the DLQ suffix; the others are in ``names``."""
 
 from __future__ import annotations
 
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.names.ids import new_message_id
-from django_mysqlqueue.names.keys import (
-    PARTITION_PREFIX,
-    check_coalesce_key,
-    check_key,
-    check_priority,
-    hashed_partition,
-    lane,
-    lane_of,
-    priority_of,
-    scoped_coalesce_key,
-)
-from django_mysqlqueue.names.rules import (
-    KEY_LENGTH,
-    NAME_LENGTH,
-    TOPIC_COLUMN_LENGTH,
-    check_name,
-    check_text,
-    relay_target,
-    relayed_from,
-    relayed_topic,
-)
+from django_mysqlqueue.names.rules import check_name
 from django_mysqlqueue.options.conf import get_settings
-
-__all__ = [
-    "KEY_LENGTH",
-    "NAME_LENGTH",
-    "PARTITION_PREFIX",
-    "TOPIC_COLUMN_LENGTH",
-    "check_coalesce_key",
-    "check_key",
-    "check_name",
-    "check_priority",
-    "check_subscribed_topic",
-    "check_text",
-    "check_topic",
-    "dlq_topic",
-    "first_topic",
-    "hashed_partition",
-    "is_dlq",
-    "lane",
-    "lane_of",
-    "new_message_id",
-    "priority_of",
-    "relay_target",
-    "relayed_from",
-    "relayed_topic",
-    "scoped_coalesce_key",
-]
 
 
 def check_topic(topic: object) -> str:
