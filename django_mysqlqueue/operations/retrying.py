@@ -229,7 +229,27 @@ def make_due(
 
     def change(session: Session, page: Sequence[tuple[str, int]]) -> int:
         _check(session, ref, registration)
-        return _make_due(session, ref, page, operation, due, error, reset_attempts=reset_attempts)
+        changed = 0
+        for chunk in session.chunks(page):
+            free = session.rows(
+                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivery_token = 0 "
+                f"AND s.invisible_until <> %s{condition}{session.dialect.skip_locked}",
+                (*flat(chunk), *ref, False, due, *searched),
+            )
+            if free:
+                session.execute(
+                    session.dialect.update_joined(STATE, ("k", "o", "due"), len(free), BY_ROW, assign),
+                    (*flat((key, offset, due) for key, offset in sorted(free)), *ref),
+                )
+            changed += len(free)
+        if changed:
+            groups.change(session, ref, revise=True)
+            audit.add(session, operation, changed)
+        return changed
+
+    condition, searched = ("", ()) if error is None else (HAS_ERROR, (error,))
+    assign = {"invisible_until": "v.due"} | ({"retry_count": "0"} if reset_attempts else {})
 
     with apart(using):
         operation, registration = run(using, begin)
@@ -289,36 +309,3 @@ def _pages(using: str, ref: GroupRef, most: int, due: int) -> Iterator[list[tupl
         if len(rows) < most:
             return
         place = (int(rows[-1][0]), rows[-1][1], int(rows[-1][2]))
-
-
-def _make_due(
-    session: Session,
-    ref: GroupRef,
-    rows: Sequence[tuple[str, int]],
-    operation: int,
-    due: int,
-    error: str | None,
-    *,
-    reset_attempts: bool,
-) -> int:
-    changed = 0
-    condition, parameters = ("", ()) if error is None else (HAS_ERROR, (error,))
-    for chunk in session.chunks(rows):
-        free = session.rows(
-            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivery_token = 0 "
-            f"AND s.invisible_until <> %s{condition}{session.dialect.skip_locked}",
-            (*flat(chunk), *ref, False, due, *parameters),
-        )
-        if not free:
-            continue
-        assign = {"invisible_until": "v.due", **({"retry_count": "0"} if reset_attempts else {})}
-        session.execute(
-            session.dialect.update_joined(STATE, ("k", "o", "due"), len(free), BY_ROW, assign),
-            (*flat((key, offset, due) for key, offset in sorted(free)), *ref),
-        )
-        changed += len(free)
-    if changed:
-        groups.change(session, ref, revise=True)
-        audit.add(session, operation, changed)
-    return changed

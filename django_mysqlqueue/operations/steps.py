@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, Operation
-from django_mysqlqueue.operations.limits import LIMITS, Limits
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.audit import Action, By
 from django_mysqlqueue.service.groups import Fence, Locked
@@ -89,9 +89,9 @@ def delete_all(
     ref: GroupRef,
     delete: Callable[[Session], int | None],
     progress: Callable[[int], object],
-    limits: Limits = LIMITS,
+    limits: Limits,
     *,
-    beat: Callable[[], None] = lambda: None,
+    beat: Callable[[], None],
 ) -> int:
     """Delete a group's rows, one transaction after another, and return how many.
 
@@ -131,7 +131,7 @@ def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
     )
 
 
-def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
+def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits) -> int | None:
     """Delete some of a group's state rows by primary key; return how many, or None if there are no more.
 
     Rows that an atomic handler has locked are skipped and left for the next step: its transaction will commit its ack
