@@ -127,7 +127,31 @@ class Command(ReadingCommand):
             raise CommandError(str(error)) from error
 
     def as_json(self, using: str, found: HealthReport) -> dict[str, Any]:
-        return _as_json(using, found)
+        return {
+            "database": using,
+            "healthy": found.healthy,
+            "problems": [_finding(finding) for finding in found.findings],
+            "notes": [_finding(note) for note in found.notes],
+            "groups": [
+                {
+                    "group": group.ref.group,
+                    "topic": group.ref.topic,
+                    "lag": _count(group.lag),
+                    "oldest_unacked_age": (
+                        None if group.oldest_at is None else max(0.0, (found.state.now - group.oldest_at) / 1000)
+                    ),
+                    "in_flight": _count(group.in_flight),
+                    "retrying": _count(group.retrying),
+                    "dead_letters": _count(group.dead_letters),
+                    "recent_dead_letters": _count(group.recent_dead_letters),
+                    "subscribers": len(group.live),
+                    "paused": group.paused,
+                }
+                for group in found.groups
+            ],
+            "outbox": _count(found.state.outbox.waiting),
+            "outbox_oldest_age": _outbox_age(found),
+        }
 
     def show(self, using: str, found: HealthReport) -> None:
         for finding in found.beyond:
@@ -164,34 +188,6 @@ def _outbox_age(report: HealthReport) -> float | None:
     """Return for how many seconds the oldest message in the outbox has been due, or None if none is."""
     since = report.state.outbox.waiting_since
     return None if since is None else max(0.0, (report.state.now - since) / 1000)
-
-
-def _as_json(using: str, report: HealthReport) -> dict[str, Any]:
-    return {
-        "database": using,
-        "healthy": report.healthy,
-        "problems": [_finding(finding) for finding in report.findings],
-        "notes": [_finding(note) for note in report.notes],
-        "groups": [
-            {
-                "group": group.ref.group,
-                "topic": group.ref.topic,
-                "lag": _count(group.lag),
-                "oldest_unacked_age": (
-                    None if group.oldest_at is None else max(0.0, (report.state.now - group.oldest_at) / 1000)
-                ),
-                "in_flight": _count(group.in_flight),
-                "retrying": _count(group.retrying),
-                "dead_letters": _count(group.dead_letters),
-                "recent_dead_letters": _count(group.recent_dead_letters),
-                "subscribers": len(group.live),
-                "paused": group.paused,
-            }
-            for group in report.groups
-        ],
-        "outbox": _count(report.state.outbox.waiting),
-        "outbox_oldest_age": _outbox_age(report),
-    }
 
 
 def _count(count: Count) -> dict[str, Any]:

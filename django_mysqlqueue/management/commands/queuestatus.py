@@ -131,14 +131,80 @@ class Command(ReadingCommand):
         return read_status(using)
 
     def as_json(self, using: str, found: Status) -> dict[str, Any]:
-        return _as_json(using, found)
+        queue = found.queue
+        return {
+            "database": using,
+            "now": queue.now,
+            "last_offset": queue.last_offset,
+            "sequenced_at": queue.sequenced_at,
+            "debounced": queue.debounced,
+            "topics": [dataclasses.asdict(topic) for topic in found.topics],
+            "moves": [
+                {
+                    "topic": topic,
+                    "from": route.source,
+                    "to": route.planned or route.target or using,
+                    "prepared": bool(route.planned),
+                }
+                for topic, route in sorted(queue.routes.items())
+            ],
+            "groups": [_group(group, found) for group in queue.groups],
+            "status": {
+                "state": found.summary.state,
+                "text": found.summary.text,
+                "next_step": found.summary.advice,
+            },
+            "causes": [
+                {
+                    "severity": one.severity,
+                    "kind": one.kind,
+                    "text": one.text,
+                    "next_step": one.advice,
+                    "error": one.sample.error if one.sample else None,
+                    "groups": [{"group": ref.group, "topic": ref.topic} for ref in one.refs],
+                    "partitions": one.partitions,
+                    "messages": one.messages.value,
+                    "since": one.since,
+                    "problems": len(one.problems),
+                }
+                for one in found.causes
+            ],
+            "errors": [
+                {
+                    "group": one.ref.group,
+                    "topic": one.ref.topic,
+                    "error": one.text,
+                    "class": one.error_class,
+                    "states": one.states,
+                    "retrying": one.retrying.value,
+                    "dead_letters": one.dead_letters.value,
+                    "failed_attempts": one.attempts.value,
+                    "exact": one.is_exact,
+                    "first_at": one.first_at,
+                    "last_at": one.last_at,
+                    "offset": one.offset,
+                    "dead_letter": one.dead_letter,
+                }
+                for one in found.errors.kinds
+            ],
+            "problems": [
+                {
+                    "severity": one.severity,
+                    "kind": one.kind,
+                    "text": one.text,
+                    "group": one.ref.group if one.ref else None,
+                    "topic": one.ref.topic if one.ref else one.topic,
+                    "partition": one.key,
+                    "offset": one.offset,
+                    "subscriber": one.subscriber,
+                }
+                for one in found.problems
+            ],
+        }
 
     def show(self, using: str, found: Status) -> None:
-        self._text(using, found)
-
-    def _text(self, using: str, status: Status) -> None:
         heading = self.style.MIGRATE_HEADING
-        queue = status.queue
+        queue = found.queue
         ago = duration((queue.now - queue.sequenced_at) / 1000)
         sequencer = f"last active {ago} ago" if queue.sequenced_at else "never active"
         outbox, since = "", queue.outbox.waiting_since
@@ -152,18 +218,18 @@ class Command(ReadingCommand):
         if queue.debounced:
             replaced = counted(queue.debounced, "debounced message")
             self.stdout.write(f"{replaced} replaced by later ones before entering the log.\n")
-        self._summary(status.summary)
-        if not status.topics and not queue.groups:
+        self._summary(found.summary)
+        if not found.topics and not queue.groups:
             self.stdout.write("The queue has no messages and no consumer groups.")
             return
-        for title, columns, rows in _tables(using, status):
+        for title, columns, rows in _tables(using, found):
             if rows or title in ALWAYS:
                 if title != ALWAYS[0]:
                     self.stdout.write("")
                 self.stdout.write(heading(title))
                 write_table(self.stdout, columns, rows)
-        serious = [one for one in status.causes if one.severity < NOTE]
-        for title, causes in (("Problems", serious), ("For information", status.causes[len(serious) :])):
+        serious = [one for one in found.causes if one.severity < NOTE]
+        for title, causes in (("Problems", serious), ("For information", found.causes[len(serious) :])):
             if causes:
                 self.stdout.write("")
                 self.stdout.write(heading(title))
@@ -327,79 +393,6 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     state = state_of(queue, find_problems(queue))
     topics, errors = read_topics(session, queue.now), list_errors(using=using)
     return Status(queue, topics, leases, passed, pauses, errors, state.problems, state.causes, state.status)
-
-
-def _as_json(using: str, status: Status) -> dict[str, Any]:
-    queue = status.queue
-    return {
-        "database": using,
-        "now": queue.now,
-        "last_offset": queue.last_offset,
-        "sequenced_at": queue.sequenced_at,
-        "debounced": queue.debounced,
-        "topics": [dataclasses.asdict(topic) for topic in status.topics],
-        "moves": [
-            {
-                "topic": topic,
-                "from": route.source,
-                "to": route.planned or route.target or using,
-                "prepared": bool(route.planned),
-            }
-            for topic, route in sorted(queue.routes.items())
-        ],
-        "groups": [_group(group, status) for group in queue.groups],
-        "status": {
-            "state": status.summary.state,
-            "text": status.summary.text,
-            "next_step": status.summary.advice,
-        },
-        "causes": [
-            {
-                "severity": one.severity,
-                "kind": one.kind,
-                "text": one.text,
-                "next_step": one.advice,
-                "error": one.sample.error if one.sample else None,
-                "groups": [{"group": ref.group, "topic": ref.topic} for ref in one.refs],
-                "partitions": one.partitions,
-                "messages": one.messages.value,
-                "since": one.since,
-                "problems": len(one.problems),
-            }
-            for one in status.causes
-        ],
-        "errors": [
-            {
-                "group": one.ref.group,
-                "topic": one.ref.topic,
-                "error": one.text,
-                "class": one.error_class,
-                "states": one.states,
-                "retrying": one.retrying.value,
-                "dead_letters": one.dead_letters.value,
-                "failed_attempts": one.attempts.value,
-                "exact": one.is_exact,
-                "first_at": one.first_at,
-                "last_at": one.last_at,
-                "offset": one.offset,
-                "dead_letter": one.dead_letter,
-            }
-            for one in status.errors.kinds
-        ],
-        "problems": [
-            {
-                "severity": one.severity,
-                "kind": one.kind,
-                "text": one.text,
-                "group": one.ref.group if one.ref else None,
-                "topic": one.ref.topic if one.ref else one.topic,
-                "partition": one.key,
-                "offset": one.offset,
-                "subscriber": one.subscriber,
-            }
-            for one in status.problems
-        ],
-    }
 
 
 def _filter_text(policy: FilterPolicy | str) -> str:
