@@ -7,6 +7,7 @@ only deletes from the log apart from GC.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +33,7 @@ from django_mysqlqueue.operations.arguments import (
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
-from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of, sentence
+from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import audit, coalescing, delivery_events, groups, job_results, messages, routing
 from django_mysqlqueue.service.audit import By
@@ -101,22 +102,16 @@ def redrive(
     with operating(how, topic=topic) as (alias, by, dry_run):
         check_rate(rate)
         check_limit(limit)
-        wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
+        wanted = _filter(alias, topic, group, error, since, until)
+        wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
         if dry_run:
-            number = _count(alias, wanted, limit)
+            number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
             check_groups(alias, wanted, number)
+            said = _("Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s.")
         else:
             number = redrive_all(alias, wanted, **by, rate=rate, limit=limit, progress=progress)
-        said = sentence(
-            number,
-            dry_run=dry_run,
-            planned=_(
-                "Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s."
-            ),
-            done=_("Dead letters redriven: %(number)s."),
-            nothing=_nothing(),
-        )
-        return result_of(Result, REDRIVE, number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
+            said = _("Dead letters redriven: %(number)s.")
+        return _result(REDRIVE, wanted, number, said, dry_run=dry_run)
 
 
 # Not ``How``: here, the reason is required.
@@ -163,23 +158,16 @@ def discard(
     how: How = {"actor": actor, "reason": reason, "using": using, "dry_run": dry_run}
     with operating(how, topic=topic) as (alias, by, dry_run):
         check_limit(limit)
-        wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
-        warnings: tuple[str, ...] = ()
-        if dry_run:
-            number = _count(alias, wanted, limit)
-            first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
-            warnings = (ends_keys(),) if coalescing.has_key(Session(alias), first[:limit]) else ()
-        else:
+        wanted = _filter(alias, topic, group, error, since, until)
+        wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
+        if not dry_run:
             number = discard_all(alias, wanted, **by, limit=limit, progress=progress)
-        said = sentence(
-            number,
-            dry_run=dry_run,
-            planned=_("Dead letters of %(topic)s that will be deleted: %(number)s."),
-            done=_("Dead letters deleted: %(number)s."),
-            nothing=_nothing(),
-        )
-        said %= _values(wanted, number, dry_run=dry_run)
-        return result_of(Result, DISCARD, number, said, dry_run=dry_run, warnings=warnings)
+            return _result(DISCARD, wanted, number, _("Dead letters deleted: %(number)s."), dry_run=False)
+        number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
+        first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
+        warnings = [ends_keys()] if coalescing.has_key(Session(alias), first[:limit]) else []
+        said = _("Dead letters of %(topic)s that will be deleted: %(number)s.")
+        return _result(DISCARD, wanted, number, said, *warnings, dry_run=True)
 
 
 @operates
@@ -222,11 +210,11 @@ def edit(
             offset = found[0]
         (offset,) = offsets_of([offset], "offset")
         if dry_run:
-            ref, size = find_replaced(alias, dlq, offset, payload)
+            ref, body, _metadata = _replacement(Session(alias), dlq, offset, payload)
             said = _(
                 "A new message of %(size)s bytes will replace the dead letter. Only the group %(ref)s receives it."
             )
-            return result_of(EditResult, REPLACE, 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
+            return result_of(EditResult, REPLACE, 1, said % {"size": f"{len(body):,}", "ref": ref}, dry_run=True)
         new_id = replace(alias, dlq, offset, payload, **by)
         said = _("The message %(id)s has replaced the dead letter.")
         return result_of(EditResult, REPLACE, 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
@@ -235,14 +223,10 @@ def edit(
 def _filter(
     alias: str,
     topic: str,
-    ids: Sequence[str] | None,
-    offsets: Sequence[int] | None,
     group: str | None,
     error: str | None,
     since: datetime.datetime | None,
     until: datetime.datetime | None,
-    *,
-    missing_ok: bool,
 ) -> DeadLetterFilter:
     check_topic(alias, topic)
     dlq = dlq_topic(topic)
@@ -252,7 +236,6 @@ def _filter(
         _check_group(alias, dlq, text("group", group, most=NAME_LENGTH))
     return DeadLetterFilter(
         dlq,
-        offsets=_offsets(alias, dlq, ids, offsets, missing_ok=missing_ok),
         group=group,
         error=error,
         since=None if since is None else milliseconds("since", since),
@@ -260,25 +243,30 @@ def _filter(
     )
 
 
-def _offsets(
-    alias: str, dlq: str, ids: Sequence[str] | None, offsets: Sequence[int] | None, *, missing_ok: bool
-) -> tuple[int, ...] | None:
-    """Return the offsets of the named dead letters; None for all."""
+def _named(
+    alias: str,
+    wanted: DeadLetterFilter,
+    ids: Sequence[str] | None,
+    offsets: Sequence[int] | None,
+    *,
+    missing_ok: bool,
+) -> DeadLetterFilter:
+    """Return a filter for the dead letters that ids and offsets name; without both, for all."""
     if ids is None and offsets is None:
-        return None
-    ids = None if ids is None else texts("ids", ids)
-    offsets = None if offsets is None else offsets_of(offsets)
-    by_id = dead_letters_by_id(alias, dlq, ids or ())
+        return wanted
+    dlq = wanted.topic
+    ids = [] if ids is None else texts("ids", ids)
+    offsets = [] if offsets is None else offsets_of(offsets)
+    by_id = dead_letters_by_id(alias, dlq, ids)
     there: set[object] = set()
     if offsets and not missing_ok:
-        pages = matching_offsets(
-            Session(alias), DeadLetterFilter(dlq, offsets=tuple(offsets)), size=LIMITS.dead_letters
-        )
-        there = {offset for page in pages for offset in page}
+        at = DeadLetterFilter(dlq, offsets=tuple(offsets))
+        there = {offset for page in matching_offsets(Session(alias), at, size=LIMITS.dead_letters) for offset in page}
     if not missing_ok:
-        check_known(f"{dlq} has no dead letter of these messages: {{}}.", ids or (), by_id)
-        check_known(f"There is no dead letter of {dlq} at these offsets: {{}}.", offsets or (), there)
-    return tuple(sorted({*(offset for found in by_id.values() for offset in found), *(offsets or ())}))
+        check_known(f"{dlq} has no dead letter of these messages: {{}}.", ids, by_id)
+        check_known(f"There is no dead letter of {dlq} at these offsets: {{}}.", offsets, there)
+    named = {offset for found in by_id.values() for offset in found}
+    return dataclasses.replace(wanted, offsets=tuple(sorted(named.union(offsets))))
 
 
 def _check_group(alias: str, dlq: str, group: str) -> None:
@@ -294,16 +282,12 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
     )
 
 
-def _count(alias: str, wanted: DeadLetterFilter, limit: int | None) -> int:
-    return count(alias, wanted, most=COUNTED if limit is None else min(COUNTED, limit))
-
-
-def _nothing() -> str:
-    return _("No dead letters of %(topic)s match.")
-
-
-def _values(wanted: DeadLetterFilter, number: int, *, dry_run: bool) -> dict[str, str]:
-    return {"topic": wanted.topic, "number": number_said(number, dry_run=dry_run)}
+def _result(
+    action: audit.Action, wanted: DeadLetterFilter, number: int, said: str, *warnings: str, dry_run: bool
+) -> Result:
+    text = said if number else _("No dead letters of %(topic)s match.")
+    values = {"topic": wanted.topic, "number": number_said(number, dry_run=dry_run)}
+    return result_of(Result, action, number, text % values, dry_run=dry_run, warnings=warnings)
 
 
 def count(using: str, wanted: DeadLetterFilter, *, most: int) -> int:
@@ -373,12 +357,6 @@ def replace(using: str, topic: str, offset: int, payload: Any, **by: Unpack[By])
 
     with apart(using):
         return run(using, write)
-
-
-def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[GroupRef, int]:
-    """Return the group that ``replace`` would publish a payload for, and its size in bytes, or refuse as it does."""
-    ref, body, _metadata = _replacement(Session(using), topic, offset, payload)
-    return ref, len(body)
 
 
 def _replacement(session: Session, topic: str, offset: int, payload: Any) -> tuple[GroupRef, bytes, str]:
