@@ -31,12 +31,14 @@ def writing_functions() -> set[str]:
 
 
 def _writes(call: ast.Call) -> bool:
-    """``session.execute(…)``, ``run(…)``, or what a query set does: unlike a dict's, its ``update`` takes keywords."""
+    """Calls of a session or of ``run``, or what a query set does: unlike a dict's, its ``update`` takes keywords."""
     if isinstance(call.func, ast.Name):
         return call.func.id == "run"
     if not isinstance(call.func, ast.Attribute):
         return False
     name = call.func.attr
+    if name in ("insert", "update", "delete") and ast.unparse(call.func.value).endswith("session"):
+        return True
     if name == "update":
         return bool(call.keywords)
     if name == "delete":
