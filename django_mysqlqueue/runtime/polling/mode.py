@@ -96,5 +96,5 @@ class Mode(ABC):
         """Remember what a flush has written."""
 
     @abstractmethod
-    def claimed(self, claim: Claim, max_due: int) -> bool:
+    def claimed(self, claim: Claim, wants: Sequence[Want], max_due: int) -> bool:
         """Remember what a claim found, and return whether to poll soon."""

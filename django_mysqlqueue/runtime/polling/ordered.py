@@ -499,7 +499,7 @@ class OrderedMode(Mode):
         partition = self.partitions.get(key)
         return partition is not None and partition.owned
 
-    def claimed(self, claim: Claim, max_due: int) -> bool:
+    def claimed(self, claim: Claim, wants: Sequence[Want], max_due: int) -> bool:
         """Remember what a claim found."""
         self._note_partitions(claim)
         self._note_left(claim)

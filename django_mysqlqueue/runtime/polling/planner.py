@@ -88,7 +88,7 @@ class Planner:
         # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
         seen = claim.partitions
         self._memory.todo.to_end([want.key for want in plan.wants if seen.get(want.key) is not Seen.MISSING])
-        poll_soon = self._mode.claimed(claim, plan.max_due)
+        poll_soon = self._mode.claimed(claim, plan.wants, plan.max_due)
         self._memory.depths.learn(plan.wants, claim, hungry=plan.hungry, most=self._configuration.claim_size)
         return poll_soon
 

@@ -140,7 +140,7 @@ class SharedMode(Mode):
         for due in flushed.waiting.values():
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
-    def claimed(self, claim: Claim, max_due: int) -> bool:
+    def claimed(self, claim: Claim, wants: Sequence[Want], max_due: int) -> bool:
         """Remember what a claim found, and return whether to poll soon, because more redeliveries may be due."""
         todo = self._memory.todo
         left = claim.left.values()
@@ -160,7 +160,7 @@ class SharedMode(Mode):
         for key, seen in claim.partitions.items():
             if seen is Seen.DRAINED:
                 todo.pop(key, None)
-        if todo and claim.rest is None and not (claim.partitions or claim.deliveries):
+        if wants and claim.rest is None and not (claim.partitions or claim.deliveries):
             # All wanted partitions were locked by other subscribers, which will release them in a moment.
             self._health.rest(LOCKED_PAUSE)
         return poll_soon

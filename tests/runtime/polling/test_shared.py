@@ -6,8 +6,8 @@ import time
 
 from django_mysqlqueue import publish, publish_many
 from tests.support.handlers import Recorder
-from tests.support.harness import Sub, handler
-from tests.support.internals import GroupRef
+from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, sequencing
 
 REF = GroupRef("g", "t")
 
@@ -53,3 +53,16 @@ def test_a_living_process_does_not_claim_what_it_is_running(db, clock):
     sub.step()
     other.step()
     assert other.take() is None
+
+
+def test_a_claim_of_redeliveries_alone_does_not_rest_for_messages_that_it_did_not_want(db):
+    """Another subscriber has taken what was due, and the message that waits has another priority."""
+    publish("t", 1, key="y", priority=-10)
+    sub = Sub(handler(mode="shared"))
+    (group,) = sub.poller.shared
+    sequencing.sequence(USING)
+    group.mode.notify(["__p:-010:y"])
+    group.mode._next_due = 0
+    group.turn()
+    assert group.health.rests_until == 0.0
+    assert sub.step().take() is not None
