@@ -639,7 +639,7 @@ MUTATIONS = (
         "a schedule deleted without its lock",
         "A schedule is deleted by whoever has locked it and found that no process declares it.",
         "scheduled: register the schedule with other times x delete the schedule",
-        locking("recurring._do", LOCK, ""),
+        locking("recurring.run", LOCK, ""),
     ),
 )
 
