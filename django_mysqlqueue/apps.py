@@ -14,7 +14,7 @@ from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.schedules.registry import Place
+    from django_mysqlqueue.schedules.registry import Destination
     from django_mysqlqueue.service.refs import GroupRef
     from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -67,7 +67,7 @@ def _job_topics() -> Collection[str]:
     return queue_topics()
 
 
-def _place_of_task(path: str, given: Place | None) -> Place:
+def _place_of_task(path: str, given: Destination | None) -> Destination:
     from django_mysqlqueue.tasks.backend import place_of
 
     return place_of(path, given)

@@ -30,7 +30,7 @@ ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
 BY_STATUS = ("queue_job_results_status", "status", "finished_at")
 BY_TASK = ("queue_job_results_task", "task_path", "enqueued_at")
 """An index, its first column, and the one by which it orders."""
-Place = tuple[int, str]
+JobPosition = tuple[int, str]
 """The time by which a job is listed, and its id."""
 COLUMNS = (
     "s.id, s.backend, s.queue_name AS queue, s.task_path AS task, s.priority, s.run_after, s.status, s.enqueued_at, "
@@ -178,7 +178,7 @@ class JobFilter:
             parameters += [value for value in given.values() if value is not None]
         return " AND ".join(conditions), parameters
 
-    def along(self, after: Place | None) -> tuple[str, list[Any]]:
+    def along(self, after: JobPosition | None) -> tuple[str, list[Any]]:
         """Return the condition and the order in which the index is read, and its parameters."""
         *_, order = self.index
         if self.status is not None and not self.by_end:
@@ -245,7 +245,7 @@ def look(
     session: Session,
     wanted: JobFilter,
     *,
-    after: Place | None = None,
+    after: JobPosition | None = None,
     limit: int = 50,
     known: Sequence[str] | None = None,
     bounds: Bounds = PAGES,
@@ -272,8 +272,8 @@ def look(
 
 
 def _places(
-    session: Session, wanted: JobFilter, values: Sequence[str], after: Place | None, limit: int, bounds: Bounds
-) -> tuple[list[Place], Place | None]:
+    session: Session, wanted: JobFilter, values: Sequence[str], after: JobPosition | None, limit: int, bounds: Bounds
+) -> tuple[list[JobPosition], JobPosition | None]:
     """Return the places of jobs that match, newest first, and the place up to which the index was read.
 
     That is None if it was read to its end. A number of rows is read for each value of the index's first column. If
@@ -289,7 +289,7 @@ def _places(
         f"FROM {RESULTS}{session.force_index(index)} WHERE {first} = %s AND {along} LIMIT %s"
     )
     rows = session.each(select, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
-    of_value: dict[int, list[Place]] = {}
+    of_value: dict[int, list[JobPosition]] = {}
     for place, moment, job, _ in rows:
         of_value.setdefault(place, []).append((moment, job))
     end = max((min(places) for places in of_value.values() if len(places) == number), default=None)

@@ -260,7 +260,7 @@ def shares(session: Session) -> dict[tuple[str, GroupRef], int]:
     }
 
 
-Place = tuple[str, str, str | None]
+PartitionPosition = tuple[str, str, str | None]
 """Group, topic and partition key after which a list continues; without a key, from the group's first partition."""
 
 
@@ -285,7 +285,7 @@ class PartitionListing:
 
     partitions: tuple[Partition, ...]
     """In order of group, topic and key."""
-    after: Place | None
+    after: PartitionPosition | None
     """The argument ``after`` for the next page; None if this is the last."""
 
 
@@ -315,7 +315,7 @@ def list_partitions(
     topic: str | None = None,
     prefix: str = "",
     owner: str | None = None,
-    after: Place | None = None,
+    after: PartitionPosition | None = None,
     limit: int = 50,
     using: str | None = None,
     bounds: Bounds = PAGES,
@@ -390,7 +390,7 @@ def listing(
     *,
     prefix: str = "",
     owner: str | None = None,
-    after: Place | None = None,
+    after: PartitionPosition | None = None,
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> PartitionListing:

@@ -27,7 +27,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import redriving, seeking, steps
 from django_mysqlqueue.operations.declaring import How, operates, operating
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, result_of
 from django_mysqlqueue.options.conf import get_settings
@@ -129,7 +129,7 @@ def drop(
     ref: GroupRef,
     *,
     progress: Callable[[int], object] = lambda rows: None,
-    limits: Limits = LIMITS,
+    limits: OperationLimits = LIMITS,
     **by: Unpack[By],
 ) -> bool:
     """Delete a group with all its state; return False if it did not exist.
@@ -174,7 +174,7 @@ def _begin(session: Session, ref: GroupRef, **by: Unpack[By]) -> int | None:
     return operation
 
 
-def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits) -> int | None:
+def _delete_some(session: Session, ref: GroupRef, operation: int, limits: OperationLimits) -> int | None:
     """Delete some of the group's rows by primary key; return how many, or None if there are no more.
 
     There are no new rows: those who insert them hold a shared lock on the group row and do nothing while the group is
@@ -198,7 +198,7 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
     )
 
 
-def _end_jobs(using: str, ref: GroupRef, limits: Limits, beat: Callable[[], None]) -> None:
+def _end_jobs(using: str, ref: GroupRef, limits: OperationLimits, beat: Callable[[], None]) -> None:
     """End the jobs of a dropped queue. Without the group, nobody can tell any more that it was dropped."""
     left = job_messages.end_all(using, ref, beat=beat)
     locked_since = time.monotonic()
@@ -212,7 +212,7 @@ def _end_jobs(using: str, ref: GroupRef, limits: Limits, beat: Callable[[], None
         left = job_messages.end_all(using, ref, after=left, beat=beat)
 
 
-def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> None:
+def _end(session: Session, ref: GroupRef, operation: int, limits: OperationLimits) -> None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:

@@ -27,7 +27,7 @@ CANCEL_JOBS = audit.Action("cancel jobs", gettext_lazy("Cancel jobs"), audit.JOB
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Cancellable:
     """Jobs that can be cancelled, and others of the given ids."""
 
     waiting: tuple[str, ...] = ()
@@ -116,16 +116,16 @@ def topics_of(using: str, ids: Collection[str]) -> set[str]:
     return {job_topic(row.queue_name) for row in job_rows.read(Session(using), ids).values()}
 
 
-def find(using: str, ids: Collection[str], topic: str = "") -> Found:
+def find(using: str, ids: Collection[str], topic: str = "") -> Cancellable:
     """Return the jobs with some ids, without those that have ended.
 
     ``topic``: only jobs of the queue with this topic; empty: of any.
     """
     session = Session(using)
-    found = Found()
+    found = Cancellable()
     for chunk in pieces(sorted(set(ids)), LIMITS.jobs):
         one = _find(session, chunk, topic)
-        found = Found(
+        found = Cancellable(
             found.waiting + one.waiting,
             found.running + one.running,
             found.asked + one.asked,
@@ -136,7 +136,7 @@ def find(using: str, ids: Collection[str], topic: str = "") -> Found:
     return found
 
 
-def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
+def _find(session: Session, ids: Sequence[str], topic: str) -> Cancellable:
     rows = job_rows.read(session, ids)
     of_queue = {job: row for job, row in rows.items() if topic in ("", job_topic(row.queue_name))}
     waiting = {job for job, row in of_queue.items() if row.status == READY}
@@ -146,7 +146,7 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
     # The search reads the whole index of scheduled messages.
     scheduled = [job for job in ids if (job in waiting and rows[job].run_after) or (topic and job not in rows)]
     there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else {}
-    return Found(
+    return Cancellable(
         tuple(sorted(waiting.union(there.values()))),
         tuple(new),
         tuple(job for job in running if job not in new),
@@ -156,7 +156,7 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Found:
     )
 
 
-def has_later_jobs(using: str, found: Found) -> bool:
+def has_later_jobs(using: str, found: Cancellable) -> bool:
     """Return whether further stages follow in the chains of some jobs."""
     session = Session(using)
     stages = (job_stages.read(session, stage) for stage in sorted(found.stages))

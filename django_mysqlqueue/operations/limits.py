@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OperationLimits:
     """Limits of operations. They are arguments, so that tests can reach them with few rows."""
 
     rows: int = 1000
@@ -29,6 +29,6 @@ class Limits:
     """Seconds to wait for rows that other transactions have locked, about as long as InnoDB waits for a lock."""
 
 
-LIMITS = Limits()
+LIMITS = OperationLimits()
 COUNTED = LIMITS.counted
 """Limit of the counts in previews."""

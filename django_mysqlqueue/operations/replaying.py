@@ -24,7 +24,7 @@ from django_mysqlqueue.names.ids import REPLAY_RUN, replay_id
 from django_mysqlqueue.names.rules import KEY_LENGTH, REPLAYED_FROM
 from django_mysqlqueue.operations.arguments import check_limit, offsets_of, text
 from django_mysqlqueue.operations.declaring import How, operates, operating
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import ReplayResult, result_of
 from django_mysqlqueue.options.topics import is_dlq
@@ -233,10 +233,10 @@ def _result(wanted: Range, found: Counted, *summary: str, dry_run: bool, **detai
     )
 
 
-def preview(using: str, wanted: Range, *, most: int, limits: Limits = LIMITS) -> Counted:
+def preview(using: str, wanted: Range, *, most: int, limits: OperationLimits = LIMITS) -> Counted:
     """Count the messages that a replay of at most ``most`` messages would publish.
 
-    About ``Limits.read`` messages are read, whether or not they match.
+    About ``OperationLimits.read`` messages are read, whether or not they match.
     """
     session, ref = Session(using), wanted.ref
     registered, controls = groups.find(using, ref), groups.group_controls(session, [ref]).get(ref)
@@ -258,7 +258,7 @@ def publish_copies(
     *,
     upto: int,
     progress: Callable[[int], object] = lambda rows: None,
-    limits: Limits = LIMITS,
+    limits: OperationLimits = LIMITS,
     **by: Unpack[By],
 ) -> Counted:
     """Publish copies of the messages of a range for one group, in offset order.
@@ -308,12 +308,12 @@ def _policy(ref: GroupRef, options: OptionColumns) -> FilterPolicy | None:
 
 
 def _pages(
-    session: Session, wanted: Range, size: int, counted: Counted, *, most: int | None = None, limits: Limits
+    session: Session, wanted: Range, size: int, counted: Counted, *, most: int | None = None, limits: OperationLimits
 ) -> Iterator[Sequence[int]]:
     """Yield the offsets of the topic's messages in the range, in order, and note how far it was read.
 
     ``counted``: what the caller counts: this sets ``upto``. ``most``: end when the caller has counted as many messages
-    to replay, or ``Limits.read`` messages were read.
+    to replay, or ``OperationLimits.read`` messages were read.
     """
     topic = wanted.ref.topic
     keys = [wanted.key] if wanted.key is not None else partitions.all_in_log(session, topic, most=MERGED)

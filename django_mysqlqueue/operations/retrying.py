@@ -19,7 +19,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service import audit, groups
@@ -203,7 +203,7 @@ def make_due(
     due: int = 0,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
-    limits: Limits = LIMITS,
+    limits: OperationLimits = LIMITS,
     **by: Unpack[By],
 ) -> int:
     """Make waiting deliveries due now or at another time; return how many were not due at that time already.

@@ -24,7 +24,7 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryStat
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.arguments import milliseconds
 from django_mysqlqueue.operations.declaring import How, operates, operating
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS, Limits
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
 from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
@@ -50,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The preview of a seek: counts of the group's messages, up to ``Limits.counted``."""
+    """The preview of a seek: counts of the group's messages, up to ``OperationLimits.counted``."""
 
     position: Position
     replayed: int
@@ -58,7 +58,7 @@ class Preview:
     skipped: int
     """Unsettled messages that would never be delivered."""
     exact: bool = True
-    """False if counting stopped after ``Limits.read`` messages of the log or ``Limits.seconds``: both may be more."""
+    """False if counting stopped after ``OperationLimits.read`` messages, or ``.seconds``: both may be more."""
     coalesces: bool = False
     """Whether messages of the topic have coalesce keys."""
 
@@ -199,7 +199,7 @@ def _refuse_future(session: Session, position: Position) -> None:
 # -- preview ------------------------------------------------------------------
 
 
-def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMITS) -> Preview:
+def preview(using: str, ref: GroupRef, position: Position, limits: OperationLimits = LIMITS) -> Preview:
     """Count the messages that a seek would replay and skip."""
     session = Session(using)
     registered = groups.find(using, ref)
@@ -228,9 +228,9 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
 
 
 class _Counter:
-    """Counts a group's messages in ranges of partitions; no read begins after ``Limits.read`` rows."""
+    """Counts a group's messages in ranges of partitions; no read begins after ``OperationLimits.read`` rows."""
 
-    def __init__(self, session: Session, ref: GroupRef, limits: Limits, *, twice: bool = False) -> None:
+    def __init__(self, session: Session, ref: GroupRef, limits: OperationLimits, *, twice: bool = False) -> None:
         self._session = session
         self._ref = ref
         self._limits = limits
@@ -304,7 +304,7 @@ def move(
     *,
     detail: str = "",
     progress: Callable[[int], object] = lambda rows: None,
-    limits: Limits = LIMITS,
+    limits: OperationLimits = LIMITS,
     **by: Unpack[By],
 ) -> int:
     """Move a group's position; the group resumes from there unless it was paused before.
@@ -393,7 +393,7 @@ def _reset_offsets(
     return len(keys), keys[-1] if len(keys) == most else None
 
 
-def _delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
+def _delete_states(session: Session, ref: GroupRef, operation: int, limits: OperationLimits = LIMITS) -> int | None:
     _check(session, ref, operation)
     return steps.delete_states(session, ref, operation, limits)
 

@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, Operation
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.audit import Action, By
 from django_mysqlqueue.service.groups import Fence, Locked
@@ -89,7 +89,7 @@ def delete_all(
     ref: GroupRef,
     delete: Callable[[Session], int | None],
     progress: Callable[[int], object],
-    limits: Limits,
+    limits: OperationLimits,
     *,
     beat: Callable[[], None],
 ) -> int:
@@ -131,7 +131,7 @@ def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
     )
 
 
-def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits) -> int | None:
+def delete_states(session: Session, ref: GroupRef, operation: int, limits: OperationLimits) -> int | None:
     """Delete some of a group's state rows by primary key; return how many, or None if there are no more.
 
     Rows that an atomic handler has locked are skipped and left for the next step: its transaction will commit its ack

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{SCHEDULE_NAME_LENGTH}}}")
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where the jobs of a task go."""
 
     backend: str
@@ -41,7 +41,7 @@ class OtherBackend(Exception):
     """The task's backend is not the queue's, so that its jobs cannot be published. The text says so."""
 
 
-place_of: Callable[[str, Place | None], Place] | None = None
+place_of: Callable[[str, Destination | None], Destination] | None = None
 """Returns where the jobs of the task with a path go; set by the app if there is a framework for tasks.
 
 It takes the place of the task object that was declared, or None, and raises ValueError or ImportError if the task
@@ -58,11 +58,11 @@ class Declared:
     """The place of the declaration, for messages."""
     definition: Definition
     """The definition; that of a task lacks its topic, priority and backend."""
-    place: Place | None = None
+    place: Destination | None = None
     """Where its jobs go, if a task object was declared."""
 
 
-class Found(NamedTuple):
+class Schedules(NamedTuple):
     """The schedules of a project."""
 
     definitions: dict[str, Definition]
@@ -113,7 +113,7 @@ def recurring(
         if not callable(function):
             raise SubscriberError(f"@recurring on {decorated!r} ({where}): it is not a task or a function")
         path = f"{function.__module__}.{function.__qualname__}"
-        place = None if function is task else Place(task.backend, task.queue_name, task.priority)
+        place = None if function is task else Destination(task.backend, task.queue_name, task.priority)
         _remember(
             _parsed(
                 path if name is None else name,
@@ -207,7 +207,7 @@ _REQUIRED: Any = object()
 def _parsed(
     name: Any,
     where: str,
-    place: Place | None = None,
+    place: Destination | None = None,
     *,
     cron: Any = None,
     every: Any = None,
@@ -325,9 +325,9 @@ def _from_settings() -> Iterator[Declared | str]:
                 yield str(error)
 
 
-def find() -> Found:
+def find() -> Schedules:
     """Return the schedules that the imported code and the settings declare."""
-    found = Found({}, [], [])
+    found = Schedules({}, [], [])
     try:
         configured = list(_from_settings())
     except ImproperlyConfigured:

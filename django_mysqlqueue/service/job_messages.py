@@ -86,11 +86,11 @@ class Ended(NamedTuple):
     """How many jobs were ended, without those of later stages; with ``dry_run``, how many would be."""
     topics: frozenset[str]
     """The queues of jobs that were to end, and that another transaction has locked, or ended."""
-    after: Place | None
+    after: ResultPosition | None
     """The place after which to continue; None if there are no more."""
 
 
-class Place(NamedTuple):
+class ResultPosition(NamedTuple):
     """Where the status of a result and its id are, in the order in which ``end_some`` reads them."""
 
     status: str = READY
@@ -106,10 +106,10 @@ def end_all(
     using: str,
     ref: GroupRef,
     *,
-    after: Place | None = None,
+    after: ResultPosition | None = None,
     seconds: float = math.inf,
     beat: Callable[[], None] = lambda: None,
-) -> Place | None:
+) -> ResultPosition | None:
     """End the jobs that a seek or a drop has skipped, except those whose results are locked.
 
     ``after``: the place after which to begin; None: at the start.
@@ -117,8 +117,8 @@ def end_all(
     Returns:
         The place after which jobs of the queue are left; None: all have ended.
     """
-    place = after or Place() if job_results.is_of_jobs(ref) else None
-    left: Place | None = None
+    place = after or ResultPosition() if job_results.is_of_jobs(ref) else None
+    left: ResultPosition | None = None
     began = time.monotonic()
     while place is not None:
         if time.monotonic() - began >= seconds:
@@ -131,39 +131,39 @@ def end_all(
     return left
 
 
-def random_place(using: str) -> Place:
+def random_place(using: str) -> ResultPosition:
     """Return a place at which a search may begin: if one step cannot look at all jobs that wait, a random one.
 
     Most ids begin with the time at which they were made. Those of schedules come after them, then the jobs that run.
     """
-    waiting = _page(Session(using), Place(), PAGE)
+    waiting = _page(Session(using), ResultPosition(), PAGE)
     if len(waiting) < PAGE:
-        return Place()
+        return ResultPosition()
     try:
         first, last = (uuid.UUID(one).int for one in (waiting[0].id[:UUID_LENGTH], new_message_id()))
     except ValueError:
-        return Place()
-    return Place(id=str(uuid.UUID(int=random.randint(min(first, last), last))))
+        return ResultPosition()
+    return ResultPosition(id=str(uuid.UUID(int=random.randint(min(first, last), last))))
 
 
-def end_some(using: str, *, after: Place | None = None, dry_run: bool = False) -> Ended:
+def end_some(using: str, *, after: ResultPosition | None = None, dry_run: bool = False) -> Ended:
     """End the jobs, among the next results that have not ended, whose messages can no longer run.
 
     It waits for no lock on a result: the transaction that holds it may end the job, and the next round finds the rest.
 
     ``after``: the result after which to continue; None: from the start. ``dry_run``: if True, only count.
     """
-    session, place = Session(using), after or Place()
+    session, place = Session(using), after or ResultPosition()
     page = _page(session, place, PAGE)
-    following = Place(RUNNING) if place.status == READY else None
+    following = ResultPosition(RUNNING) if place.status == READY else None
     if len(page) == PAGE:
-        following = Place(place.status, page[-1].id)
+        following = ResultPosition(place.status, page[-1].id)
     ended = cannot_run(session, page)
     if dry_run or not ended:
         return Ended(len(ended), frozenset(), following)
     some = _bounded(session, [job for job in page if job.id in ended])
     if len(some) < len(ended):
-        following = Place(place.status, some[-1].id)
+        following = ResultPosition(place.status, some[-1].id)
     locked: set[str] = set()
     number = 0
     for ids in job_stages.by_place(job.id for job in some).values():  # So locks are taken in their order.
@@ -190,10 +190,10 @@ def _bounded(session: Session, jobs: list[Unfinished]) -> list[Unfinished]:
 def unfinished(session: Session, ids: tuple[str, str], limit: int) -> list[Unfinished]:
     """Return jobs that have not ended and whose ids are between two texts, at most ``limit`` of each status."""
     above, below = ids
-    return [job for status in (READY, RUNNING) for job in _page(session, Place(status, above), limit, below)]
+    return [job for status in (READY, RUNNING) for job in _page(session, ResultPosition(status, above), limit, below)]
 
 
-def _page(session: Session, place: Place, limit: int, below: str | None = None) -> list[Unfinished]:
+def _page(session: Session, place: ResultPosition, limit: int, below: str | None = None) -> list[Unfinished]:
     until, ids = ("", ()) if below is None else ("AND id < %s ", (below,))
     rows = session.rows(
         f"SELECT {', '.join(Unfinished._fields)} FROM {RESULTS}"

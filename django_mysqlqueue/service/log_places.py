@@ -16,7 +16,7 @@ from django_mysqlqueue.sql.session import Session, last_row
 COLUMNS = "`offset`, topic, partition_key, size, id"
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """A message's place in the log."""
 
     offset: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """Its id. In a log that was restored, another message may have the same offset."""
 
 
-def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Place]:
+def walk(session: Session, start: int, length: int, *, newer: bool) -> list[LogPlace]:
     """Return the next messages of all topics, nearest first.
 
     ``newer``: True for those above ``start``, False for those below it.
@@ -39,7 +39,7 @@ def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Plac
         f"{last_row(5)}",
         (start, length),
     )
-    return sorted((Place(*row) for row in rows), reverse=not newer)
+    return sorted((LogPlace(*row) for row in rows), reverse=not newer)
 
 
 def in_partitions(
@@ -57,11 +57,11 @@ def in_partitions(
     return sorted((offset for (offset,) in rows), reverse=not newer)[:limit]
 
 
-def at(session: Session, offsets: Sequence[int]) -> list[Place]:
+def at(session: Session, offsets: Sequence[int]) -> list[LogPlace]:
     """Return the places at some offsets, lowest first, without those that are not in the log."""
     select = "SELECT m.`offset`, m.topic, m.partition_key, m.size, m.id"
     rows = session.joined(select, "o", offsets, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o")
-    return sorted(Place(*row) for row in rows)
+    return sorted(LogPlace(*row) for row in rows)
 
 
 def _next(newer: bool) -> str:  # noqa: FBT001

@@ -43,7 +43,7 @@ class Pruned(NamedTuple):
 class Search:
     """A search for jobs to end that takes several rounds, because there may be very many results."""
 
-    after: job_messages.Place | None = None
+    after: job_messages.ResultPosition | None = None
     """Where the next round continues; None: at the start."""
     has_begun: bool = False
     """Whether a round has begun. The first one begins at a random place, so that searches which end with their

@@ -33,7 +33,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.service import log_places
-from django_mysqlqueue.service.log_places import Place
+from django_mysqlqueue.service.log_places import LogPlace
 from django_mysqlqueue.service.sequencing import identify
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
@@ -68,7 +68,7 @@ class NotInserted(Exception):
         messages: number of messages in the failed statement.
     """
 
-    def __init__(self, error: Error, target: str, place: Place, *, before: int, messages: int) -> None:
+    def __init__(self, error: Error, target: str, place: LogPlace, *, before: int, messages: int) -> None:
         self.text = f"{type(error).__name__}: {error}"
         self.topic = relayed_from(place.topic)
         super().__init__(
@@ -219,7 +219,7 @@ def watermark(session: Session, target: str) -> Watermark:
     return found.known if found.known.read_offset <= found.end else Watermark()
 
 
-def note_refusal(source: str, target: str, place: Place, error: str) -> None:
+def note_refusal(source: str, target: str, place: LogPlace, error: str) -> None:
     """Store at the source which message a target refuses. It is refused until the watermark has passed it.
 
     If the log has another message there now, because it went back to an earlier state, nothing is stored.
@@ -273,7 +273,7 @@ def _lock(session: Session, log_id: str, source: str, target: str) -> _Position 
     return _Position(*found.values_list("relayed_offset", "relayed_id").get())
 
 
-def _read(origin: Session, target: str, position: _Position, known: Watermark) -> tuple[_Start, list[Place]]:
+def _read(origin: Session, target: str, position: _Position, known: Watermark) -> tuple[_Start, list[LogPlace]]:
     """Return where the pass begins, and the next messages of the log."""
     offset = max(position.offset, known.read_offset)
     while True:
@@ -322,7 +322,7 @@ def _start(found: _Source, position: _Position) -> _Start:
     )
 
 
-def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[Place]:
+def _within(places: Sequence[LogPlace], max_rows: int, max_bytes: int) -> Sequence[LogPlace]:
     """Return the first places within both limits, at least one."""
     size = 0
     for number, place in enumerate(places):
@@ -332,7 +332,7 @@ def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[
     return places
 
 
-def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]:
+def _contents(origin: Session, places: Sequence[LogPlace]) -> list[tuple[Any, ...]]:
     """Return the columns ``READ`` of messages, in the order of the log; Retry if it no longer has one of them."""
     columns = ", ".join(f"m.{name}" for name in READ)
     join = f"{origin.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o"
@@ -368,7 +368,7 @@ def _move(session: Session, log_id: str, target: str, offset: int, message_id: s
 
 
 def _note(
-    session: Session, target: str, arrived: Place | _Position | None, last: Place | _Position
+    session: Session, target: str, arrived: LogPlace | _Position | None, last: LogPlace | _Position
 ) -> tuple[Lost, ...]:
     """Store what has arrived at a target. A process that was slower than another one changes nothing.
 

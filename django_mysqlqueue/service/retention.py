@@ -22,7 +22,7 @@ NO_FLOOR = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Limits of one step of GC."""
 
     rows: int = 2000
@@ -31,7 +31,7 @@ class Limits:
     """Maximum number of partitions that it reads; well below the number of terms that SQLite allows in a UNION."""
 
 
-STEP = Limits()
+STEP = StepLimits()
 """The limits for a poller, whose claims wait for the step."""
 
 
@@ -70,7 +70,7 @@ class Collected:
     """The messages among them whose topic had no group, by topic."""
 
 
-def steps(using: str, *, dry_run: bool = False, limits: Limits = STEP) -> Iterator[Collected]:
+def steps(using: str, *, dry_run: bool = False, limits: StepLimits = STEP) -> Iterator[Collected]:
     """Run a full round, and yield the result of each step."""
     place: Checkpoint | None = Checkpoint()
     while place is not None:
@@ -93,7 +93,7 @@ def by_topic(found: Iterable[Orphans]) -> tuple[Orphans, ...]:
     return tuple(total.values())
 
 
-def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
+def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: StepLimits = STEP) -> Collected:
     """Delete one chunk, even of partitions in use, in one short transaction; with ``dry_run``, only count."""
     session = Session(using)
     if place.group is not None:

@@ -27,7 +27,7 @@ from django_mysqlqueue.service import log
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import READ_SECONDS, close_connections, drop_connection, forget_queries
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.tails.reading import LIMITS, Event, Gap, Limits, Page, read_topic, read_topics
+from django_mysqlqueue.tails.reading import LIMITS, Event, Gap, Page, PageLimits, read_topic, read_topics
 
 RETRY = Backoff(initial=0.1, maximum=5.0, jitter=0.2)
 """The pause after an error of the database."""
@@ -41,7 +41,7 @@ OUTAGES = frozenset({"no_answer", "too_many_connections", "busy", "interrupted"}
 class HubLimits:
     """Limits of a hub."""
 
-    page: Limits = LIMITS
+    page: PageLimits = LIMITS
     """Limits of one read."""
     window_messages: int = 1000
     """Maximum number of messages that it keeps of a topic."""

@@ -17,7 +17,7 @@ from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWE
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import log, log_places, partitions, payloads
-from django_mysqlqueue.service.log_places import Place
+from django_mysqlqueue.service.log_places import LogPlace
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.session import Session
 
@@ -47,7 +47,7 @@ Event = ReceivedMessage | Gap
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PageLimits:
     """Limits of what one page reads."""
 
     messages: int = 500
@@ -60,7 +60,7 @@ class Limits:
     """Payloads of a page, in bytes, after which it ends early. It has at least one message."""
 
 
-LIMITS = Limits()
+LIMITS = PageLimits()
 
 
 class Page(NamedTuple):
@@ -76,7 +76,7 @@ class Page(NamedTuple):
     the offset of any message that was deleted before it was read."""
 
 
-def read_topic(session: Session, topic: str, key: str | None, position: int, limits: Limits = LIMITS) -> Page:
+def read_topic(session: Session, topic: str, key: str | None, position: int, limits: PageLimits = LIMITS) -> Page:
     """Read the next page of a topic.
 
     ``key``: a publisher's key. If it has partitions of its own, only these are read; otherwise all are.
@@ -96,7 +96,7 @@ def read_topic(session: Session, topic: str, key: str | None, position: int, lim
 
 
 def read_topics(
-    session: Session, topics: Collection[str], position: int, end: int, limits: Limits = LIMITS
+    session: Session, topics: Collection[str], position: int, end: int, limits: PageLimits = LIMITS
 ) -> dict[str, Page]:
     """Read the next messages of several topics along the log, up to the same position for all of them."""
     found, reached = _cut(*_walk(session, topics, position, end, limits), limits.size)
@@ -108,7 +108,7 @@ def read_topics(
 
 
 def read_newest(
-    session: Session, topic: str, key: str | None, before: int, limits: Limits = LIMITS
+    session: Session, topic: str, key: str | None, before: int, limits: PageLimits = LIMITS
 ) -> tuple[list[ReceivedMessage], int | None]:
     """Read the last messages of a topic before an offset.
 
@@ -181,8 +181,8 @@ def position_since(session: Session, topic: str, moment: int) -> int:
 
 
 def _walk(
-    session: Session, topics: Collection[str], position: int, end: int, limits: Limits
-) -> tuple[list[Place], int]:
+    session: Session, topics: Collection[str], position: int, end: int, limits: PageLimits
+) -> tuple[list[LogPlace], int]:
     """Return the places of topics among the next messages of the log, and the offset up to which they are all."""
     walked = log_places.walk(session, position, limits.walked, newer=True)
     last = walked[-1].offset if walked else position
@@ -191,7 +191,7 @@ def _walk(
     return [place for place in walked if place.topic in wanted], reached
 
 
-def _cut(places: Sequence[Place], reached: int, size: int) -> tuple[list[Place], int]:
+def _cut(places: Sequence[LogPlace], reached: int, size: int) -> tuple[list[LogPlace], int]:
     """Return the first places whose payloads fit, at least one, and the offset up to which they are all."""
     total = 0
     for number, place in enumerate(places):
@@ -201,7 +201,7 @@ def _cut(places: Sequence[Place], reached: int, size: int) -> tuple[list[Place],
     return list(places), reached
 
 
-def _messages(session: Session, places: Iterable[Place]) -> list[ReceivedMessage]:
+def _messages(session: Session, places: Iterable[LogPlace]) -> list[ReceivedMessage]:
     """Return the messages at some places, lowest offset first, without those that were deleted in the meantime.
 
     Raises:

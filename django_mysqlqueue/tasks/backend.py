@@ -27,7 +27,7 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OF_QUEUES
 from django_mysqlqueue.options.topics import check_topic
-from django_mysqlqueue.schedules.registry import OtherBackend, Place
+from django_mysqlqueue.schedules.registry import Destination, OtherBackend
 from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.job_rows import JobRow, NewResult
@@ -368,7 +368,7 @@ def by_alias() -> Mapping[str, MySQLQueueBackend]:
     return {backend.alias: backend for backend in backends()}
 
 
-def place_of(path: str, given: Place | None) -> Place:
+def place_of(path: str, given: Destination | None) -> Destination:
     """Return where the jobs of a task of a recurring schedule go.
 
     ``given``: the place of the task object that was declared; None: that of the task with the path.
@@ -383,7 +383,7 @@ def place_of(path: str, given: Place | None) -> Place:
         importing.require_importable(task)
     except InvalidTask as error:
         raise ValueError(str(error)) from None
-    place = given or Place(task.backend, task.queue_name, task.priority)
+    place = given or Destination(task.backend, task.queue_name, task.priority)
     backend = by_alias().get(place.backend)
     if backend is None:
         raise OtherBackend(f"the backend {place.backend!r} of the task {path} in TASKS is not MySQLQueueBackend.")

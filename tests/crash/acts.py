@@ -31,7 +31,7 @@ from django_mysqlqueue.operations import (
     scheduled,
     seeking,
 )
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
 from tests.conftest import empty
@@ -223,7 +223,9 @@ def _() -> None:
 def _() -> None:
     originals = QueueMessage.objects.using(ALIAS).filter(topic=TOPIC, target_group="")
     first, last = (getattr(originals, end)("offset").offset for end in ("earliest", "latest"))
-    replaying.publish_copies(ALIAS, Range(G, first, last, "r"), upto=last, actor=ME, limits=Limits(dead_letters=2))
+    replaying.publish_copies(
+        ALIAS, Range(G, first, last, "r"), upto=last, actor=ME, limits=OperationLimits(dead_letters=2)
+    )
 
 
 @act("publish a test message", sequenced)
@@ -238,7 +240,7 @@ def _() -> None:
 
 @act("retry at another time", backing_off_for_a_reason)
 def _() -> None:
-    retrying.make_due(ALIAS, G, actor=ME, error="no", due=4 * 10**12, limits=Limits(rows=2))
+    retrying.make_due(ALIAS, G, actor=ME, error="no", due=4 * 10**12, limits=OperationLimits(rows=2))
 
 
 @act("dead-letter now", backing_off)

@@ -238,7 +238,7 @@ def test_sizes_of_passes():
     assert size.limit == relaying.BATCH_ROWS
 
     def fails(before, messages):
-        place = relaying.Place(1, "t@queue", "", 1, "i")
+        place = relaying.LogPlace(1, "t@queue", "", 1, "i")
         return size.failed(NotInserted(DatabaseError(), TARGET, place, before=before, messages=messages))
 
     assert fails(8, 4)

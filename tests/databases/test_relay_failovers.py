@@ -13,8 +13,8 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import QueueMessage, RelayPosition, RelayWatermark, Sequencer
 from tests.support import garbage
 from tests.support.internals import (
+    LogPlace,
     NotInserted,
-    Place,
     Refusal,
     Relayed,
     Session,
@@ -272,7 +272,7 @@ def test_a_position_whose_offset_has_another_message_is_not_believed(db, setting
 def test_a_refusal_is_not_stored_in_another_log(db):
     send(1)
     (row,) = QueueMessage.objects.filter(topic="orders@queue")
-    place = Place(row.offset, row.topic, row.partition_key, row.size, row.message_id)
+    place = LogPlace(row.offset, row.topic, row.partition_key, row.size, row.message_id)
     relaying.note_refusal(SOURCE, TARGET, place._replace(id="another"), "an error")
     assert relaying.refusal(Session(SOURCE), TARGET) == Refusal()
     relaying.note_refusal(SOURCE, TARGET, place, "an error")

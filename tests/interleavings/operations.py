@@ -32,7 +32,7 @@ from django_mysqlqueue.operations import (
     scheduled,
     seeking,
 )
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.options.backoff import Backoff
@@ -1125,7 +1125,9 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     first, last = a.offsets["a1"], a.offsets["a3"]
     wanted = Range(G, first, last, "r")
-    return replaying.publish_copies(ALIAS, wanted, upto=last, actor=a.name, limits=Limits(dead_letters=2)).replayed
+    return replaying.publish_copies(
+        ALIAS, wanted, upto=last, actor=a.name, limits=OperationLimits(dead_letters=2)
+    ).replayed
 
 
 @operation("publish a test message")

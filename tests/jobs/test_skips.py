@@ -21,7 +21,7 @@ from django_mysqlqueue.models import (
     Schedule,
 )
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, wait
 from django_mysqlqueue.tasks.framework import task_backends
 from django_mysqlqueue.testing import deliver_all
@@ -236,7 +236,7 @@ def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
     """A round goes on as long as it ends jobs; the next one continues where it has ended."""
     monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 3)
     monkeypatch.setattr(pruning, "IDLE_STEPS", 1)
-    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.Place())
+    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.ResultPosition())
     results = [jobs.add.enqueue(number) for number in range(10)]
     register()
     seek()
@@ -269,7 +269,7 @@ def test_a_search_wraps_around(monkeypatch):
     """What is before the place where it began comes in the next round."""
     result = jobs.add.enqueue(1)
     OutboxMessage.objects.all().delete()
-    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.Place(id="~"))
+    monkeypatch.setattr(job_messages, "random_place", lambda using: job_messages.ResultPosition(id="~"))
     search = pruning.Search()
     for status in ("READY", "FAILED"):
         list(pruning.prune(USING, search=search))
@@ -278,14 +278,14 @@ def test_a_search_wraps_around(monkeypatch):
 
 def test_a_search_of_few_jobs_begins_at_the_start():
     jobs.add.enqueue(1)
-    assert job_messages.random_place(USING) == job_messages.Place()
+    assert job_messages.random_place(USING) == job_messages.ResultPosition()
 
 
 def test_ids_that_are_no_uuids_are_searched_from_the_start(monkeypatch):
     monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 1)
     jobs.add.enqueue(1)
     JobResult.objects.update(id="one")
-    assert job_messages.random_place(USING) == job_messages.Place()
+    assert job_messages.random_place(USING) == job_messages.ResultPosition()
 
 
 def test_a_step_ends_the_later_jobs_of_few_chains(interrupted, monkeypatch):
@@ -295,7 +295,7 @@ def test_a_step_ends_the_later_jobs_of_few_chains(interrupted, monkeypatch):
     alone = jobs.add.enqueue(1)
     register()
     seek()
-    ended, place = [], job_messages.Place()
+    ended, place = [], job_messages.ResultPosition()
     while place is not None:
         _, _, place = job_messages.end_some(USING, after=place)
         ended.append(JobResult.objects.filter(status="FAILED").count() - sum(ended))
@@ -591,7 +591,7 @@ def test_a_drop_waits_for_locked_results():
     with transaction.atomic():
         JobResult.objects.select_for_update().get(id=locked.id)
         with pytest.raises(OperationRefused, match=r"locked results of jobs on topic 'jobs\.default' for 0\.2 s"):
-            in_thread(lambda: dropping.drop(USING, JOBS, actor="ops", limits=Limits(locked_wait=0.2)))
+            in_thread(lambda: dropping.drop(USING, JOBS, actor="ops", limits=OperationLimits(locked_wait=0.2)))
     assert ends(locked, other) == [WAITS, SKIPPED]
     assert ConsumerGroup.objects.get().after_seek == "dropped"
     drop()

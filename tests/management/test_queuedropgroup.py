@@ -17,7 +17,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import GroupRef, heartbeats
@@ -81,7 +81,7 @@ def test_drop_leaves_no_state(two_groups, no_question):
 
 
 def test_drop_deletes_in_chunks(two_groups):
-    dropping.drop(USING, GroupRef("gone", "t"), limits=Limits(rows=2), actor="test")
+    dropping.drop(USING, GroupRef("gone", "t"), limits=OperationLimits(rows=2), actor="test")
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
 
 

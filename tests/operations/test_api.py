@@ -28,7 +28,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import EditResult, Result, dropping, results, seeking
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.operations.seeking import Position
 from tests.support import job_worlds, schedule_worlds
 from tests.support.factories import QuarantinedMessageFactory
@@ -558,11 +558,11 @@ def test_a_preview_of_a_drop_of_very_many_partitions_says_where_counting_stopped
     publish_many("t", [Message(n, key=key) for n in range(2) for key in "abc"])
     sequence()
     Sub(handler())
-    monkeypatch.setattr(retention, "STEP", retention.Limits(partitions=1))
+    monkeypatch.setattr(retention, "STEP", retention.StepLimits(partitions=1))
     assert retention.held_back_by(Session(USING), REF, most=9, seconds=60) == (6, True)
     assert retention.held_back_by(Session(USING), REF, most=3, seconds=60) == (3, True)
     assert retention.held_back_by(Session(USING), REF, most=9, seconds=0) == (2, False)
-    monkeypatch.setattr(dropping, "LIMITS", Limits(seconds=0))
+    monkeypatch.setattr(dropping, "LIMITS", OperationLimits(seconds=0))
     found = operations.drop_group(*REF, actor="ada", dry_run=True)
     assert (found.unsettled, found.kept_for_it_alone) == (6, 2)
     assert "Counting stopped at its limit of messages or time: the numbers may be higher." in found.warnings

@@ -12,7 +12,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, PartitionLease
 from django_mysqlqueue.operations import dead_lettering, dropping, group_mode, pausing, retrying, seeking
-from django_mysqlqueue.operations.limits import LIMITS, Limits
+from django_mysqlqueue.operations.limits import LIMITS, OperationLimits
 from django_mysqlqueue.operations.seeking import Position
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
@@ -166,7 +166,7 @@ def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, operatio
         with pytest.raises(
             OperationRefused, match=rf"for 0.1 s \(for example offset {offsets[1]} in partition 'a', claimed by hung:"
         ):
-            in_thread(lambda: seek_or_drop(operation, Limits(locked_wait=0.1)))
+            in_thread(lambda: seek_or_drop(operation, OperationLimits(locked_wait=0.1)))
     group = ConsumerGroup.objects.get()
     assert (group.paused, bool(group.after_seek)) == (True, True)
     assert not Operation.objects.get().ended_at  # it is unfinished, and run again
@@ -189,7 +189,7 @@ def test_a_drop_that_died_leaves_a_paused_group_and_is_run_again(db, monkeypatch
         calls.append(ref)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(session, ref, operation, Limits(rows=2))
+        return real(session, ref, operation, OperationLimits(rows=2))
 
     monkeypatch.setattr(dropping, "_delete_some", dying)
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping, redriving, replaying
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.operations.replaying import Range
 from tests.support.handlers import Recorder, both_modes, fail
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
@@ -106,7 +106,7 @@ def test_the_order_of_each_key_is_kept_and_every_step_is_told(db, size):
     steps = []
     wanted = Range(G, offsets[0], offsets[-1], "r")
     found = replaying.publish_copies(
-        USING, wanted, upto=wanted.last, actor=ME, progress=steps.append, limits=Limits(dead_letters=size)
+        USING, wanted, upto=wanted.last, actor=ME, progress=steps.append, limits=OperationLimits(dead_letters=size)
     )
     assert (found.replayed, sum(steps), max(steps)) == (9, 9, min(size, 9))
     sub.settle()
@@ -138,7 +138,7 @@ def test_a_replay_that_is_run_again_publishes_what_is_missing(db, monkeypatch, s
     wanted = Range(G, offsets[0], offsets[-1], "r")
     with pytest.raises(KeyboardInterrupt):
         replaying.publish_copies(
-            USING, wanted, upto=wanted.last, actor=ME, progress=once, limits=Limits(dead_letters=2)
+            USING, wanted, upto=wanted.last, actor=ME, progress=once, limits=OperationLimits(dead_letters=2)
         )
     assert ended == [2]
     if sequenced:
@@ -318,7 +318,7 @@ def test_with_a_limit_no_more_is_read_than_a_bound(db, monkeypatch, merged):
     operations.settings(*G, {"filter": {"never": ["x"]}}, actor=ME)
     offsets = log(40)
     wanted = Range(G, offsets[0], offsets[-1], "r")
-    found = replaying.preview(USING, wanted, most=3, limits=Limits(rows=5, read=10))
+    found = replaying.preview(USING, wanted, most=3, limits=OperationLimits(rows=5, read=10))
     assert (found.replayed, found.upto) == (0, offsets[found.filtered - 1])
     assert 10 <= found.filtered <= 12
 
@@ -335,7 +335,7 @@ def test_without_a_limit_the_whole_range_is_replayed(db, monkeypatch, merged, ro
     sub.settle()
     got.deliveries.clear()
     last = QueueMessage.objects.latest("offset").offset
-    limits = Limits(rows=rows, dead_letters=2, read=2)
+    limits = OperationLimits(rows=rows, dead_letters=2, read=2)
     found = replaying.publish_copies(USING, Range(G, offsets[0], last, "r"), upto=last, actor=ME, limits=limits)
     assert (found.replayed, found.upto) == (5, last)
     sub.settle()
@@ -433,7 +433,7 @@ def test_it_stops_if_the_group_is_sought_or_dropped_meanwhile(db, what):
     wanted = Range(G, offsets[0], offsets[-1], "r")
     with pytest.raises(OperationRefused, match=r"has not finished|There is no group"):
         replaying.publish_copies(
-            USING, wanted, upto=wanted.last, actor=ME, progress=meanwhile, limits=Limits(dead_letters=2)
+            USING, wanted, upto=wanted.last, actor=ME, progress=meanwhile, limits=OperationLimits(dead_letters=2)
         )
     assert OutboxMessage.objects.count() == 2
     row = Operation.objects.get(action="replay")

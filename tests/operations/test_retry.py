@@ -7,7 +7,7 @@ import pytest
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, Operation
 from django_mysqlqueue.operations import dropping, retrying
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.internals import Session
@@ -60,7 +60,7 @@ def test_retry_goes_through_many_with_one_due_time(db):
     sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600)))
     sub.settle()
     DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
-    assert retrying.make_due(USING, G, actor=ME, limits=Limits(rows=7)) == 50
+    assert retrying.make_due(USING, G, actor=ME, limits=OperationLimits(rows=7)) == 50
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
 
 
@@ -76,7 +76,9 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
 
     frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
-        retrying.make_due(USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
+        retrying.make_due(
+            USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=OperationLimits(rows=2)
+        )
     assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4
     record = Operation.objects.get(action="retry")
     assert record.changed == 2
@@ -155,7 +157,7 @@ def test_moving_to_a_time_is_idempotent_and_meets_no_row_twice(db):
     failing(count=50)
     due = in_(7200)
     seen = []
-    options = {"actor": ME, "limits": Limits(rows=7), "due": due, "progress": seen.append}
+    options = {"actor": ME, "limits": OperationLimits(rows=7), "due": due, "progress": seen.append}
     assert retrying.waiting(USING, G, most=100, other_than=due) == 50
     assert retrying.make_due(USING, G, **options) == 50
     assert sum(seen) == 50
@@ -196,7 +198,7 @@ def test_only_those_with_the_error_are_changed(db, due):
     matching = [str(number) for number in (1, *range(10, 20))]
     before = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
     assert retrying.waiting(USING, G, most=100, error="error 1") == len(matching)
-    assert retrying.make_due(USING, G, actor=ME, limits=Limits(rows=3), **chosen) == len(matching)
+    assert retrying.make_due(USING, G, actor=ME, limits=OperationLimits(rows=3), **chosen) == len(matching)
     for offset, number in zip(offsets_of(), range(20), strict=True):
         moved = DeliveryState.objects.get(message_offset=offset).invisible_until != before[offset]
         assert moved == (str(number) in matching)

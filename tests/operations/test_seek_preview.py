@@ -6,7 +6,7 @@ import pytest
 
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage
 from django_mysqlqueue.operations import seeking
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.operations.seeking import Position
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
@@ -33,7 +33,7 @@ def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db):
         ConsumerOffset.objects.create(
             consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=acked
         )
-    found = seeking.preview(USING, G, Position(offsets[-3]), Limits(counted=3, rows=1, seconds=60))
+    found = seeking.preview(USING, G, Position(offsets[-3]), OperationLimits(counted=3, rows=1, seconds=60))
     assert (found.skipped, found.replayed) == (3, 1)
 
 
@@ -46,7 +46,7 @@ def for_another_group(every):
 
 @pytest.mark.parametrize("first", [2, 100])
 def test_the_preview_leaves_out_messages_for_other_groups(db, first):
-    limits = Limits(read_first=first)
+    limits = OperationLimits(read_first=first)
     log(40, "ab")
     mine = for_another_group(every=4)
     assert mine == 10
@@ -61,13 +61,13 @@ def test_the_preview_leaves_out_messages_for_other_groups(db, first):
 
 @pytest.mark.parametrize("first", [2, 100])
 def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, first):
-    limits = Limits(read_first=first, read=10)
+    limits = OperationLimits(read_first=first, read=10)
     log(400, "ab")
     for_another_group(every=1000)
     Sub(handler())
     found = seeking.preview(USING, G, seeking.position_of(USING, "latest"), limits)
     assert (found.replayed, found.skipped, found.exact) == (0, 1, False)
-    limits = Limits(read_first=first, read=10, counted=1)
+    limits = OperationLimits(read_first=first, read=10, counted=1)
     assert seeking.preview(USING, G, found.position, limits).exact, "one or more is true"
 
 
@@ -75,8 +75,10 @@ def test_the_preview_reads_a_part_of_very_many_partitions_and_says_so(db):
     log(60, "abcdef")
     Sub(handler())
     end = seeking.position_of(USING, "latest")
-    assert seeking.preview(USING, G, end, Limits(rows=2, seconds=0)) == seeking.Preview(end, 0, 20, exact=False)
-    assert seeking.preview(USING, G, end, Limits(rows=2, seconds=60)) == seeking.Preview(end, 0, 60)
+    assert seeking.preview(USING, G, end, OperationLimits(rows=2, seconds=0)) == seeking.Preview(
+        end, 0, 20, exact=False
+    )
+    assert seeking.preview(USING, G, end, OperationLimits(rows=2, seconds=60)) == seeking.Preview(end, 0, 60)
 
 
 def test_the_preview_ends_when_both_counts_have_ended(db, monkeypatch):
@@ -89,6 +91,6 @@ def test_the_preview_ends_when_both_counts_have_ended(db, monkeypatch):
         )
     reads, read = [], partitions.last_offsets
     monkeypatch.setattr(partitions, "last_offsets", lambda *args, **options: reads.append(1) or read(*args, **options))
-    found = seeking.preview(USING, G, Position(offsets[14]), Limits(rows=1, counted=1, seconds=60))
+    found = seeking.preview(USING, G, Position(offsets[14]), OperationLimits(rows=1, counted=1, seconds=60))
     assert (found.replayed, found.skipped, found.exact) == (1, 1, True)
     assert len(reads) == 2, "the rest can change neither"

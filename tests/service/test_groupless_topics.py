@@ -82,7 +82,7 @@ def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, cap
         "DLQ_RETENTION": 0,
         "TOPICS": {"archived": {"GROUPLESS": True}, "own": {"RETENTION": 5}},
     }
-    limits = retention.Limits(rows=2, partitions=1)
+    limits = retention.StepLimits(rows=2, partitions=1)
     first = Session(USING).now()
     for topic in ("archived", "own", "read"):
         send(3, topic)

@@ -16,7 +16,7 @@ from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import ERROR_LENGTH, MAX_METADATA_BYTES, Limits, encode, publishing, sequencing
+from tests.support.internals import ERROR_LENGTH, MAX_METADATA_BYTES, PollingLimits, encode, publishing, sequencing
 
 BINARY = len(json.dumps({"content_type": "application/octet-stream"}, separators=(",", ":")))
 """Bytes of metadata of a payload of bytes."""
@@ -72,7 +72,9 @@ def test_a_pass_of_the_sequencer_of_exactly_its_bytes(db, limit, passes):
 def test_a_message_larger_than_all_that_may_wait(db, size):
     publish_many("t", [Message(b"x" * size, key=f"k{n % 2}") for n in range(6)])
     got = []
-    sub = Sub(handler(function=lambda delivery: got.append(len(delivery.body))), limits=Limits(waiting_bytes=1000))
+    sub = Sub(
+        handler(function=lambda delivery: got.append(len(delivery.body))), limits=PollingLimits(waiting_bytes=1000)
+    )
     sub.settle()
     assert got == [size] * 6
 

@@ -15,7 +15,7 @@ from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.inspection import check_health, find_causes, find_problems, queue_problems
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.operations import quarantine as quarantine_operations
-from django_mysqlqueue.operations.limits import Limits
+from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.testing import deliver_all
 from tests.support import refusing as refusals
 from tests.support.factories import QuarantinedMessageFactory
@@ -219,7 +219,7 @@ def test_the_command(row):
     ],
 )
 def test_the_command_on_a_topic(db, monkeypatch, option, done, moved):
-    monkeypatch.setattr(quarantine_operations, "LIMITS", Limits(dead_letters=2))
+    monkeypatch.setattr(quarantine_operations, "LIMITS", OperationLimits(dead_letters=2))
     Sub(handler("t")).step()
     for topic in ("t", "u", "t", "t"):
         QuarantinedMessageFactory(topic=topic)
@@ -246,7 +246,7 @@ def test_the_command_on_a_topic(db, monkeypatch, option, done, moved):
 
 
 def test_messages_that_are_refused_meanwhile_are_not_requeued_for_ever(db, monkeypatch):
-    monkeypatch.setattr(quarantine_operations, "LIMITS", Limits(dead_letters=1))
+    monkeypatch.setattr(quarantine_operations, "LIMITS", OperationLimits(dead_letters=1))
     QuarantinedMessageFactory.create_batch(2)
     real = quarantine.requeue
 

@@ -76,7 +76,9 @@ def test_a_busy_partition_is_collected_too(db, no_retention):
     assert QueueMessage.objects.order_by("offset").first().payload == b"4"
 
 
-@pytest.mark.parametrize("limits", [retention.Limits(1, 1), retention.Limits(7, 3), retention.Limits(500, 1)], ids=str)
+@pytest.mark.parametrize(
+    "limits", [retention.StepLimits(1, 1), retention.StepLimits(7, 3), retention.StepLimits(500, 1)], ids=str
+)
 def test_gc_by_chunks_takes_everything_in_the_end(db, no_retention, limits):
     publish_many("t", (Message(number, key=f"k{number % 10}") for number in range(200)))
     publish_many("u", (Message(number, key=f"k{number % 10}") for number in range(50)))
@@ -167,7 +169,7 @@ def test_a_step_of_gc_is_bounded(db, settings):
     Sub(handler(), claim_size=500, prefetch=1000).settle()
     place, steps = Checkpoint(), 0
     while place is not None:
-        done = retention.collect_step(USING, place, limits=retention.Limits(rows=100))
+        done = retention.collect_step(USING, place, limits=retention.StepLimits(rows=100))
         assert done.messages <= 100
         place, steps = done.place, steps + 1
     assert steps >= 10
@@ -181,6 +183,6 @@ def test_a_step_of_gc_forgets_a_bounded_number_of_offsets_rows(db, settings):
     Sub(handler(), lease_renewal_interval=0.0).settle()
     place = retention.Checkpoint()
     while place is not None:
-        done = retention.collect_step(USING, place, limits=retention.Limits(rows=10))
+        done = retention.collect_step(USING, place, limits=retention.StepLimits(rows=10))
         assert done.offsets_rows <= 10
         place = done.place

@@ -13,7 +13,7 @@ from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import (
     Action,
     GroupRef,
-    Limits,
+    PollingLimits,
     Settlement,
     Want,
     claiming,
@@ -142,7 +142,7 @@ def test_a_flush_moves_a_bounded_number_of_watermarks(db, monkeypatch):
 
     monkeypatch.setattr(settling, "flush", flush)
     publish_many("t", (Message(n, key=f"k{n}") for n in range(30)))
-    sub = Sub(handler(), limits=Limits(flushed=7))
+    sub = Sub(handler(), limits=PollingLimits(flushed=7))
     sub.settle()
     flushed.clear()
     sub.poller.reset()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.support.harness import Sub
-from tests.support.internals import Limits
+from tests.support.internals import PollingLimits
 
-IMPATIENT = Limits(locked_pause_ms=0)
+IMPATIENT = PollingLimits(locked_pause_ms=0)
 """For healthy subscribers: what an experiment has locked is free by now."""
 
 

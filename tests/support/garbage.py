@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.internals import retention
 
 
-def collect(using: str, *, dry_run: bool = False, limits: retention.Limits = retention.STEP) -> retention.Collected:
+def collect(using: str, *, dry_run: bool = False, limits: retention.StepLimits = retention.STEP) -> retention.Collected:
     """Run all steps, and return the sum of their results."""
     found = list(retention.steps(using, dry_run=dry_run, limits=limits))
     return retention.Collected(

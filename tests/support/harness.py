@@ -26,9 +26,9 @@ from tests.support.internals import (
     Handler,
     Held,
     Inbox,
-    Limits,
-    Place,
+    LogPlace,
     Poller,
+    PollingLimits,
     Progress,
     Session,
     Subset,
@@ -117,7 +117,7 @@ class Sub:
         subset: Subset = EVERYTHING,
         threads: int = 1,
         using: str = USING,
-        limits: Limits = LIMITS,
+        limits: PollingLimits = LIMITS,
         unstarted: Unstarted | None = None,
         **settings: Any,
     ) -> None:
@@ -263,7 +263,7 @@ def sequence() -> None:
         assert time.monotonic() < deadline, "the outbox does not become empty"
 
 
-def first_place(using: str = USING) -> Place:
+def first_place(using: str = USING) -> LogPlace:
     """The place of the oldest message in the log."""
     return log_places.walk(Session(using), 0, 1, newer=True)[0]
 

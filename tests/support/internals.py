@@ -68,7 +68,7 @@ from django_mysqlqueue.runtime.polling import (
     ticking,
     writing,
 )
-from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
+from django_mysqlqueue.runtime.polling.context import LIMITS, Context, PollingLimits, Progress
 from django_mysqlqueue.runtime.polling.entered import Entered
 from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
@@ -154,7 +154,7 @@ from django_mysqlqueue.service.groups import OptionColumns, Registered
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.job_rows import NewResult
 from django_mysqlqueue.service.leasing import MAX_PENDING, Acquired
-from django_mysqlqueue.service.log_places import Place
+from django_mysqlqueue.service.log_places import LogPlace
 from django_mysqlqueue.service.messages import (
     EPOCH,
     ERROR_LENGTH,

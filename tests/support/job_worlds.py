@@ -294,7 +294,7 @@ def skipped() -> dict[str, Claimed]:
 @configured()
 def end_skipped(alias: str) -> int:
     """Ends all jobs whose messages can no longer run."""
-    place, number = job_messages.Place(), 0
+    place, number = job_messages.ResultPosition(), 0
     while place is not None:
         ended, _, place = job_messages.end_some(alias, after=place)
         number += ended

@@ -275,7 +275,7 @@ def _tail() -> None:
     """Reads without a group: along the partitions, and along the log because they are many."""
     session = Session(USING)
     end = log.end_of_log(session)
-    for limits in (reading.Limits(messages=100), reading.Limits(partitions=1, walked=500)):
+    for limits in (reading.PageLimits(messages=100), reading.PageLimits(partitions=1, walked=500)):
         page = reading.read_topic(session, "t", None, end - 500, limits)
         reading.read_topic(session, "t", "k1", page.position, limits)
         reading.read_topics(session, ["t", "wide"], end - 500, end, limits)

@@ -95,7 +95,7 @@ class World:
 @pytest.mark.promise("Tails")
 def test_nothing_is_missed_through_kills_gc_and_slow_followers(db, settings, monkeypatch):
     """Each follower gets the log of its topic in order; what it did not get is in its gaps."""
-    limits = (reading.Limits(messages=20, walked=100), 30, 10**7, 0.05)
+    limits = (reading.PageLimits(messages=20, walked=100), 30, 10**7, 0.05)
     monkeypatch.setattr(following.HubLimits.__init__, "__defaults__", limits)
     monkeypatch.setattr(following, "RETRY", following.Backoff(initial=0.01, maximum=0.05))
     settings.MYSQLQUEUE |= {"RETENTION": 0.3, "ORPHAN_RETENTION": 0.3}

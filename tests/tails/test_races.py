@@ -24,8 +24,8 @@ def in_the_hub() -> bool:
 
 
 def test_pages_in_which_nothing_matches_do_not_stall_a_follower(db, monkeypatch):
-    monkeypatch.setattr(reading.read_topic, "__defaults__", (reading.Limits(messages=5),))
-    limits = (reading.Limits(messages=5), 1000, 8_388_608, 0.05)
+    monkeypatch.setattr(reading.read_topic, "__defaults__", (reading.PageLimits(messages=5),))
+    limits = (reading.PageLimits(messages=5), 1000, 8_388_608, 0.05)
     monkeypatch.setattr(following.HubLimits.__init__, "__defaults__", limits)
     send(*range(40), metadata={"n": 1})
     publish("t", "wanted", key="k", metadata={"n": 2})
@@ -35,7 +35,7 @@ def test_pages_in_which_nothing_matches_do_not_stall_a_follower(db, monkeypatch)
 
 
 def test_walks_in_which_nothing_is_of_the_topic_do_not_stall_a_follower(db, monkeypatch):
-    limits = (reading.Limits(messages=4, partitions=0, walked=7), 1000, 8_388_608, 0.05)
+    limits = (reading.PageLimits(messages=4, partitions=0, walked=7), 1000, 8_388_608, 0.05)
     monkeypatch.setattr(following.HubLimits.__init__, "__defaults__", limits)
     send(*range(30), topic="other")
     send("wanted")

@@ -36,7 +36,7 @@ def collect(settings):
 @pytest.fixture(params=["index", "walk"])
 def ways(request, monkeypatch):
     """Along the index of partitions, and along the log; in small pages."""
-    limits = reading.Limits(messages=4, partitions=50 if request.param == "index" else 0, walked=7)
+    limits = reading.PageLimits(messages=4, partitions=50 if request.param == "index" else 0, walked=7)
     for function in (reading.read_topic, reading.read_newest):
         monkeypatch.setattr(function, "__defaults__", (limits,))
     return request.param
@@ -92,7 +92,7 @@ def test_it_selects_by_a_filter(db, ways):
 
 def test_the_newest_that_match_are_searched_in_a_bounded_number_of_messages(db, monkeypatch):
     monkeypatch.setattr("django_mysqlqueue.tails.api.SEARCHED", 8)
-    monkeypatch.setattr(reading.read_newest, "__defaults__", (reading.Limits(messages=4),))
+    monkeypatch.setattr(reading.read_newest, "__defaults__", (reading.PageLimits(messages=4),))
     publish_many("t", (Message(each, metadata={"n": each}) for each in range(20)))
     sequence()
     assert payloads(tail("t", where={"n": [13]})) == [13]
@@ -210,7 +210,7 @@ def test_a_message_that_is_deleted_while_it_is_read_is_a_gap(db, ways, settings,
 def test_a_message_in_a_new_partition_is_not_passed_over(db, monkeypatch, size):
     """It is appended after the list of partitions was read, and one of a known partition after it."""
     fill(3, keys=1)
-    limits = reading.Limits(messages=size)
+    limits = reading.PageLimits(messages=size)
     real = reading.partitions_of
 
     def appended_then(*args):
@@ -242,7 +242,7 @@ def test_a_result_that_was_cut_off_is_an_error(db, ways, monkeypatch):
 def test_a_page_of_large_payloads_ends_early(db, ways):
     publish_many("t", (Message("x" * 100_000, key=f"k{each % 2}") for each in range(5)))
     sequence()
-    limits = reading.Limits(size=250_000, partitions=50 if ways == "index" else 0)
+    limits = reading.PageLimits(size=250_000, partitions=50 if ways == "index" else 0)
     position, sizes = 0, []
     while True:
         page = reading.read_topic(Session(USING), "t", None, position, limits)
@@ -256,14 +256,14 @@ def test_a_page_of_large_payloads_ends_early(db, ways):
 def test_the_newest_with_large_payloads_are_all_read(db, ways, monkeypatch):
     publish_many("t", (Message([n, "x" * 100_000], key=f"k{n % 2}") for n in range(6)))
     sequence()
-    limits = reading.Limits(size=250_000, partitions=50 if ways == "index" else 0)
+    limits = reading.PageLimits(size=250_000, partitions=50 if ways == "index" else 0)
     monkeypatch.setattr(reading.read_newest, "__defaults__", (limits,))
     assert [one.payload[0] for one in tail("t", limit=5)] == [1, 2, 3, 4, 5]
 
 
 def test_the_newest_of_a_topic_with_few_messages_and_many_partitions_are_searched_in_a_part_of_the_log(db, monkeypatch):
     monkeypatch.setattr("django_mysqlqueue.tails.api.SEARCHED_PAGES", 3)
-    monkeypatch.setattr(reading.read_newest, "__defaults__", (reading.Limits(partitions=0, walked=5),))
+    monkeypatch.setattr(reading.read_newest, "__defaults__", (reading.PageLimits(partitions=0, walked=5),))
     fill(1)
     fill(30, topic="other")
     assert payloads(tail("t")) == []

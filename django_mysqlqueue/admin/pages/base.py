@@ -45,7 +45,7 @@ UNAVAILABLE = 503
 PAGE_ROWS = 50
 """Maximum number of rows per page."""
 
-Place = TypeVar("Place")
+Position = TypeVar("Position")
 
 
 class Page:
@@ -116,7 +116,7 @@ class Page:
         return bounded(self.using)
 
     def read_pages(
-        self, read: Callable[[Place | None], tuple[Iterable[Sequence[Any]], Place | None]], place: Place | None
+        self, read: Callable[[Position | None], tuple[Iterable[Sequence[Any]], Position | None]], place: Position | None
     ) -> Iterator[list[Sequence[Any]]]:
         """Yield the rows of an export.
 

@@ -16,7 +16,7 @@ from django_mysqlqueue.admin.formatting import messages
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.inspection import PartitionBacklogs, partitions
-from django_mysqlqueue.inspection.partitions import ListedGroup, Place
+from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionPosition
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.service.counts import Count, total
@@ -76,7 +76,7 @@ class OffsetsPage(Page):
         if one is not None:
             backlogs = partitions.survey(session, one, prefix=prefix, owner=owner, bounds=self.bounds)
         by_backlog = self.text("order") == FURTHEST
-        after: Place | None = None
+        after: PartitionPosition | None = None
         if by_backlog and one is not None and backlogs is not None:
             found = partitions.at(session, one, backlogs.furthest[:PAGE_ROWS], bounds=self.bounds)
             found.sort(key=lambda partition: -partition.lag.value)
@@ -112,7 +112,7 @@ class OffsetsPage(Page):
         """Return the owner that is searched for; an empty string: partitions without an owner; None: all."""
         return "" if self.text("unowned") else self.text("owner")
 
-    def _after(self) -> Place | None:
+    def _after(self) -> PartitionPosition | None:
         text = self.text("after")
         if text is None:
             return None

@@ -20,7 +20,7 @@ MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Listing:
     """The operations that the command shows, newest first."""
 
     entries: list[OperationEntry]
@@ -66,7 +66,7 @@ class Command(ReadingCommand):
             raise CommandError(f"--limit {options['limit']}: must be at least 1 and at most {MOST:,}.")
         super().handle(*args, **options)
 
-    def read(self, using: str, options: dict[str, Any]) -> Found:
+    def read(self, using: str, options: dict[str, Any]) -> Listing:
         session = Session(using)
         topic, action = options["topic"], options["action"]
         wanted = OperationFilter(
@@ -84,9 +84,9 @@ class Command(ReadingCommand):
             before = found.before
             if before is None:
                 break
-        return Found(entries, session.now())
+        return Listing(entries, session.now())
 
-    def show(self, using: str, found: Found) -> None:
+    def show(self, using: str, found: Listing) -> None:
         if not found.entries:
             self.stdout.write("No operations were found.")
             return
@@ -96,7 +96,7 @@ class Command(ReadingCommand):
             [_row(one, found.now) for one in found.entries],
         )
 
-    def as_json(self, using: str, found: Found) -> dict[str, Any]:
+    def as_json(self, using: str, found: Listing) -> dict[str, Any]:
         return {"database": using, "now": found.now, "operations": [_as_json(one) for one in found.entries]}
 
 

@@ -151,7 +151,7 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PollingLimits:
     """Limits on the work of a process at a time."""
 
     waiting_bytes: int = 64 * 1_048_576
@@ -162,7 +162,7 @@ class Limits:
     """Milliseconds for which nothing is claimed from a partition in which another transaction has locked a due row."""
 
 
-LIMITS = Limits()
+LIMITS = PollingLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Context:
     """Number of handler threads."""
     takes_all: bool = False
     """Whether to ignore fair shares, because the subscriber runs only briefly and alone."""
-    limits: Limits = LIMITS
+    limits: PollingLimits = LIMITS
     clock: DatabaseClock = field(default_factory=DatabaseClock)
     progress: Progress = field(default_factory=Progress)
     relays: Relays = field(default_factory=lambda: Relays(""))

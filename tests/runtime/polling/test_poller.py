@@ -12,7 +12,7 @@ from django_mysqlqueue.operations import dropping
 from tests.support import garbage
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import GroupRef, Limits, claiming, settling, watermarks
+from tests.support.internals import GroupRef, PollingLimits, claiming, settling, watermarks
 
 REF = GroupRef("g", "t")
 
@@ -109,7 +109,7 @@ def test_a_hot_partition_does_not_starve_the_others(db):
 def test_claims_are_bounded_in_bytes(db):
     publish_many("t", (Message(b"x" * 30_000, key="k") for _ in range(20)))
     publish("t", b"y" * 200_000, key="big")  # above the bound alone: it comes all the same
-    sub = Sub(handler(), limits=Limits(waiting_bytes=100_000))
+    sub = Sub(handler(), limits=PollingLimits(waiting_bytes=100_000))
     most = 0
     for _ in range(60):
         sub.step()
