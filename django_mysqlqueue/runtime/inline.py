@@ -76,7 +76,7 @@ class _NoHeartbeat:
         """Return False: the leases are never in doubt."""
         return False
 
-    def verified(self) -> None:
+    def verified(self, at: float) -> None:
         """Do nothing."""
 
 

@@ -140,7 +140,7 @@ def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
     def end(row: JobRow) -> tuple[JobEnd, str] | None:
         one, status = by_job.get(row.id, (None, READY))
         if one is None and row.id in by and row.status == RUNNING:
-            one = JobEnd(row.id, worker_ids=row.worker_ids.removesuffix(f"{by[row.id]}\n"))
+            one = JobEnd(row.id, worker_ids=_without(row.worker_ids, by[row.id]))
         if row.id in others and status == READY:
             return _failed(row, others[row.id], one)
         return None if one is None else (one, status)
@@ -150,6 +150,11 @@ def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
         return _end(session, ended | by.keys(), end)
     # These come last, so that nothing is waited for while they are locked out of order.
     return _end(session, ended, end) + _end(session, by.keys() - ended, end, session.dialect.skip_locked)
+
+
+def _without(workers: str, by: str) -> str:
+    """Return the workers of a job without the last one if it is ``by``, which has not run it; otherwise all of them."""
+    return workers.removesuffix(f"{by}\n") if f"\n{workers}".endswith(f"\n{by}\n") else workers
 
 
 def _end(

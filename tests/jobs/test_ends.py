@@ -91,6 +91,15 @@ def test_what_is_released_is_ready_again(world, alone):
     assert {(row(name).status, row(name).worker_ids) for name in held} == {("READY", "")}
 
 
+@pytest.mark.parametrize("by", ["", "orker", "other"])
+def test_the_workers_of_a_released_job_stay_if_it_was_released_by_another(by):
+    """It has run where it was lost; the claim that is undone, or given back, has not started it."""
+    held = job_worlds.claimed("a")
+    assert row("a").worker_ids == "worker\n"
+    flush(Settlement(held["a"]._replace(by=by), Action.RELEASE))
+    assert (row("a").status, row("a").worker_ids) == ("READY", "worker\n")
+
+
 @pytest.mark.parametrize(
     ("end", "status"),
     [

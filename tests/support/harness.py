@@ -96,7 +96,7 @@ class ManualHeart:
     def must_verify(self) -> bool:
         return self.in_doubt
 
-    def verified(self) -> None:
+    def verified(self, at: float) -> None:
         self.in_doubt = False
 
     def beat(self) -> None:

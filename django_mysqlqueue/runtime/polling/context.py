@@ -32,8 +32,8 @@ class Heartbeat(Protocol):
     def must_verify(self) -> bool:
         """Return whether the leases have to be read again under lock because they may have expired."""
 
-    def verified(self) -> None:
-        """Note that the leases have been read again under lock."""
+    def verified(self, at: float) -> None:
+        """Note that the leases have been read again under lock, from this monotonic time on."""
 
 
 NEWEST = 256

@@ -508,7 +508,8 @@ class Poller:
             self._unknown[group.ref] = tasks
 
     def _verify_leases(self) -> None:
+        began = time.monotonic()
         for group in self.ordered:
             with self._apart(group):
                 group.mode.verify()
-        self.context.heartbeat.verified()
+        self.context.heartbeat.verified(began)

@@ -56,7 +56,7 @@ class Heart:
         self._info = info
         self._progress = progress
         self._stop = threading.Event()
-        self._doubt = False
+        self._doubted_at = self._verified_at = float("-inf")
         self._moved = False
         self._failures = 0
         """Failed heartbeats in a row."""
@@ -78,18 +78,21 @@ class Heart:
     def good(self) -> bool:
         """Return whether this process certainly still owns its leases."""
         # In this order, because a heartbeat after doubt notes the doubt first.
-        return time.monotonic() < self.beat_at + self._lease and not self._doubt
+        return time.monotonic() < self.beat_at + self._lease and self._doubted_at <= self._verified_at
 
     def must_verify(self) -> bool:
         """Return whether heartbeats succeed again after the leases may have expired.
 
         The poller then has to read the leases again under lock.
         """
-        return time.monotonic() < self.beat_at + self._lease and self._doubt
+        return time.monotonic() < self.beat_at + self._lease and self._doubted_at > self._verified_at
 
-    def verified(self) -> None:
-        """Note that the poller has read the leases again under lock."""
-        self._doubt = False
+    def verified(self, at: float) -> None:
+        """Note that the poller has read the leases again under lock, from this monotonic time on.
+
+        A doubt that came up since, because the process stood still meanwhile, remains.
+        """
+        self._verified_at = at
 
     def _run(self) -> None:
         sessions.adopt(
@@ -129,7 +132,7 @@ class Heart:
             return False
         # Even if it was sent in time: if it took long, other subscribers saw no heartbeat in the meantime.
         if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
-            self._doubt = True
+            self._doubted_at = time.monotonic()
         self.beat_at = sent
         if self._failures:
             event(logging.INFO, "heartbeat.recovered", failures=self._failures)

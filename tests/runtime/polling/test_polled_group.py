@@ -33,7 +33,7 @@ class Beating:
     def good(self) -> bool:
         return True
 
-    def verified(self) -> None:
+    def verified(self, at: float) -> None:
         pass
 
 

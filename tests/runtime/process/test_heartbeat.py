@@ -49,8 +49,22 @@ def test_leases_are_in_doubt_after_a_late_beat_until_they_are_verified(db):
     assert beating._beat()
     assert not beating.good()
     assert beating.must_verify()
-    beating.verified()
+    beating.verified(time.monotonic())
     assert beating.good()
+
+
+def test_a_doubt_that_comes_up_while_leases_are_verified_remains(db):
+    """The process stood still after the poller had read them, and the heartbeat's thread went on first."""
+    beating = heart()
+    assert beating._beat()
+    beating.beat_at -= 10
+    assert beating._beat()
+    began = time.monotonic()
+    beating.beat_at -= 10
+    assert beating._beat()
+    beating.verified(began)
+    assert not beating.good()
+    assert beating.must_verify()
 
 
 def test_a_failed_beat_is_no_beat(db, monkeypatch):
