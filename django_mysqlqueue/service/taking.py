@@ -199,7 +199,7 @@ class Taking:
         return Claimed(self.ref, key, offset, token, retries + 1, suspect, size, self.now, by, slot)
 
     def store(self) -> None:
-        """Write what the features have noted: coalesce keys, then slots."""
+        """Write what the features have noted. The slots are locked since a message first asked for one."""
         if self.coalescing is not None:
             self.coalescing.store()
         if self.slots is not None:

@@ -164,6 +164,7 @@ class Group(Generic[M]):
         Returns:
             Whether to poll soon, because redeliveries were due and more may be, or the options have changed.
         """
+        # Partitions whose claim may have to be undone are read again before that, which waits for the claim's locks.
         with self.mode:
             self._undo_unknown()
             plan = self.planner.plan()

@@ -1,4 +1,11 @@
-"""Ordered mode: leases, and partitions that are handled in the order of the log."""
+"""Ordered mode: leases, and partitions that are handled in the order of the log.
+
+Why the order holds: messages of a partition are claimed under the lock of its lease, only by the lease's owner, in the
+order of the log; and the inbox starts one of them at a time. A claim of new messages does not look for unsettled ones
+below the position. The owner must know them: ``OwnedPartition.pending`` and ``in_flight`` are read when it acquires the
+partition (``_load``), and again whenever they may be incomplete (``_reload``). From them, ``want`` decides whether new
+messages may be claimed. A row that another transaction has locked closes its partition for a while (``rests_until``).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The poller: the one thread of a subscriber that moves work between database and inbox.
 
 It sequences, finds new messages, acquires and releases leases, claims, writes outcomes, extends deliveries and runs
-the maintenance, in turn. Everything in its memory is a hint that can be rebuilt from scratch; all decisions are made
-under locks in the database.
+the maintenance, in turn. All decisions about who takes a message are made under locks in the database. What the poller
+remembers are hints that can be rebuilt from scratch; only the order within a partition rests on them (``ordered``).
 """
 
 from __future__ import annotations
