@@ -25,6 +25,7 @@ from tests.support.internals import (
     BY_ROW,
     Action,
     GroupRef,
+    Seen,
     Settlement,
     Want,
     claiming,
@@ -275,7 +276,7 @@ def test_a_claim_under_way_keeps_its_groups_mode(owned):
             impatiently(change)
     impatiently(change)
     found = claiming.claim(USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=1)], token=2))
-    assert (found.deliveries, found.lost, found.refused) == ([], {"k"}, "mode")
+    assert (found.deliveries, found.partitions, found.refused) == ([], {"k": Seen.LOST}, "mode")
 
 
 @pytest.mark.servers_only

@@ -192,8 +192,8 @@ def test_a_gap_above_the_hubs_position_is_taken_once(db, monkeypatch):
     window = hub._windows["t"]
     assert window.extend(5, Page([], 6, 20), following.HubLimits())
     hub._position = 6
-    assert follower.take() == [Gap("t", 10, 20)]
-    assert follower.take() is None
+    assert hub.take(follower) == [Gap("t", 10, 20)]
+    assert hub.take(follower) is None
 
 
 def test_a_page_of_a_log_that_has_lost_its_end_is_read_again(db):
