@@ -191,6 +191,7 @@ def test_as_pid_1_it_reaps_what_handlers_leave_behind(is_init):
         if line["number"] == 2:
             time.sleep(0.5)
             sign(b"r")
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as runsubscriber does at its end
             sys.exit(0)
         for_ever()
         """
