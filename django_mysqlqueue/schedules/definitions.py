@@ -35,13 +35,14 @@ class Definition:
 
     def as_json(self) -> str:
         """Return the text that the row stores, the same for equal definitions."""
-        values = asdict(self)
-        times = values.pop("timetable")
-        return json.dumps(values | times, allow_nan=False, sort_keys=True)
+        # Not by ``asdict``, which copies the payload, and gives up at a depth that JSON does not mind.
+        values = {name: getattr(self, name) for name in _OWN} | asdict(self.timetable)
+        return json.dumps(values, allow_nan=False, sort_keys=True)
 
 
 _OF_TIMETABLE = frozenset(field.name for field in fields(Timetable))
-_NAMES = frozenset(field.name for field in fields(Definition)) - {"timetable"} | _OF_TIMETABLE
+_OWN = frozenset(field.name for field in fields(Definition)) - {"timetable"}
+_NAMES = _OWN | _OF_TIMETABLE
 
 
 def parse(text: str) -> Definition:

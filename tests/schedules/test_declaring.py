@@ -137,6 +137,11 @@ def test_the_row_has_all_of_it():
     for definition in declared_schedules()[USING].values():
         assert definitions.parse(definition.as_json()) == definition
         assert definitions.parse(definition.as_json()).as_json() == definition.as_json()
+    deep: object = 1
+    for _ in range(600):
+        deep = [deep]
+    definition = definitions.Definition(Timetable(every_ms=60_000), "t", deep)
+    assert definitions.parse(definition.as_json()) == definition
     for text in ("[]", "5", '{"topic": "t"}', "{"):
         with pytest.raises(ValueError, match=r"This release does not know|Expecting"):
             definitions.parse(text)

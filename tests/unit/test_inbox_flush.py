@@ -53,6 +53,18 @@ def test_overrun_names_the_delivery_that_runs_too_long(queue):
     assert one.inbox.overrun() is None
 
 
+def test_of_several_that_run_too_long_the_first_that_started_is_named(queue):
+    """And an exit takes them in the order in which they started, as the messages of a batch are in that of the log."""
+    one = queue(g={**SHARED, "max_processing_time": 5.0})
+    items = one.put("g", *"abcdefghijklmnopqrst")
+    one.take_all()
+    one.now += 6
+    assert one.inbox.overrun() is items[0]
+    one.inbox.close()
+    _, exceeded = one.inbox.cut_off(one.ref("g"))
+    assert [held for (held,) in exceeded] == items
+
+
 # -- flushing -----------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ class Inbox:
         }
         self._leases_good = leases_good
         self._ring = deque(self._groups)
-        self._running: set[Held] = set()
+        self._running: dict[Held, None] = {}
         self._suspect: Claimed | None = None
         self._closed = False
         self._woken = False
@@ -456,7 +456,7 @@ class Inbox:
                 group.running -= 1
                 if held.claimed.slot is not None:
                     group.end_slot(held.claimed)
-                self._running.remove(held)
+                del self._running[held]
                 if is_acked := settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
                 if not is_acked or group.records_acks:
@@ -657,7 +657,7 @@ class Inbox:
             self._kept.wanted = None
             self._work.notify_all()
         held.started_at, held.thread, held.batch = time.monotonic(), threading.get_ident(), id(held)
-        self._running.add(held)
+        self._running[held] = None
         if held.claimed.suspect:
             self._suspect = held.claimed
         if not lane.exclusive and lane.waiting:

@@ -154,7 +154,9 @@ class Planner:
             if left <= 0 or len(wants) >= MAX_PARTITIONS:
                 break
             want = want_of(key, min(left, depths.look_at(key, share, deepest)))
-            if want is not None:
+            if want is None:
+                share, _ = depths.bounds(room, len(partitions))  # It has left them.
+            else:
                 wants.append(want)
                 left -= depths.expected(want)
         return [*wants[:first], *depths.fill_up(wants[first:], left)]

@@ -108,3 +108,18 @@ def test_options_are_applied_again_after_an_error(db, monkeypatch):
     assert group.override(columns)
     assert group.configuration.claimant.options == columns
     assert group.handler.max_in_flight == 1
+
+
+def test_partitions_without_work_take_no_share_of_a_claim(db):
+    """A flush brings them back into view, before one with a backlog."""
+    group = group_of("ordered")
+    keys = [f"k{number}" for number in range(50)]
+    group.notify(keys)
+    group.mode.rebalance([], ["alone"], steal=False)
+    with group.mode:
+        pass
+    for key in keys[:-1]:
+        group.mode.partitions[key].fresh = False
+    group.memory.todo.to_end(["k49"])
+    (want,) = group.planner.wants(0, 100)
+    assert (want.key, want.look_at) == ("k49", 100)
