@@ -104,8 +104,9 @@ class InboxMachine(RuleBasedStateMachine):
         found = {}
         if self.closed:
             return found
+        names = {id(lanes): ref.group for ref, lanes in self.inbox._groups.items()}
         held_lanes = {
-            (lane.ref.group, lane.key)
+            (names[id(lane.group)], lane.key)
             for number, at in enumerate(self.threads)
             if at is not None and number != thread
             for lane in at[0].lanes
