@@ -143,6 +143,7 @@ def test_a_group_shows_its_partitions(client):
     assert (rows["a"].partition.lag.value, rows["a"].partition.head.attempts) == (2, 1)
     assert "ValueError" in rows["a"].error
     assert rows["a"].next_at > answer.context["now"]
+    assert re.search(r'<td class="mq-narrow"><bdi>[^<]+ (min|h)</bdi></td>', answer.content.decode())
     (link,) = re.findall(r'href="([^"]*/offsets/[^"]*)">Offsets in all partitions', answer.content.decode())
     assert [row.key for row in client.get(unescape(link)).context["rows"]] == ["a", "b", "c"]
 

@@ -64,6 +64,8 @@ def test_schedules_with_their_next_and_last_runs(client):
     assert re.search(
         r'<a href="[^"]+/job/[^"]+"><bdi dir="ltr">[^<]+</bdi> <span class="mq-tag mq-bad">failed</span></a>', text
     )
+    assert re.search(r'<span class="mq-tag mq-bad">failed</span></a> <bdi>2\.5 s</bdi>', text)
+    assert re.search(r'<span class="mq-tag mq-ok">successful</span></a> <bdi>[\d.]+ \w+</bdi>', text)
     assert (text.count(">active</span>"), text.count(">failing</span>")) == (1, 1)
     assert [one.name for one in shown(client, topic="t")] == ["nightly"]
 

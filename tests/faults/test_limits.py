@@ -51,10 +51,10 @@ def test_no_more_than_the_rate_and_a_burst_start_in_any_second(start, group):
     workers += [start("--group", group, "--threads", "4")]
     wait_for(lambda: {n for *_, n in effects(group)} == set(range(150)), workers[3], timeout=60)
     starts = [float(at) for _, at, _ in effects(group)]
-    # 20 a second and a burst of 10; on a busy machine, a handler notes its start up to a second after it.
-    assert most_in(starts, 2.9) <= 88
+    # A handler notes its start up to a tenth of a second after it, on a busy machine.
+    assert most_in(starts, 0.9) <= 30
     assert {int(attempt) for attempt, _, _ in effects(group)} <= {1, 2}
-    assert len(starts) / (max(starts) - min(starts)) > 2, "the rate is used"
+    assert len(starts) / (max(starts) - min(starts)) > 5, "the rate is used"
 
 
 @pytest.mark.servers_only

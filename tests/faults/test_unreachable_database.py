@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.servers_only, pytest.mark.processes]
 
 REF = GroupRef("g", "t")
 urlpatterns = [*admin_urls, path("metrics/", metrics.view)]
-CONNECT, START = 10, 45
+CONNECT, START = 10, 30
 """Seconds: the commands' time limit on connecting, and what starting Python takes on a busy machine."""
 PAGES_CONNECT = 2
 """Seconds: the limit that DATABASES gives where several pages wait for it; one operation waits for the default."""
@@ -116,7 +116,7 @@ def test_a_watched_server_that_freezes_is_shown_again_when_it_is_back(db, server
         with frozen(server):
             began = time.monotonic()
             lines = terminal.wait_for("The database 'default' does not answer")
-            assert time.monotonic() - began < several.TOTAL_SECONDS + 20
+            assert time.monotonic() - began < several.TOTAL_SECONDS + 2
             assert "STOPPED" in lines[2]
             assert "It is tried again every 500 ms." in lines
             assert not any("watched/t" in line for line in lines), "it may no longer be true"
@@ -317,7 +317,7 @@ def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):
         response = site.get(f"{DASHBOARD}do/pause/?group=g&topic=t&asked=yes")
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert PAGES_CONNECT + 5 < time.monotonic() - began < CONNECT + 20, "the limit is the default"
+    assert PAGES_CONNECT + 5 < time.monotonic() - began < CONNECT + 5, "the limit is the default"
     assert f"The database &#x27;{PRIVATE}&#x27; does not answer" in response.content.decode()
     assert confirm(site, "pause", group="g", topic="t") == ["The group g/t is paused."]
     assert ConsumerGroup.objects.using(PRIVATE).get(consumer_group="g").paused
@@ -338,7 +338,7 @@ def test_a_frozen_database_delays_the_overview_of_all_by_its_limit(site, server,
         for _ in range(2):
             began = time.monotonic()
             response = site.get(DASHBOARD)
-            assert several.ANSWER_SECONDS - 1 < time.monotonic() - began < 2 * several.ANSWER_SECONDS
+            assert several.ANSWER_SECONDS - 1 < time.monotonic() - began < several.ANSWER_SECONDS + 2
             assert response.status_code == 200
             states = {row.alias: row.state for row in response.context["rows"]}
             assert states == {"default": "OK", **dict.fromkeys(frozen_ones, "Stopped")}

@@ -344,7 +344,7 @@ def test_waiting_for_too_long(django_assert_max_num_queries):
     began = time.monotonic()
     with django_assert_max_num_queries(25), pytest.raises(TimeoutError, match=r"and 1 others did not end within 0.3 s"):
         wait(*results, timeout=0.3)
-    assert 0.3 <= time.monotonic() - began < 30
+    assert 0.3 <= time.monotonic() - began < 5
 
 
 @pytest.mark.django_db(transaction=True)
@@ -372,12 +372,12 @@ def test_waiting_while_another_thread_runs_the_job(in_thread, kind):
 
 
 def test_a_pause_is_not_longer_than_what_is_left(monkeypatch):
-    monkeypatch.setattr(control, "SHORTEST_PAUSE", 60)
+    monkeypatch.setattr(control, "SHORTEST_PAUSE", 5)
     result = jobs.add.enqueue(1)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         wait(result, timeout=0.1)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 4
 
 
 def test_a_job_that_knows_that_it_was_asked_to_stop_has_failed_at_once():

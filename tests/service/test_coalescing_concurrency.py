@@ -256,7 +256,7 @@ def test_the_latest_is_handled_and_never_two_at_a_time(db):
         number += 1
         time.sleep(0.002)
     time.sleep(1.0)
-    for _ in range(400):
+    for _ in range(100):
         if lag() == 0:
             break
         time.sleep(0.1)

@@ -63,7 +63,7 @@ def test_all_of_them_are_waited_for_together(in_threads, monkeypatch):
         found = read_each(["default", "queue", "other"], lambda alias: alias == "default" or end.wait(30))
     finally:
         end.set()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 5
     assert found == {
         "default": True,
         "queue": Unread("The database 'queue' does not answer: reading it took more than 0.5 seconds."),
@@ -79,7 +79,7 @@ def test_a_limit_for_everything_holds_for_one_database_too(in_threads, databases
         found = read_each(databases, lambda alias: end.wait(30), within=0.5)
     finally:
         end.set()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 5
     reason = "The database {!r} does not answer: reading it took more than 0.5 seconds."
     assert found == {alias: Unread(reason.format(alias)) for alias in databases}
 
@@ -113,7 +113,7 @@ def test_limits_of_the_threads(monkeypatch):
     monkeypatch.setattr(several, "ANSWER_SECONDS", 1.0)
     began = time.monotonic()
     found = read_each(BOTH, lambda alias: one(alias) if alias == "queue" else Session(alias).row("SELECT SLEEP(20)"))
-    assert time.monotonic() - began < 18
+    assert time.monotonic() - began < several.TOTAL_SECONDS
     assert found["queue"] == (1,)
     assert found["default"].reason.startswith("The database 'default' does not answer: (2013")
 

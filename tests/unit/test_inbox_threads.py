@@ -72,7 +72,7 @@ def test_an_outcome_ends_the_pollers_sleep(enough):
     inbox.finish(batch, [Settlement(batch.items[0].claimed, Action.ACK)])
     thread.join(10)
     assert not thread.is_alive()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 5
 
 
 def test_an_empty_inbox_ends_the_pollers_sleep():
@@ -82,7 +82,7 @@ def test_an_empty_inbox_ends_the_pollers_sleep():
     inbox.take(None)
     began = time.monotonic()
     assert inbox.wait(60) is False
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 5
 
 
 # -- batches, many times ------------------------------------------------------
