@@ -89,7 +89,12 @@ class Start:
 )
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [(name, mode) for name, one in CASES.items() for mode in ENDS if mode != KILL or not one.lives],
+    [
+        (name, mode)
+        for name, one in CASES.items()
+        for mode in (MODES if one.lives else ENDS)
+        if mode != KILL or not one.lives
+    ],
 )
 def test_ended_at_every_statement(db, crasher, name, mode):
     one = CASES[name]

@@ -16,8 +16,7 @@ from tests.support.harness import USING
 from tests.support.histories import DEGRADED, OK, STOPPED, History, Said
 from tests.support.internals import Bucket, GroupRef, Session, groups
 
-# What is read at one moment is tested on each engine; here it is what follows from it, minute by minute.
-pytestmark = [pytest.mark.any_engine, pytest.mark.any_version, pytest.mark.usefixtures("db")]
+pytestmark = pytest.mark.usefixtures("db")
 
 FINE = Said(OK)
 
