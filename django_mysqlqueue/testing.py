@@ -18,14 +18,12 @@ from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
+from django_mysqlqueue.db.tables import DEBOUNCED, LOG, OUTBOX, SLOTS, STATE
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.models import (
-    DebouncedMessage,
-    DeliveryState,
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
-    Slots,
 )
 from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.names.rules import RELAY_MARK, relay_target, relayed_from
@@ -56,12 +54,6 @@ from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.text.humanize import counted, listed
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
-
-OUTBOX = OutboxMessage._meta.db_table
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-SLOTS = Slots._meta.db_table
-DEBOUNCED = DebouncedMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

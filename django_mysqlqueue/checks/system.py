@@ -14,8 +14,9 @@ from django.db import DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import inspection
+from django_mysqlqueue.db.tables import GROUPS, SEQUENCER
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import MODELS, ConsumerGroup, QueueMessage, Sequencer
+from django_mysqlqueue.models import MODELS, QueueMessage
 from django_mysqlqueue.options import conf
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
@@ -137,7 +138,7 @@ def same_log_hint(log: str) -> str:
     """Return what to do about it."""
     return (
         "Name each database by one alias in MYSQLQUEUE. If one is a copy, give its log an id of its own: "
-        f"UPDATE {Sequencer._meta.db_table} SET log_id = '{uuid.uuid4()}' WHERE log_id = '{log}'"
+        f"UPDATE {SEQUENCER} SET log_id = '{uuid.uuid4()}' WHERE log_id = '{log}'"
     )
 
 
@@ -391,7 +392,7 @@ def check_tables(*, databases: Sequence[str] | None = None, **kwargs: Any) -> li
 
 def _has_tables(alias: str) -> bool:
     try:
-        return ConsumerGroup._meta.db_table in connections[alias].introspection.table_names()
+        return GROUPS in connections[alias].introspection.table_names()
     except (DatabaseError, ImproperlyConfigured):
         return True  # The server cannot be reached, or the settings name none, which others report.
 

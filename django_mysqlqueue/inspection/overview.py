@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import GROUPS
+from django_mysqlqueue.db.tables import GROUPS, SEQUENCER
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
@@ -23,7 +23,6 @@ from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
-from django_mysqlqueue.models import Sequencer
 from django_mysqlqueue.names.keys import priority_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import DeliveryLimits
@@ -79,9 +78,6 @@ def read_filter(columns: OptionColumns) -> FilterPolicy | str | None:
         return filter_of(columns)
     except ValueError as error:
         return str(error)
-
-
-SEQUENCER = Sequencer._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

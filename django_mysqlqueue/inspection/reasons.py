@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from django_mysqlqueue.db.tables import STATE
+from django_mysqlqueue.db.tables import COALESCE_KEYS, STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.limited import read_reached
 from django_mysqlqueue.inspection.message_history import GroupState, MessageContent
@@ -17,7 +17,6 @@ from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.service import messages, unclaimed
-from django_mysqlqueue.service.coalescing import KEYS
 from django_mysqlqueue.service.leasing import MAX_PENDING
 from django_mysqlqueue.service.losses import HELD_BY, is_lost
 from django_mysqlqueue.service.slots import LONGEST_REST_US
@@ -231,7 +230,7 @@ def _coalesced(session: Session, content: MessageContent, state: GroupState, now
     if not content.stored_coalesce_key:
         return None
     row = session.row(
-        f"SELECT s.message_offset, {HELD_BY} FROM {KEYS} c {session.dialect.join_to(STATE, 's')} "
+        f"SELECT s.message_offset, {HELD_BY} FROM {COALESCE_KEYS} c {session.dialect.join_to(STATE, 's')} "
         "ON s.consumer_group = c.consumer_group AND s.topic = c.topic AND s.partition_key = c.partition_key "
         "AND s.message_offset = c.message_offset AND s.acked = %s AND s.delivery_token <> 0 AND s.invisible_until > %s "
         "WHERE c.consumer_group = %s AND c.topic = %s AND c.partition_key = %s AND c.coalesce_key = %s",

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
+from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime import sessions
@@ -76,7 +77,7 @@ def require_tables(using: str) -> None:
     Newer migrations than this version's are accepted, so that subscribers can be upgraded one by one.
     """
     migrate = failures.migrate_command(using)
-    if ConsumerGroup._meta.db_table not in connections[using].introspection.table_names():
+    if GROUPS not in connections[using].introspection.table_names():
         hint = (
             ""
             if router.allow_migrate_model(using, ConsumerGroup)

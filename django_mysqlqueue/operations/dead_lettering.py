@@ -14,8 +14,8 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations.arguments import offsets_of, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
@@ -32,9 +32,6 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.text.error_texts import BY_OPERATOR
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
 DEAD_LETTER = audit.Action("dead_letter", gettext_lazy("Dead-letter"), audit.DELIVERIES)
 MOST = 500
 """Maximum number of messages per call, which is one transaction."""

@@ -6,16 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import groups, log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import close_names, did_you_mean, listed
-
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

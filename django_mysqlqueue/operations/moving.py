@@ -21,8 +21,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.operations.declaring import How, Work, operates, operating
@@ -41,7 +42,6 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.text.humanize import up_to
 
-OUTBOX = OutboxMessage._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 MOVE = audit.Action("move", gettext_lazy("Move topic"))
 COPIED = ("mode", "limits", "filter", "allowed_users", "overrides")

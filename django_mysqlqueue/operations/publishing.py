@@ -10,9 +10,8 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.db.tables import GROUPS
+from django_mysqlqueue.db.tables import GROUPS, LOG, OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.results import PublishResult, result_of
@@ -28,8 +27,6 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.options import filter_of
 from django_mysqlqueue.text.humanize import duration, moment
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
 PUBLISH = audit.Action("publish", gettext_lazy("Publish a test message"), audit.MESSAGES)
 NEWEST = 1000
 """Number of the newest rows of the outbox that are searched for the id: it has no index on ids."""

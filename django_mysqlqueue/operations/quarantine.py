@@ -10,8 +10,8 @@ from django.db import Error
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import OutboxMessage, QuarantinedMessage, QueueMessage
 from django_mysqlqueue.operations.arguments import offsets_of
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
@@ -22,9 +22,6 @@ from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-QUARANTINE = QuarantinedMessage._meta.db_table
 REQUEUE = audit.Action("requeue", gettext_lazy("Requeue quarantined messages"), audit.MESSAGES)
 DELETE = audit.Action("delete quarantined", gettext_lazy("Delete quarantined messages"), audit.MESSAGES)
 

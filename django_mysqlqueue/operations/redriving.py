@@ -17,8 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG, OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.rules import NAME_LENGTH, REPLACES
 from django_mysqlqueue.operations.arguments import (
@@ -43,8 +44,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
 REDRIVE = audit.Action("redrive", gettext_lazy("Redrive dead letters"), audit.DEAD_LETTERS)
 DISCARD = audit.Action("discard", gettext_lazy("Discard dead letters"), audit.DEAD_LETTERS)
 REPLACE = audit.Action("replace", gettext_lazy("Edit and redrive"), audit.DEAD_LETTERS)

@@ -17,9 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG, OFFSETS, OUTBOX, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.names.ids import REPLAY_RUN, replay_id
 from django_mysqlqueue.names.rules import KEY_LENGTH, REPLAYED_FROM
 from django_mysqlqueue.operations.arguments import check_limit, offsets_of, text
@@ -39,10 +39,6 @@ from django_mysqlqueue.sql.session import Session, flat, run
 from django_mysqlqueue.subscriptions.options import filter_of
 from django_mysqlqueue.text.humanize import up_to
 
-LOG = QueueMessage._meta.db_table
-OUTBOX = OutboxMessage._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
 REPLAY = audit.Action("replay", gettext_lazy("Replay a range"), audit.MESSAGES)
 MERGED = 50
 """Maximum number of partitions to read one by one. In topics with more, all messages of the range are read."""

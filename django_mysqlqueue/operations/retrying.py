@@ -15,8 +15,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
@@ -30,8 +31,6 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, pieces, run
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure, known_handlers
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 RETRY = audit.Action("retry", gettext_lazy("Retry"), audit.DELIVERIES)
 HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 """The condition that the last error contains a text, as for dead letters."""

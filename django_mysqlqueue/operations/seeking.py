@@ -19,8 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.arguments import milliseconds
 from django_mysqlqueue.operations.declaring import How, operates, operating
@@ -34,9 +35,6 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, pieces, run
 from django_mysqlqueue.text.humanize import up_to
 
-LOG = QueueMessage._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 SEEK = audit.Action("seek", gettext_lazy("Seek"), audit.DELIVERIES)
 

@@ -14,8 +14,9 @@ from typing import Unpack
 
 from django.db.models import Model
 
+from django_mysqlqueue.db.tables import STATE
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import DeliveryState, Operation
+from django_mysqlqueue.models import Operation
 from django_mysqlqueue.operations.limits import OperationLimits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.audit import Action, By
@@ -25,7 +26,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
 
-STATE = DeliveryState._meta.db_table
 LOCKED_PAUSE = 0.05
 """Seconds between two attempts to delete rows that an atomic handler has locked."""
 

@@ -14,7 +14,7 @@ from secrets import randbits
 
 from django.db import IntegrityError
 
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.db.tables import STATE
 from django_mysqlqueue.service import groups, leasing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Seen
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -25,7 +25,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.sql.session import Session, run
 
-STATE = DeliveryState._meta.db_table
 PLACE = attrgetter("key", "offset")
 
 

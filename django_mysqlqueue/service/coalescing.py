@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from django_mysqlqueue.models import CoalesceKey, QueueMessage
+from django_mysqlqueue.db.tables import COALESCE_KEYS, LOG
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, above, above_values, flat, run
 
-KEYS = CoalesceKey._meta.db_table
-LOG = QueueMessage._meta.db_table
 KEY = ("consumer_group", "topic", "partition_key", "coalesce_key")
 BY_KEY = "s.consumer_group = v.g AND s.topic = v.t AND s.partition_key = v.k AND s.coalesce_key = v.c"
 THE_LOG = ""
@@ -64,14 +62,14 @@ def note(session: Session, rows: Iterable[tuple[str, str, str, str, int, int]]) 
     for chunk in session.chunks(sorted(rows)):
         # This locks the rows that are there: GC cannot delete them before the UPDATE.
         session.execute(
-            f"INSERT INTO {KEYS} ({', '.join(KEY)}, message_offset, superseding_offset) VALUES "
+            f"INSERT INTO {COALESCE_KEYS} ({', '.join(KEY)}, message_offset, superseding_offset) VALUES "
             + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s, %s)")
-            + session.dialect.on_conflict_keep(KEYS, KEY),
+            + session.dialect.on_conflict_keep(COALESCE_KEYS, KEY),
             flat(chunk),
         )
         session.execute(
             session.dialect.update_joined(
-                KEYS,
+                COALESCE_KEYS,
                 ("g", "t", "k", "c", "o", "p"),
                 len(chunk),
                 BY_KEY,
@@ -87,7 +85,7 @@ def note(session: Session, rows: Iterable[tuple[str, str, str, str, int, int]]) 
 def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], Noted]:
     """Return what is noted about keys, each given as the primary key of its row."""
     select = f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset, s.superseding_offset"
-    joins = f"{session.dialect.join_to(KEYS, 's')} ON {BY_KEY}"
+    joins = f"{session.dialect.join_to(COALESCE_KEYS, 's')} ON {BY_KEY}"
     return {row[:4]: Noted(*row[4:]) for row in session.joined(select, "gtkc", keys, joins, plain=True)}
 
 
@@ -117,8 +115,8 @@ def has_keys(session: Session, topic: str) -> bool:
     """Return whether messages of a topic in the log have coalesce keys."""
     return bool(
         session.rows(
-            f"SELECT 1 FROM {KEYS}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s "
-            "LIMIT 1",
+            f"SELECT 1 FROM {COALESCE_KEYS}{session.dialect.force_index('PRIMARY')} "
+            "WHERE consumer_group = %s AND topic = %s LIMIT 1",
             (THE_LOG, topic),
         )
     )
@@ -133,7 +131,7 @@ START = ("", "", "", "")
 
 def outdated(session: Session) -> tuple[str, tuple[object, ...]]:
     """Return the FROM and WHERE of the rows that ``collect`` deletes."""
-    return f"{KEYS} s WHERE NOT {_is_there(session)}", ()
+    return f"{COALESCE_KEYS} s WHERE NOT {_is_there(session)}", ()
 
 
 def _latest(session: Session) -> str:
@@ -162,14 +160,14 @@ def collect(
     latest = _latest(session)
     rows = session.rows(
         f"SELECT {names}, {latest}, NOT {_is_there(session)} "
-        f"FROM {KEYS} s{session.dialect.force_index('PRIMARY')} "
+        f"FROM {COALESCE_KEYS} s{session.dialect.force_index('PRIMARY')} "
         f"WHERE {above(KEY)} ORDER BY {names} LIMIT %s",
         (*above_values(after or START), limit),
     )
     gone = [row[:5] for row in rows if row[5]]
 
     def delete(session: Session) -> int:
-        return session.delete(KEYS, "gtkco", gone, BY_KEY, f"{latest} = v.o")
+        return session.delete(COALESCE_KEYS, "gtkco", gone, BY_KEY, f"{latest} = v.o")
 
     deleted = run(using, delete) if gone else 0
     return deleted, tuple(rows[-1][:4]) if len(rows) == limit else None

@@ -11,14 +11,13 @@ from typing import Any, Literal, NamedTuple
 from django.db.models import F, Model
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
-
-GROUPS = ConsumerGroup._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Unpack
 
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.db.tables import GROUPS, HEARTBEATS
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.db.tables import GROUPS, HEARTBEATS, LEASES, LOG, OFFSETS, STATE
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, groups, heartbeats, losses, partitions, unclaimed
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.clocks import DatabaseClock
@@ -24,10 +24,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, above, above_values, flat, pieces, run
 
-LEASES = PartitionLease._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
-LOG = QueueMessage._meta.db_table
 RELEASE = audit.Action("release", gettext_lazy("Release leases"), audit.LEASES)
 
 CLOCK_STEP_MS = 5000

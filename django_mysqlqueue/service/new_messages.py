@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import watermarks
 from django_mysqlqueue.service.claims import Seen
@@ -13,8 +13,6 @@ from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.taking import Taking, Verdicts
 from django_mysqlqueue.sql.session import UNION_TERMS, flat, pieces
 
-STATE = DeliveryState._meta.db_table
-LOG = QueueMessage._meta.db_table
 LOOKED_PAST = 100
 """Number of messages to look at in a partition of a shared group whose messages have several limited keys."""
 MAX_PARKED = 1000

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, losses, watermarks
@@ -22,8 +22,6 @@ from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
 
-STATE = DeliveryState._meta.db_table
-LOG = QueueMessage._meta.db_table
 SUSPECTS = 10
 """Number of suspected poison messages of a shared group that a claim looks at to take one; more in a long window."""
 

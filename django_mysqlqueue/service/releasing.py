@@ -7,16 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.db.tables import LEASES, LOG, STATE
 from django_mysqlqueue.service import heartbeats, leasing, settling
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, pieces, run
-
-LEASES = PartitionLease._meta.db_table
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 
 SEARCHED = 10_000
 """Number of rows of a group that are searched for those of one subscriber: there is no index for it, and messages in

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue.db.tables import COLLECTED, LOG, OFFSETS, SEGMENTS, STATE
+from django_mysqlqueue.db.tables import COLLECTED, GROUPS, LOG, OFFSETS, SEGMENTS, STATE
 from django_mysqlqueue.models import (
     ConsumerGroup,
 )
@@ -136,7 +136,7 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     starts: dict[str, int] = dict(
         # ``whole``: a group that is missing from the answer would lose messages.
         session.whole(
-            f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s{last_row(2)}",
+            f"SELECT consumer_group, start_offset FROM {GROUPS} WHERE topic = %s{last_row(2)}",
             (topic,),
         )
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from django_mysqlqueue.db.tables import STATE
 from django_mysqlqueue.exceptions import StaleDelivery
-from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import (
     dead_letters,
@@ -36,7 +36,6 @@ from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
-STATE = DeliveryState._meta.db_table
 ACKS = (Action.ACK, Action.DELETED, *UNCALLED)
 """The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from django_mysqlqueue.models import Slots, SubscriberHeartbeat
+from django_mysqlqueue.db.tables import HEARTBEATS, SLOTS
 from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.options.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, Throttle
 from django_mysqlqueue.service import heartbeats
@@ -22,8 +22,6 @@ from django_mysqlqueue.service.messages import decode_metadata, publisher_key
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
-SLOTS = Slots._meta.db_table
-HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "limit_key", "subscriber_name")
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.limit_key = v.k AND s.subscriber_name = v.who"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, leasing, watermarks
 from django_mysqlqueue.service.coalescing import THE_LOG, Coalesced, note, read
 from django_mysqlqueue.service.groups import OptionColumns
@@ -14,9 +14,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, run
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
 RECHECK_MS = 100
 LONGEST_RECHECK_MS = 10_000
 """Shortest and longest time until a claim asks again whether the message before has ended, in milliseconds. In between,

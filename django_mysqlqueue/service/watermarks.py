@@ -11,13 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState
+from django_mysqlqueue.db.tables import OFFSETS, STATE
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Retry, Session, flat, last_row, run
-
-OFFSETS = ConsumerOffset._meta.db_table
-STATE = DeliveryState._meta.db_table
 
 LOOK_AHEAD = 100
 """Number of settled rows that one flush deletes from a partition, in addition to those that it settles itself."""

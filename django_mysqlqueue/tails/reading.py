@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from django_mysqlqueue.models import CollectedTopic, QueueMessage
+from django_mysqlqueue.db.tables import LOG
+from django_mysqlqueue.models import CollectedTopic
 from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWEST_PRIORITY, lane
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
@@ -20,8 +21,6 @@ from django_mysqlqueue.service import log, log_places, partitions, payloads
 from django_mysqlqueue.service.log_places import LogPlace
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.session import Session
-
-LOG = QueueMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
