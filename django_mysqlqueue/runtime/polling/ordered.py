@@ -448,32 +448,27 @@ class OrderedMode(Mode):
                 del self._memory.todo[key]  # Until the outcomes of its deliveries are written.
                 return None
             self._inbox.unblock(self.ref, key)
-        if not partition.pending:
-            if partition.fresh:
-                return Want(key, look_at=limit)
-            del self._memory.todo[key]
-            return None
-        now = self._context.clock.now()
-        if now < partition.rests_until:
-            del self._memory.todo[key]  # Until ``_wake_due`` puts it back.
-            return None
-        strict = self._configuration.handler.on_failure == "block"
-        if strict and partition.in_flight:
-            del self._memory.todo[key]
-            return None
-        due, closed = [], strict
-        for offset in sorted(partition.pending):
-            if partition.pending[offset] <= now:
-                due.append(offset)
-            elif strict or offset in partition.lost:
-                closed = True
-                break
+        due, closed = self._due_of(partition) if partition.pending else ([], False)
         if due:
             return Want(key, due=tuple(due[:limit]))
-        if partition.fresh and not closed and len(partition.pending) < MAX_PENDING:
+        if partition.fresh and not closed:
             return Want(key, look_at=limit)
-        del self._memory.todo[key]
+        del self._memory.todo[key]  # Until something wakes it: news, an outcome that is written, or a time.
         return None
+
+    def _due_of(self, partition: OwnedPartition) -> tuple[list[int], bool]:
+        """Return the unsettled offsets of a partition that are due, and whether nothing may be claimed behind them."""
+        now, pending = self._context.clock.now(), partition.pending
+        strict = self._configuration.handler.on_failure == "block"
+        if now < partition.rests_until or (strict and partition.in_flight):
+            return [], True
+        due: list[int] = []
+        for offset in sorted(pending):
+            if pending[offset] <= now:
+                due.append(offset)
+            elif strict or offset in partition.lost:
+                return due, True
+        return due, len(pending) >= MAX_PENDING
 
     # -- what has come of it --------------------------------------------------
 

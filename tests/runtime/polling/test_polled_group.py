@@ -9,6 +9,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
+    MAX_PENDING,
     Action,
     Claimed,
     Context,
@@ -18,6 +19,7 @@ from tests.support.internals import (
     OrderedMode,
     Settlement,
     SharedMode,
+    Want,
     configured,
     get_settings,
     groups,
@@ -123,3 +125,33 @@ def test_partitions_without_work_take_no_share_of_a_claim(db):
     group.memory.todo.to_end(["k49"])
     (want,) = group.planner.wants(0, 100)
     assert (want.key, want.look_at) == ("k49", 100)
+
+
+def owned(**options):
+    """The group of a subscriber that owns the partition "k", and what it remembers of it."""
+    publish_many("t", [Message(1, key="k")])
+    sub = Sub(handler(**options))
+    sub.settle()
+    (group,) = sub.poller.ordered
+    return group, group.mode.partitions["k"]
+
+
+def want(group):
+    group.memory.todo["k"] = None
+    return group.mode.want("k", 10)
+
+
+def test_in_strict_order_nothing_is_claimed_while_something_is_in_flight(db):
+    group, partition = owned(on_failure="block")
+    partition.pending, partition.in_flight = {5: 0}, {7: 1}
+    assert want(group) is None
+    partition.in_flight = {}
+    assert want(group) == Want("k", due=(5,))
+
+
+def test_nothing_new_is_claimed_behind_very_many_that_wait(db):
+    group, partition = owned()
+    partition.pending, partition.fresh = dict.fromkeys(range(MAX_PENDING), 2**50), True
+    assert want(group) is None
+    del partition.pending[0]
+    assert want(group) == Want("k", look_at=10)
