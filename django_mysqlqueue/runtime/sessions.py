@@ -365,7 +365,7 @@ IDLE = 0.5
 
 
 def refresh(*, idle: bool) -> None:
-    """Drop, before a message, the connections that the server has closed since the previous message, as does ``renew``.
+    """Drop, before a message, connections as ``renew`` does, and those that the server has closed since the last one.
 
     ``idle``: whether to ping all connections, after a pause, because a route may be lost without a trace. If False,
     only those that have something to read are pinged.

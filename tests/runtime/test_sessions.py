@@ -236,6 +236,20 @@ def test_tidy_keeps_a_sound_connection_and_drops_an_open_transaction(db):
     assert lag() == 0
 
 
+@pytest.mark.any_engine
+def test_a_connection_that_no_handler_has_used_is_left_alone(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(sessions, "drop_connection", lambda one: dropped.append(one.alias))
+
+    def work():
+        sessions.adopt(USING, sessions.Timeouts(idle=60, lock_wait=5, network=5, read=60), watch=True)
+        assert connections[USING].connection is None
+        sessions.tidy()
+
+    in_thread(work)
+    assert dropped == []
+
+
 def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):
     """Also one whose handlers only read: the old primary answers them for ever."""
     seen = []

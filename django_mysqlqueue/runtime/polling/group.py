@@ -164,7 +164,8 @@ class Group(Generic[M]):
         Returns:
             Whether to poll soon, because redeliveries were due and more may be, or the options have changed.
         """
-        # Partitions whose claim may have to be undone are read again before that, which waits for the claim's locks.
+        # To enter the mode extends deliveries, and reads partitions in doubt again under locks of their leases. So a
+        # claim with an unknown outcome is over before it is undone.
         with self.mode:
             self._undo_unknown()
             plan = self.planner.plan()
