@@ -49,15 +49,21 @@ class OptionColumns(NamedTuple):
     overrides: str = "{}"
 
 
-REGISTERED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "limits": lambda found: ", ".join(f"{name}={value}" for name, value in found.items()) or "no limits",
-    "filter": lambda found: json.dumps(found, ensure_ascii=False) if found else "no filter",
-    "allowed_users": lambda found: ", ".join(found.get("users", ())) or "all users",
+REGISTERED: Mapping[str, tuple[audit.Action, Callable[[Mapping[str, Any]], str]]] = {
+    "limits": (
+        audit.Action("limits", gettext_lazy("Register limits")),
+        lambda found: ", ".join(f"{name}={value}" for name, value in found.items()) or "no limits",
+    ),
+    "filter": (
+        audit.Action("filter", gettext_lazy("Register filter")),
+        lambda found: json.dumps(found, ensure_ascii=False) if found else "no filter",
+    ),
+    "allowed_users": (
+        audit.Action("allowed_users", gettext_lazy("Register allowed users")),
+        lambda found: ", ".join(found.get("users", ())) or "all users",
+    ),
 }
-"""The columns with options that ``migrate`` registers, and how the audit log describes their values."""
-audit.Action("limits", gettext_lazy("Register limits"))
-audit.Action("filter", gettext_lazy("Register filter"))
-audit.Action("allowed_users", gettext_lazy("Register allowed users"))
+"""The columns with options that ``migrate`` registers: the action in the audit log, and how it describes a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +146,8 @@ def register_options(
 ) -> bool:
     """Replace registered options of a group, in the audit log, too. Its subscribers notice with their next claim.
 
-    ``column``: the column, one of ``REGISTERED``. It is the name of the action in the audit log, too. ``check``: called
-    under the lock before a change; raises an exception to refuse it.
+    ``column``: the column, one of ``REGISTERED``. ``check``: called under the lock before a change; raises an exception
+    to refuse it.
 
     Returns:
         Whether they were others before.
@@ -156,8 +162,8 @@ def register_options(
         if check is not None:
             check(session, ref)
         found.update(**{column: dict(options)})
-        detail = REGISTERED[column](options)
-        audit.once(session, audit.ACTIONS[column], 0, ref, actor=actor, detail=detail)
+        action, describe = REGISTERED[column]
+        audit.once(session, action, 0, ref, actor=actor, detail=describe(options))
         return True
 
     return run(using, write)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.options.delivery_limits import NO_KEY
@@ -322,9 +322,10 @@ def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
         "delivered_at": "v.at",
         "invisible_until": "v.until",
     }
-    if any(one.suspect for one in taken):  # Otherwise none of the rows was held, and ``suspect`` is False in all.
+    common = (request.token, request.claimant.subscriber, taking.now, taking.until)
+    rows: list[tuple[Any, ...]] = [(delivery.key, delivery.offset, *common) for delivery in taken]
+    if any(delivery.suspect for delivery in taken):  # Otherwise none was held, and ``suspect`` is False in all rows.
         names.append("suspect")
         changes["suspect"] = "v.suspect"
-    common = (request.token, request.claimant.subscriber, taking.now, taking.until)
-    rows = [(delivery.key, delivery.offset, *common, delivery.suspect)[: len(names)] for delivery in taken]
+        rows = [(*row, delivery.suspect) for row, delivery in zip(rows, taken, strict=True)]
     taking.session.update(STATE, names, rows, BY_ROW, changes, after=taking.ref)
