@@ -28,6 +28,8 @@ class World:
         self.failures: list[BaseException] = []
         self.written: dict[str, set[int]] = defaultdict(set)
         self.followed: list[tuple[str, int, int, list]] = []
+        self.found: list[list] = []
+        """Of each follower, as it goes on."""
         self.sessions: set[int] = set()
         """Of hubs, on the server."""
         self.killed = 0
@@ -65,12 +67,19 @@ class World:
         chance, found = random.Random(seed), []
         with tail(topic, follow=True) as follower:
             start = follower.position
+            self.found.append(found)
             while not self.stop.is_set():
                 if follower.wait(0.2):
                     found.append(next(follower))
                 if seed and chance.random() < 0.01 * seed:
                     time.sleep(chance.random())
             self.followed.append((topic, start, follower.position, found))
+
+    def has_seen_enough(self) -> bool:
+        """Return whether what the followers have met says something."""
+        found = [list(one) for one in self.found]
+        read = [sum(not isinstance(one, Gap) for one in each) for each in found]
+        return self.killed > 3 and min(read) > 10 and len(list(itertools.chain(*found))) > sum(read)
 
     def run(self, *work) -> None:
         def guarded(one, *arguments):
@@ -85,6 +94,9 @@ class World:
         for thread in threads:
             thread.start()
         time.sleep(SECONDS)
+        until = time.monotonic() + 60
+        while not self.has_seen_enough() and not self.failures and time.monotonic() < until:
+            time.sleep(0.1)
         self.stop.set()
         for thread in threads:
             thread.join(30)
