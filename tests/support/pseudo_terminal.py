@@ -64,6 +64,11 @@ class Terminal:
         """Waits until the screen has a text; returns its lines."""
         return self.wait_until(lambda lines: any(text in line for line in lines))
 
+    def wait_for_frames(self, number: int) -> None:
+        """Waits until some more frames have been drawn."""
+        drawn = self.output.count(HOME) + number
+        self.wait_until(lambda lines: self.output.count(HOME) >= drawn)
+
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
