@@ -89,6 +89,8 @@ the package again, and each step would compile and rewrite all tests."""
 STEPS_AT_A_TIME = 4
 WAITING_AT_A_TIME = 2
 """How many of them wait for most of their time, as long as there are such steps: the others have two cores to share."""
+NICENESS = 5
+"""Of the steps that compute: what the others wait for happens in time even if the processors are busy."""
 LONGEST_SILENCE = 600
 """Seconds after which a step that has printed nothing is stuck. There is no limit for a step as a whole, because a slow
 machine is not a failure, and tests have limits of their own."""
@@ -481,7 +483,7 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
             )
         try:
             process = subprocess.Popen(
-                [str(interpreter), *command],
+                [*([] if step.waits else ["nice", "-n", str(NICENESS)]), str(interpreter), *command],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
