@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,6 +36,11 @@ def another(queue_db, settings, request):
         return alias
 
     def forget(alias):
+        # A pass of a relay may last longer than its subscriber. At its end it closes what ``DATABASES`` names.
+        for thread in threading.enumerate():
+            if thread.name.startswith(f"mysqlqueue-relay-{alias}-"):
+                thread.join(60)
+                assert not thread.is_alive()
         connections[alias].close()
         del connections[alias]
         del connections.settings[alias]
