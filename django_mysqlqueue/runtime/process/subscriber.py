@@ -237,7 +237,8 @@ class Subscriber:
         since = [worker.drained_since for worker in self.workers]
         if None in since:
             return
-        if min(worker.drain_checked_at for worker in self.workers) >= max(one for one in since if one is not None):
+        drained_at = max(moment for moment in since if moment is not None)
+        if len(since) == 1 or min(worker.drain_checked_at for worker in self.workers) >= drained_at:
             self.stop("drained")
 
     def handle_signals(self) -> Callable[[], None]:

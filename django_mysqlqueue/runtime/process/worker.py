@@ -44,7 +44,7 @@ EXIT_UNCLEAN = 1
 """Exit status if the process did not stop cleanly, for example with handlers still running."""
 SHUTDOWN_ATTEMPTS = 5
 DRAIN_CHECK = 0.5
-"""Seconds between two checks whether everything is drained."""
+"""Seconds between two searches of the database for work that is left, while this worker knows of none."""
 HANDLER_MARGIN = 10.0
 """Seconds after the longest time of a call until the server closes a handler's idle connection."""
 CUT_OFF_TIME = 1.0
@@ -375,10 +375,13 @@ class Worker:
 
     def _checks_drain(self) -> bool:
         """Check from time to time whether everything is drained, note it, and return whether it is."""
-        if time.monotonic() - self.drain_checked_at < DRAIN_CHECK:
+        if not self._knows_of_nothing():
+            self.drained_since = None
             return False
         began = time.monotonic()
-        if not self.is_drained():
+        if began - self.drain_checked_at < DRAIN_CHECK:
+            return False
+        if not self._finds_nothing():
             self.drained_since = None
         elif self.drained_since is None:
             self.drained_since = time.monotonic()
@@ -387,9 +390,13 @@ class Worker:
 
     def is_drained(self) -> bool:
         """Return whether nothing is due in the outbox and no group has unsettled messages, here or elsewhere."""
-        # While the poller knows of work, there is no need to look through all partitions.
-        if not self.poller.is_idle() or not self.relays.are_idle():
-            return False
+        return self._knows_of_nothing() and self._finds_nothing()
+
+    def _knows_of_nothing(self) -> bool:
+        """Return whether no work is known here. While there is some, all partitions need not be looked through."""
+        return self.poller.is_idle() and self.relays.are_idle()
+
+    def _finds_nothing(self) -> bool:
         return self.poller.guarded(self._look_for_rest) and not self._rest
 
     def _look_for_rest(self) -> None:

@@ -164,6 +164,19 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     assert draining.is_drained()
 
 
+@pytest.mark.parametrize("messages", [0, 3])
+def test_a_drain_of_one_database_ends_as_soon_as_it_finds_nothing(db, monkeypatch, messages):
+    """There is nothing to wait for: only with several databases may one publish to another, and need a second look."""
+    monkeypatch.setattr("tests.support.internals.worker.DRAIN_CHECK", 60.0)
+    for number in range(messages):
+        publish("t", number, key=str(number))
+    process = Subscriber({USING: {REF: handler()}}, get_settings(), drain=True)
+    began = time.monotonic()
+    assert in_thread(process.run) == 0
+    assert time.monotonic() - began < 60
+    assert lag() == 0
+
+
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
     """As it would not have started; its other groups are for one that is started with the right code."""
