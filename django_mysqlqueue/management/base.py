@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
 from django_mysqlqueue.db.tables import GROUPS
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
@@ -94,6 +98,13 @@ def require_tables(using: str) -> None:
 
 def unapplied_migrations(using: str) -> list[str]:
     """Return the names of the queue's migrations that are not applied to a database, in order."""
+    module, _ = MigrationLoader.migrations_module(APP)
+    if module is None:
+        return []
+    recorder = MigrationRecorder(connections[using])
+    names = {file.name for file in pkgutil.iter_modules(import_module(module).__path__)}
+    if recorder.has_table() and names <= {*recorder.migration_qs.filter(app=APP).values_list("name", flat=True)}:
+        return []  # Without the executor, which imports and sorts the migrations of all apps.
     executor = MigrationExecutor(connections[using])
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes(APP))
     return [migration.name for migration, _ in plan if migration.app_label == APP]
