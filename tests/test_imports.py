@@ -49,7 +49,9 @@ UNUSED = (
     "django_mysqlqueue.operations",
     "django_mysqlqueue.otel",
     "django_mysqlqueue.pipeline",
+    "django_mysqlqueue.procedures.installing",
     "django_mysqlqueue.runtime.process.supervisor",
+    "django_mysqlqueue.subscriptions.effective",
     "django_mysqlqueue.testing",
     "tqdm",
 )

@@ -18,7 +18,6 @@ from django_mysqlqueue.db.tables import GROUPS, SEQUENCER
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import MODELS, QueueMessage
 from django_mysqlqueue.options import conf
-from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
 from django_mysqlqueue.service.refs import GroupRef
@@ -27,7 +26,6 @@ from django_mysqlqueue.sql import dialect_of, failures
 from django_mysqlqueue.sql.connection import bounded, is_server, server_version
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
-from django_mysqlqueue.subscriptions.effective import GroupOption
 from django_mysqlqueue.text.humanize import shortened
 
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
@@ -465,10 +463,12 @@ def check_procedures(*, databases: Sequence[str] | None = None, **kwargs: Any) -
 
     Warn about a server on which sessions can set the clock of the procedures (W029).
     """
-    if conf.problems():
+    if conf.problems() or not (aliases := _chosen(databases)):
         return []
+    from django_mysqlqueue.procedures import installing
+
     found: list[checks.CheckMessage] = []
-    for alias in _chosen(databases):
+    for alias in aliases:
         if not is_server(connections[alias]):
             continue
         try:
@@ -505,7 +505,7 @@ def _where(alias: str) -> str:
 
 def _options_of_groups(
     databases: Sequence[str] | None,
-) -> Iterator[tuple[str, GroupRef, Sequence[GroupOption]]]:
+) -> Iterator[tuple[str, GroupRef, Sequence[inspection.GroupOption]]]:
     """Yield the options of the registered groups; nothing if they cannot be read, which other checks report."""
     if conf.problems():
         return

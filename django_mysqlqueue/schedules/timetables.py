@@ -9,8 +9,6 @@ from itertools import takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-
 from django_mysqlqueue.text.humanize import duration
 
 FIELDS = 5
@@ -69,6 +67,8 @@ class Timetable:
 
     def _ticks(self, after: int) -> Iterator[int]:
         """Yield the times of the line after a time."""
+        from cronsim import CronSim, CronSimError
+
         last = after
         try:
             zone = ZoneInfo(self.timezone)
@@ -92,6 +92,8 @@ def timetable(cron: Any, every: Any, timezone: Any, default_timezone: str) -> Ti
     Raises:
         ValueError: a value breaks a rule. The error names the value and the rule.
     """
+    from cronsim import CronSim, CronSimError
+
     if (cron is None) == (every is None):
         raise ValueError("pass a cron line or every, and not both")
     if cron is None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-_MASKED = re.compile(
+_MASKED = (
     r"(?P<address>[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+|\b0x[0-9a-f]+\b"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b)"
     r"|(?P<id>\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b)"
-    r"|(?P<number>(?<![a-z_])\d+(?:[.,:_-]\d+)*|\d{3,})",
-    re.IGNORECASE,
+    r"|(?P<number>(?<![a-z_])\d+(?:[.,:_-]\d+)*|\d{3,})"
 )
 
 
@@ -18,7 +17,7 @@ def masked(line: str) -> str:
 
     ``KeyError: 'order-4711'`` becomes ``KeyError: 'order-<number>'``.
     """
-    return _MASKED.sub(lambda found: f"<{found.lastgroup}>", line)
+    return re.sub(_MASKED, lambda found: f"<{found.lastgroup}>", line, flags=re.IGNORECASE)
 
 
 BY_OPERATOR = "Dead-lettered by "
