@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNames:
+class KnownNames(NamedTuple):
     """The names that exist: the help in an error about one that does not."""
 
     topics: Mapping[Any, str | None]

@@ -5,7 +5,6 @@ At most ``Bounds.dead_letters`` dead letters of a topic are read.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -178,7 +177,7 @@ def look(
 
     ``newest``: only offsets up to this one, without dead letters that were added since.
     """
-    found, whole = _matching(session, dataclasses.replace(wanted, error=None), bounds)
+    found, whole = _matching(session, wanted._replace(error=None), bounds)
     found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
     all_errors = True
     if wanted.error is not None:

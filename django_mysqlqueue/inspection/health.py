@@ -64,7 +64,7 @@ class HealthLimits:
         Raises:
             ImproperlyConfigured: the setting is invalid.
         """
-        return dataclasses.replace(get_settings().health, **self._of_settings())
+        return get_settings().health._replace(**self._of_settings())
 
     def _of_settings(self) -> dict[str, Any]:
         given = {

@@ -7,7 +7,6 @@ only deletes from the log apart from GC.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -265,7 +264,7 @@ def _named(
         check_known(f"{dlq} has no dead letter of these messages: {{}}.", ids, by_id)
         check_known(f"There is no dead letter of {dlq} at these offsets: {{}}.", offsets, there)
     named = {offset for found in by_id.values() for offset in found}
-    return dataclasses.replace(wanted, offsets=tuple(sorted(named.union(offsets))))
+    return wanted._replace(offsets=tuple(sorted(named.union(offsets))))
 
 
 def _check_group(alias: str, dlq: str, group: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -28,8 +28,7 @@ RECORD = "record_deliveries"
 SQL_TOPICS = "sql_topics"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthSettings:
+class HealthSettings(NamedTuple):
     """Limits above which failures are a problem; None: no limit.
 
     Rollups by the minute are kept for six hours; counts stop at 10,000.
@@ -165,8 +164,7 @@ class Settings:
         return self.topics.of(topic.removesuffix(self.dlq_suffix)).database or self.database
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A broken rule of the setting."""
 
     id: str
@@ -195,7 +193,7 @@ HEALTH_OPTIONS = _parsers(HealthSettings)
 
 def _health(value: Any) -> HealthSettings:
     if isinstance(value, HealthSettings):
-        value = {name.name.upper(): getattr(value, name.name) for name in fields(HealthSettings)}
+        value = {name.upper(): item for name, item in value._asdict().items()}
     if not isinstance(value, Mapping):
         raise validators.Invalid("must be a dict")
     given: dict[str, Any] = {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.names.rules import KEY_LENGTH
 
@@ -132,8 +132,7 @@ def parse_key_rates(value: object) -> Rate | KeyRates:
     return KeyRates(tuple(sorted(found.items())), others)
 
 
-@dataclass(frozen=True, slots=True)
-class Throttle:
+class Throttle(NamedTuple):
     """A rate for the generic cell rate algorithm (GCRA, ITU-T I.371): a leaky bucket without the edge of a window.
 
     A slot at the time ``t`` is free if ``t >= full_at - tolerance_us``; reserving it moves ``full_at`` to
@@ -181,8 +180,7 @@ class Throttle:
         return latest if full_at > latest + SLACK_US else full_at
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryLimits:
+class DeliveryLimits(NamedTuple):
     """The limits of a group. They hold for all its subscribers together."""
 
     rate: Rate | None = None
@@ -279,6 +277,6 @@ class DeliveryLimits:
         return ", ".join(part for part in parts if part)
 
 
-LIMIT_OPTIONS = tuple(one.name for one in fields(DeliveryLimits))
+LIMIT_OPTIONS = DeliveryLimits._fields
 """Names of the options of a subscription that are limits."""
 NO_LIMITS = DeliveryLimits()

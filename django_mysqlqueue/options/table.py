@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+from dataclasses import fields
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.options import texts, validators
@@ -23,8 +23,7 @@ RatePerKey = str | Rate | Mapping[str, str | Rate | None] | None
 OPTIONAL_COUNT = or_none(validators.integer(1, 1_000_000))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """What there is to know about an option, apart from its name, its type and its docstring."""
 
     parse: Callable[[Any], Any]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 WILDCARDS = re.compile(r"[*?]")
 DATABASES = ("DATABASE", "VIA", "MOVES_FROM")
@@ -15,8 +14,7 @@ REMEMBERED = 1000
 """Number of topics whose settings are kept in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
+class TopicSettings(NamedTuple):
     """The settings of one topic; None: the general setting applies."""
 
     retention: float | None = None

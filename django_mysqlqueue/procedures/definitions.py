@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
 from django_mysqlqueue.names.keys import PARTITION_PREFIX
@@ -50,8 +50,7 @@ SESSION = (f"SET NAMES {CHARACTER_SET}", f"SET SESSION sql_mode = '{SQL_MODE}'")
 _PLACEHOLDER = re.compile(r"\{\{([a-z_.A-Z]+)\}\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Procedure:
+class Procedure(NamedTuple):
     """A stored procedure."""
 
     name: str

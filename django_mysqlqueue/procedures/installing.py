@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.db import connections
 
@@ -34,8 +34,7 @@ SYSDATE_IS_NOW = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """How the procedures of a database compare with those of this release and its settings."""
 
     missing: tuple[str, ...]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, OperationalError, connections
 from django.db.backends.signals import connection_created
@@ -47,8 +47,7 @@ _distrusted: dict[str, float] = {}
 """By alias, a monotonic time: connections opened before may lead to a server that is no longer the primary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Session timeouts in seconds."""
 
     idle: float

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.schedules.timetables import Timetable
 
@@ -14,8 +14,7 @@ QUEUE, SKIP = "queue", "skip"
 """What becomes of a tick if an earlier job has not ended: its job waits, or there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(NamedTuple):
     """What a schedule publishes, and when. A process with other code can read it, too."""
 
     timetable: Timetable
@@ -41,7 +40,7 @@ class Definition:
 
 
 _OF_TIMETABLE = frozenset(field.name for field in fields(Timetable))
-_OWN = frozenset(field.name for field in fields(Definition)) - {"timetable"}
+_OWN = frozenset(Definition._fields) - {"timetable"}
 _NAMES = _OWN | _OF_TIMETABLE
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
@@ -375,4 +375,4 @@ def _defined(declared: Declared) -> Definition:
     if place_of is None:
         raise ValueError(f"task {definition.task!r}: tasks need Django 6.0, or the package django-tasks")
     place = place_of(definition.task, declared.place)
-    return replace(definition, topic=job_topic(place.queue_name), priority=place.priority, backend=place.backend)
+    return definition._replace(topic=job_topic(place.queue_name), priority=place.priority, backend=place.backend)

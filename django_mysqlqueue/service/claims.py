@@ -59,8 +59,7 @@ class Rules(Protocol):
         """Which messages the group gets; None: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
+class Claimant(NamedTuple):
     """A subscriber's right to claim for a group."""
 
     rules: Rules
@@ -99,8 +98,7 @@ class Want(NamedTuple):
     """Number of messages above the position to look at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A request for redeliveries of a shared group, oldest first, from any partition."""
 
     most: int
@@ -132,8 +130,7 @@ class Budget(NamedTuple):
 UNLIMITED = Budget()
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ClaimRequest(NamedTuple):
     """The settlements that a claim transaction writes, and the messages that it takes."""
 
     claimant: Claimant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
@@ -99,8 +98,7 @@ def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
+class DeadLetterFilter(NamedTuple):
     """A selection of the dead letters of a DLQ topic that meet all conditions."""
 
     topic: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from django.db.models import F, Model
@@ -20,8 +19,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(NamedTuple):
     """A registered group."""
 
     ref: GroupRef
@@ -66,8 +64,7 @@ REGISTERED: Mapping[str, tuple[audit.Action, Callable[[Mapping[str, Any]], str]]
 """The columns with options that ``migrate`` registers: the action in the audit log, and how it describes a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """A group row under a shared lock: the group cannot be paused, sought, dropped or changed before the COMMIT."""
 
     paused: bool
@@ -220,8 +217,7 @@ def wait_for_claims(session: Session, ref: GroupRef) -> None:
     list(group.select_for_update().values_list("id"))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupControls:
+class GroupControls(NamedTuple):
     """Operators' settings of a group that subscribers have to follow."""
 
     paused: bool

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from django.utils.translation import gettext_lazy
 
@@ -46,8 +45,7 @@ KEY = ("consumer_group", "topic", "partition_key")
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """A lease row, with the state of its owner."""
 
     key: str
@@ -57,8 +55,7 @@ class Lease:
     """Whether the owner's heartbeat is recent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unsettled:
+class Unsettled(NamedTuple):
     """A claimed delivery that a new owner finds unsettled."""
 
     key: str
@@ -122,8 +119,7 @@ def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = 
     return dict(session.joined("SELECT s.partition_key, s.leased_by", "k", keys, joins, after=ref, plain=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(NamedTuple):
     """The result of an attempt to acquire leases. Partitions in neither set were locked by other transactions."""
 
     held: set[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LEASES, LOG, OUTBOX, STATE
 from django_mysqlqueue.service.refs import GroupRef
@@ -12,8 +12,7 @@ from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session, flat
 
 
-@dataclass(frozen=True, slots=True)
-class PollResult:
+class PollResult(NamedTuple):
     """The result of a poll, by the database's clock."""
 
     now: int
@@ -25,8 +24,7 @@ class PollResult:
     """Whether there are partitions with work but no owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(NamedTuple):
     """The partitions with new messages, and the offset up to which the log was read."""
 
     partitions: set[tuple[str, str]]

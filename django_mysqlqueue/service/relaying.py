@@ -16,7 +16,6 @@ message that was read last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,8 +100,7 @@ class Lost(NamedTuple):
     """The offset of the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relayed:
+class Relayed(NamedTuple):
     """The result of a pass."""
 
     messages: int = 0
@@ -210,7 +208,7 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
         if failing is None or failures.kind_of(target, error) not in (None, *ENDED):
             raise
         raise failing(error) from error
-    return done if store is None else replace(done, lost=run(source, store))
+    return done if store is None else done._replace(lost=run(source, store))
 
 
 def watermark(session: Session, target: str) -> Watermark:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LEASES, LOG, STATE
 from django_mysqlqueue.service import heartbeats, leasing, settling
@@ -27,8 +27,7 @@ RECHECK = 0.02
 """Seconds between two of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """The number of leases and deliveries that were released."""
 
     leases: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import COLLECTED, GROUPS, LOG, OFFSETS, SEGMENTS, STATE
@@ -21,8 +20,7 @@ from django_mysqlqueue.sql.session import Session, flat, last_row, run
 NO_FLOOR = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
+class StepLimits(NamedTuple):
     """Limits of one step of GC."""
 
     rows: int = 2000
@@ -35,8 +33,7 @@ STEP = StepLimits()
 """The limits for a poller, whose claims wait for the step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The place from which an incremental collection continues. Partitions up to it have been looked at."""
 
     topic: str | None = None
@@ -58,8 +55,7 @@ class Orphans(NamedTuple):
     newest_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(NamedTuple):
     """The result of a step of GC, or of a dry run."""
 
     messages: int

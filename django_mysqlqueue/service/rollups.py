@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS, LATENCY_COLUMNS
@@ -120,8 +120,7 @@ def collect(using: str) -> int:
     return run(using, delete)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """The counts of a minute or an hour for one group."""
 
     ref: GroupRef
@@ -234,7 +233,7 @@ def summed(buckets: Sequence[Bucket]) -> Bucket | None:
         return None
     latency = tuple(sum(column) for column in zip(*(one.latency for one in buckets), strict=True))
     totals = {name: sum(getattr(one, name) for one in buckets) for name in SUMMED}
-    return replace(buckets[0], latency=latency, backlog=None, oldest_ms=0, sampled_at=0, **totals)
+    return buckets[0]._replace(latency=latency, backlog=None, oldest_ms=0, sampled_at=0, **totals)
 
 
 def _bucket(row: Mapping[str, Any]) -> Bucket:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,8 +39,7 @@ LOCKED_PAGES = 10
 """Maximum number of pages of due rows that a pass reads if other transactions have locked rows of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sequenced:
+class Sequenced(NamedTuple):
     """The result of a pass of the sequencer."""
 
     moved: int
@@ -176,8 +174,7 @@ def identify(using: str) -> str:
     return log_id(Session(using)) or run(using, insert)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(NamedTuple):
     """The messages to move now."""
 
     immediate: list[int]

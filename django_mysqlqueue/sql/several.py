@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.db import Error
 from django.utils import timezone, translation
@@ -29,8 +28,7 @@ TOTAL_SECONDS = 8.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(NamedTuple):
     """A database that refused or did not answer."""
 
     reason: str

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
 from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
@@ -33,8 +32,7 @@ One = TypeVar("One", bound="Callable[[Delivery], Any]")
 Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """A handler as it was declared, with only the options that were given."""
 
     ref: GroupRef

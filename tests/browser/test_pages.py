@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -95,7 +94,7 @@ def record() -> None:
 def recur() -> None:
     """Schedules in all states, with runs that ended in all ways."""
     registered, daily = schedule_worlds.registered, schedule_worlds.daily
-    nightly = dataclasses.replace(daily(), timetable=timetable("0 3 * * *", None, "Europe/Berlin", "UTC"))
+    nightly = daily()._replace(timetable=timetable("0 3 * * *", None, "Europe/Berlin", "UTC"))
     last = registered(nightly, name="nightly-report")
     registered(schedule_worlds.of_topic("orders"), name=LONG, age=3600)
     registered(schedule_worlds.of_task(), name="prices", age=30)

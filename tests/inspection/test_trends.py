@@ -49,7 +49,7 @@ class History:
                 values |= {"sampled_at": START + looked * 1000, "backlog": backlog}
             if ends + 3 <= second:
                 values |= {"entered": sum(self.entered[60 * minute : ends]), "entered_minutes": 1}
-            found.append(dataclasses.replace(NOTHING, at=START + MINUTE_MS * minute, latency=(), **values))
+            found.append(NOTHING._replace(at=START + MINUTE_MS * minute, latency=(), **values))
         return found
 
     def row(self, second, **values):
@@ -130,7 +130,7 @@ def test_two_looks_tell_before_a_minute_is_counted():
     """Nobody has counted what came in, as after a failover."""
     history = History(9_000, [0] * 5, [0, 50, 50, 50, 50])
     row = history.row(119)
-    buckets = [dataclasses.replace(one, entered_minutes=0) for one in history.buckets(119)]
+    buckets = [one._replace(entered_minutes=0) for one in history.buckets(119)]
     row = read_row(row.group, [], buckets, row.now)
     assert row.drain == pytest.approx(history.left(119), abs=10)
 

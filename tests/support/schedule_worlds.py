@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ def of_topic(topic: str = "t", payload: Any = "tick", **more: Any) -> Definition
 
 def at_night(definition: Definition) -> Definition:
     """The same at other times."""
-    return dataclasses.replace(definition, timetable=timetable("0 3 * * *", None, "UTC", "UTC"))
+    return definition._replace(timetable=timetable("0 3 * * *", None, "UTC", "UTC"))
 
 
 def registered(definition: Definition, *, age: float = 0, name: str = NAME) -> int:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from django_mysqlqueue.options.conf import Settings
 from django_mysqlqueue.runtime.handling.inbox import Inbox
@@ -150,8 +150,7 @@ class Prefetch:
         return room if worthwhile and size < max_bytes else 0
 
 
-@dataclass(frozen=True, slots=True)
-class PollingLimits:
+class PollingLimits(NamedTuple):
     """Limits on the work of a process at a time."""
 
     waiting_bytes: int = 64 * 1_048_576

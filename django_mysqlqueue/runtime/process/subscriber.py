@@ -26,7 +26,15 @@ from django_mysqlqueue.runtime.process import memory
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
-from django_mysqlqueue.runtime.process.worker import EXIT_UNCLEAN, NO_SCHEDULES, UNAVAILABLE, Plan, Worker, start_once
+from django_mysqlqueue.runtime.process.worker import (
+    EXIT_UNCLEAN,
+    NO_SCHEDULES,
+    UNAVAILABLE,
+    Plan,
+    Stop,
+    Worker,
+    start_once,
+)
 from django_mysqlqueue.runtime.threads import about, worker_thread
 from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.service.databases import queue_aliases
@@ -181,6 +189,7 @@ class Subscriber:
             info=self._info(),
             prepare=prepare,
             starts=Starts() if max_messages is None else Starts(max_messages),
+            stop=Stop(),
         )
         self._stop = self._plan.stop
         aliases = queue_aliases()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, connections
 
@@ -35,7 +35,7 @@ from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
-from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
@@ -99,30 +99,29 @@ class Stop:
         return is_first
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What the workers of a process have in common."""
 
     name: str
     """The full name of the subscriber in the databases."""
     settings: Settings
     claim_size: int
-    subset: Subset = EVERYTHING
-    drain: bool = False
-    predecessor: str | None = None
+    subset: Subset
+    drain: bool
+    predecessor: str | None
     """The full name of the subscriber that this one replaces, whose messages are released at the start."""
-    died: str = ""
+    died: str
     """How that died: its exit status or signal."""
-    left: Sequence[tuple[int, int]] = ()
+    left: Sequence[tuple[int, int]]
     """The offset and token of the deliveries that it has not started."""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any]
     """Host, process id, version and subset, for the heartbeat rows."""
-    prepare: Callable[[str], None] = lambda using: None
+    prepare: Callable[[str], None]
     """Called with the alias in the worker's thread before anything else. It raises an error if the database cannot run
     the queue."""
-    starts: Starts = field(default_factory=Starts)
+    starts: Starts
     """The limit on the deliveries to start."""
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop
 
 
 class Worker:

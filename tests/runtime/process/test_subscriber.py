@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -107,7 +106,7 @@ def test_leases_are_released_although_what_runs_is_not(db, monkeypatch, trouble)
     sub = Sub(one).step()
     assert sub.take() is not None
     worker.poller = sub.poller
-    monkeypatch.setattr(worker, "plan", dataclasses.replace(worker.plan, name=sub.name))
+    monkeypatch.setattr(worker, "plan", worker.plan._replace(name=sub.name))
     timeouts = sessions.Timeouts(idle=2, lock_wait=1, network=2, read=2)
     if trouble == "error":
 
