@@ -50,7 +50,7 @@ def shared_atomic(delivery: Delivery) -> None:
     act(delivery.payload)
 
 
-@subscriber("p.action", group="action", max_attempts=3, max_processing_time=2, backoff={"initial": 0.1})
+@subscriber("p.action", group="action", max_attempts=3, backoff={"initial": 0.1})
 def action(delivery: Delivery) -> None:
     record("action", delivery)
     act(delivery.payload)

@@ -7,12 +7,13 @@ import signal
 
 import pytest
 
-from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
 from django_mysqlqueue.tasks.framework import task_backends
 from tests.app import jobs
 from tests.support import job_worlds
-from tests.support.harness import sequence
+from tests.support.harness import USING, sequence
+from tests.support.internals import GroupRef, groups
 from tests.support.processes import Supervised, Worker, drained, effects, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.promise("Shutdown")]
@@ -116,10 +117,14 @@ def test_what_runs_beside_a_hung_handler_is_not_charged(start, tmp_path):
     hung, beside = Work(tmp_path, "action", count=1), Work(tmp_path, "shared", count=3)
     settings = options("action", MAX_PROCESSING_TIME=3)
     settings["GROUPS"] |= options("shared")["GROUPS"]
+    settings["LEASE_RENEWAL_INTERVAL"] = 1
+    groups.register(USING, GroupRef("action", hung.topic), mode="ordered", start="earliest")
     for failures in (1, 2):
+        operations.pause("action", hung.topic, actor="test")  # until those beside it run
         worker = start("--group", "action", "--group", "shared", "--threads", str(COUNT), **settings)
-        hung.wait_until_all_run(worker)
         beside.wait_until_all_run(worker)
+        operations.resume("action", hung.topic, actor="test")
+        hung.wait_until_all_run(worker)
         assert worker.wait() == 1
         assert "handler.hung" in worker.output
         rows = DeliveryState.objects.order_by("consumer_group", "message_offset")

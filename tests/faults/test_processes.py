@@ -16,6 +16,8 @@ from tests.support.processes import Worker, assert_ordered, drained, effects, pu
 
 pytestmark = pytest.mark.processes
 
+HANGS_SOON = {"GROUPS": {"action": {"MAX_PROCESSING_TIME": 2}}}
+
 
 def test_drain_handles_everything_waits_for_backoffs_and_exits(start):
     publish_numbers("p.plain", 50)
@@ -88,7 +90,7 @@ def test_a_second_signal_leaves_at_once(start, tmp_path):
 def test_a_hung_handler_ends_its_process(start):
     publish("p.action", {"n": 0, "do": "hang"}, key="k")
     publish("p.action", {"n": 1}, key="other")
-    worker = start("--group", "action")
+    worker = start("--group", "action", **HANGS_SOON)
     assert worker.wait(20) == 1
     assert "handler.hung" in worker.output
     assert SubscriberHeartbeat.objects.get().deregistered_at > 0
@@ -96,8 +98,8 @@ def test_a_hung_handler_ends_its_process(start):
         assert ("other", 1, 1) in effects("action")
     # Deregistered: another one takes over without waiting for the lease, and so on. Each attempt counts.
     for _ in range(2):
-        assert start("--group", "action").wait(20) == 1
-    last = start("--group", "action", "--drain")
+        assert start("--group", "action", **HANGS_SOON).wait(20) == 1
+    last = start("--group", "action", "--drain", **HANGS_SOON)
     assert last.wait() == 0
     sequence()
     assert QueueMessage.objects.get(topic="p.action_dlq").failure_count == 3
@@ -107,11 +109,11 @@ def test_a_hung_handler_ends_its_process(start):
 def test_a_hung_handler_does_not_take_healthy_ones_with_it(start, tmp_path):
     """They have SHUTDOWN_TIMEOUT; only the hung one is not waited for."""
     started, go = tmp_path / "started", tmp_path / "go"
-    publish("p.action", {"n": 0, "do": "hang"}, key="hung")
-    worker = start("--group", "action", "--group", "atomic")
-    wait_for(lambda: ("hung", 1, 0) in effects("action"), worker)
     publish("p.plain", {"n": 1, "do": "wait", "started": str(started), "go": str(go)}, key="healthy")
+    worker = start("--group", "action", "--group", "atomic", **HANGS_SOON)
     wait_for(started.exists, worker)
+    publish("p.action", {"n": 0, "do": "hang"}, key="hung")
+    wait_for(lambda: ("hung", 1, 0) in effects("action"), worker)
     wait_for(lambda: "subscriber.stopping" in worker.output, worker)
     go.touch()
     assert worker.wait(20) == 1
@@ -123,9 +125,15 @@ def test_a_hung_handler_does_not_take_healthy_ones_with_it(start, tmp_path):
 def test_a_hung_handler_that_returns_in_the_end_is_no_clean_end(start, tmp_path):
     """The process waited for another one meanwhile; whoever started it must know that it did not end as it should."""
     files = {name: (tmp_path / f"started-{name}", tmp_path / f"go-{name}") for name in ("p.action", "p.plain")}
-    for topic, (started, go) in files.items():
+
+    def publish_to(topic):
+        started, go = files[topic]
         publish(topic, {"n": 0, "do": "wait", "started": str(started), "go": str(go)}, key="k")
-    worker = start("--group", "action", "--group", "atomic", "--drain")
+
+    publish_to("p.plain")
+    worker = start("--group", "action", "--group", "atomic", "--drain", **HANGS_SOON)
+    wait_for(files["p.plain"][0].exists, worker)
+    publish_to("p.action")
     wait_for(lambda: "subscriber.stopping" in worker.output, worker)
     assert "handler.hung" in worker.output
     assert all(started.exists() for started, _ in files.values())

@@ -55,7 +55,7 @@ def test_children_leave_when_their_supervisor_is_killed(start):
 def test_a_frozen_child_and_one_whose_lock_is_held_are_killed_and_replaced(start, tmp_path):
     """Neither can leave by itself. What they held is done by those that replace them."""
     started = tmp_path / "started"
-    limits = {"SHUTDOWN_TIMEOUT": 0.5, "GROUPS": {"action": {"MAX_PROCESSING_TIME": 0.5}}}
+    limits = {"SHUTDOWN_TIMEOUT": 0.5, "GROUPS": {"action": {"MAX_PROCESSING_TIME": 4}}}
     worker = start("--processes", "2", "--group", "action", ready=2, **limits)
     frozen, other = worker.children()
     freeze(frozen)
