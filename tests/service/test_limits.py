@@ -45,8 +45,8 @@ MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """On a busy machine a step may take longer than a message has to start."""
+def patience(still, monkeypatch):
+    """No rate regains a slot while a test looks, and no step takes longer than a message has to start."""
     monkeypatch.setattr(slots, "START_WITHIN_US", 10_000_000)
 
 
@@ -260,14 +260,14 @@ def test_messages_in_flight_are_limited_for_all_subscribers_together(db, mode):
 
 
 @MODES
-def test_the_slots_of_a_lost_subscriber_come_back_with_its_lease(db, mode):
+def test_the_slots_of_a_lost_subscriber_come_back_with_its_lease(still, mode):
     one = handler(mode=mode, max_in_flight=3, visibility_timeout=0.1)
     lost, other = Sub(one, threads=9), Sub(one, threads=9)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(6)])
     assert len(take_all(lost)) == 3
     assert not take_all(other)
     SubscriberHeartbeat.objects.filter(subscriber_name=lost.name).update(heartbeat_at=1)
-    time.sleep(0.15)
+    still.move(150)
     later(0, other)
     started = take_all(other)
     assert sum(held.claimed.suspect for held in started) == 1, "suspected poison messages start one at a time"
@@ -311,7 +311,7 @@ def test_what_was_started_keeps_its_slot(db, mode):
 
 
 @MODES
-def test_a_process_that_was_frozen_returns_what_it_should_have_started(db, mode, monkeypatch):
+def test_a_process_that_was_frozen_returns_what_it_should_have_started(still, mode, monkeypatch):
     """Else it would start what it holds beside that for which others have got slots in the meantime."""
     monkeypatch.setattr(slots, "START_WITHIN_US", delivery_limits.START_WITHIN_US)
     one = handler(mode=mode, rate=rate("1/s"), burst=3)
@@ -319,7 +319,7 @@ def test_a_process_that_was_frozen_returns_what_it_should_have_started(db, mode,
     publish_many("t", [Message(n, key=f"k{n}") for n in range(3)])
     sub.step()
     assert sub.inbox.waiting(one.ref)[0] == 3
-    time.sleep(0.35)
+    still.move(350)
     assert sub.take() is None
     assert sub.inbox.waiting(one.ref)[0] == 0
     sub.flush()
@@ -445,11 +445,11 @@ def test_whatever_plain_sql_registers_does_not_stop_subscribers(db, stored):
     assert sub.settle() == 1
 
 
-def test_what_is_reported_of_a_limited_group(db, clock):
+def test_what_is_reported_of_a_limited_group(still):
     sub = Sub(handler(mode="shared", rate_per_key=rate("1/h")), threads=9)
     publish_many("t", [Message(n, key=key) for n in range(3) for key in "ab"])
     assert sub.settle() == 2
-    clock.advance(1200)
+    still.move(1_200_000)
     sub.heart.beat()
     texts = {problem.kind: problem.text for problem in problems_found()}
     assert texts["limited"] == "g/t is limited to 1/h per key; 2 keys are at their limit; 4 messages are waiting."
@@ -458,13 +458,13 @@ def test_what_is_reported_of_a_limited_group(db, clock):
     assert "limited" not in {problem.kind for problem in problems_found()}
 
 
-def test_what_is_reported_if_too_many_messages_are_in_flight(db, clock):
+def test_what_is_reported_if_too_many_messages_are_in_flight(still):
     sub = Sub(handler(mode="shared", max_in_flight=2), threads=9)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(5)])
     take_all(sub)
     texts = [problem.text for problem in problems_found() if problem.kind == "limited"]
     assert texts == ["g/t is limited to 2 in flight; 5 messages are waiting."]
-    clock.advance(1200)
+    still.move(1_200_000)
     sub.heart.beat()
     assert {"limited", "still"} <= {problem.kind for problem in problems_found()}, "their handlers hang"
 
@@ -518,32 +518,32 @@ def test_slots_are_written_again_after_a_commit_with_an_unknown_outcome(db, mode
     assert len(take_all(other)) == 3
 
 
-def start(sub, number):
+def start(still, sub, number):
     """Waits until some messages have started, for at most ten seconds."""
     until, started = time.monotonic() + 10, 0
     while started < number:
         assert time.monotonic() < until, f"only {started} have started"
         started += len(take_all(sub))
-        time.sleep(0.02)
+        still.move(20)
 
 
 @MODES
-def test_a_faster_rate_counts_at_once(db, mode):
+def test_a_faster_rate_counts_at_once(still, mode):
     """Though the account is full for a day by the slower rate before."""
     sub = Sub(handler(mode=mode, rate=rate("1/d")), threads=9)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
     assert len(take_all(sub)) == 1
     ConsumerGroup.objects.update(overrides={"rate": {"value": "100/s", "at": 1, "by": "ops"}})
-    start(sub, 5)
+    start(still, sub, 5)
 
 
 @MODES
-def test_a_clock_that_was_corrected_does_not_block_a_group(db, mode):
+def test_a_clock_that_was_corrected_does_not_block_a_group(still, mode):
     sub = Sub(handler(mode=mode, rate=rate("100/s")), threads=9)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
-    in_an_hour = (time.time_ns() // 1000) + 3600 * 1_000_000
+    in_an_hour = (still.now + 3_600_000) * 1000
     Slots.objects.create(consumer_group="g", topic="t", limit_key="", subscriber_name="", full_at=in_an_hour)
-    start(sub, 5)
+    start(still, sub, 5)
 
 
 def test_a_due_message_without_a_slot_is_not_overtaken_when_its_key_is_free_again(db):

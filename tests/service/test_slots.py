@@ -67,7 +67,7 @@ def test_slots_are_of_use_after_a_long_wait_for_the_lock(db, monkeypatch, mode):
 
 @MODES
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_message_whose_slot_ends_before_the_call_is_returned(db, monkeypatch, mode, atomic):
+def test_a_message_whose_slot_ends_before_the_call_is_returned(still, monkeypatch, mode, atomic):
     """Opening a connection may take long."""
     got = []
     sub = Sub(
@@ -81,7 +81,7 @@ def test_a_message_whose_slot_ends_before_the_call_is_returned(db, monkeypatch, 
     connect = sessions.connect
 
     def slow(*arguments, **options):
-        time.sleep(0.3)
+        still.move(300)
         connect(*arguments, **options)
 
     with monkeypatch.context() as patched:
@@ -95,7 +95,7 @@ def test_a_message_whose_slot_ends_before_the_call_is_returned(db, monkeypatch, 
         sub.settle()
         if got:
             break
-        time.sleep(0.1)
+        still.move(100)
     assert got == [1]
 
 
