@@ -139,17 +139,27 @@ class Clock:
     def __init__(self) -> None:
         self._dialect = dialect_of(connection)
         self._expression = type(self._dialect).now_ms
+        self._monotonic = time.monotonic
         self._offset = 0
         self._passed = 0.0
 
     def advance(self, seconds: float) -> None:
         self._passed += seconds
-        clocks.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + self._passed)
+        clocks.time = types.SimpleNamespace(monotonic=lambda: self._monotonic() + self._passed)
         self.step(seconds)
 
     def step(self, seconds: float) -> None:
         self._offset += int(seconds * 1000)
         self._dialect.now_ms = f"({self._expression} + {self._offset})"
+
+    def stop(self) -> None:
+        """Let no time pass but that by which the clock is moved, however long the test takes."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {self._dialect.now_ms}")
+            (now,) = cursor.fetchone()
+        self._expression, began = str(now - self._offset), time.monotonic()
+        self._monotonic = lambda: began
+        self.advance(0)
 
     def stand_still(self, now: int) -> None:
         """Stop the clock at a time in epoch milliseconds, until it is moved."""

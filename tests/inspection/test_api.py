@@ -118,6 +118,7 @@ def test_lease_duration_and_thresholds_come_from_the_settings(settings):
 
 
 def test_find_problems_reads_the_overview_that_it_needs(clock):
+    clock.stop()
     register(("g", "t"))
     publish("t", 1)
     sequence()

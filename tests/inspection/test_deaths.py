@@ -15,6 +15,13 @@ from tests.support.internals import GroupRef, heartbeats, registry, releasing, s
 G = GroupRef("g", "t")
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still: texts tell how long ago something was."""
+    clock.stop()
+    return clock
+
+
 def die(*handlers, how="SIGKILL", threads=1):
     """A process starts what it can, and dies; the process that replaces it releases what it held."""
     sub = Sub(*handlers, threads=threads)
@@ -112,7 +119,7 @@ def test_deaths_without_a_common_message_minute_by_minute(db, clock):
     """First an alarm, then a note, then nothing."""
     for _ in range(2):
         die(handler(), how="SIGSEGV")
-        clock.advance(30)
+        clock.advance(30.1)
     text = "2 processes on tests died in the last 1 min, the last one with SIGSEGV."
     assert found() == [(0, None, None, text)]
     seen = []

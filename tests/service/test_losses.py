@@ -33,6 +33,13 @@ G = GroupRef("g", "t")
 SLOW = Backoff(initial=100, factor=3, maximum=10_000, jitter=0)
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still: what is due in 100 s is due in 100 s, however busy the machine is."""
+    clock.stop()
+    return clock
+
+
 def slow(**options):
     return handler(**{"backoff": SLOW, "max_attempts": 10, **options})
 
