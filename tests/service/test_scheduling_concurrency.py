@@ -68,10 +68,9 @@ def soon(*ids, milliseconds=1500):
     OutboxMessage.objects.filter(message_id__in=ids).update(deliver_at=Session(USING).now() + milliseconds)
 
 
-def until_due(*ids):
+def until_due(clock, *ids):
     last = max(OutboxMessage.objects.filter(message_id__in=ids).values_list("deliver_at", flat=True))
-    while Session(USING).now() <= last:
-        time.sleep(0.02)
+    clock.advance((last - Session(USING).now()) / 1000 + 0.01)
 
 
 @pytest.mark.promise("Cancelling")
@@ -79,12 +78,12 @@ def until_due(*ids):
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_open_change_delays_its_own_message_alone(db, change, commit, isolation):
+def test_an_open_change_delays_its_own_message_alone(clock, change, commit, isolation):
     for name in ("x", "before", "after"):
         publish("t", name, id=name, key="k", delay=1000)
     soon("before", "x", "after")
     with elsewhere(CHANGES[change], isolation=isolation, commit=commit):
-        until_due("before", "x", "after")
+        until_due(clock, "before", "x", "after")
         publish("t", 1, id="at once")  # no gap is locked
         done = sequencing.sequence(USING)
         assert (done.moved, done.more, done.busy) == (3, False, False)
@@ -163,23 +162,23 @@ def test_a_change_that_finds_its_message_gone_holds_up_no_publisher(db, isolatio
 
 @pytest.mark.promise("Cancelling")
 @pytest.mark.servers_only
-def test_a_bulk_of_open_cancels_holds_up_nothing_behind_it(db):
+def test_a_bulk_of_open_cancels_holds_up_nothing_behind_it(clock):
     doomed = [f"c{number}" for number in range(30)]
     publish_many("t", [Message(1, id=name, delay=1000) for name in (*doomed, "y", "z")])
     soon(*doomed, "y", "z", milliseconds=4000)
     with elsewhere(lambda: sum(cancel(name, topic="t") for name in doomed) // 30, commit=True):
-        until_due(*doomed, "y", "z")
+        until_due(clock, *doomed, "y", "z")
         assert sequencing.sequence(USING, max_rows=4) == sequencing.Sequenced(2, more=False)
         assert in_log() == ["y", "z"]
         publish_many("t", [Message(1, id=f"y{number}", delay=0.001) for number in range(6)])
-        until_due("y5")
+        until_due(clock, "y5")
         passes = [sequencing.sequence(USING, max_rows=4) for _ in range(3)]
         assert [(one.moved, one.more) for one in passes] == [(4, True), (2, False), (0, False)]
     assert waiting() == []
 
 
 @pytest.mark.servers_only
-def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(db):
+def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(clock):
     """It is due and stays: they would come again at once, and again."""
     publish("t", 1, id="x", delay=1000)
     publish("t", 1, id="later", delay=500)
@@ -187,7 +186,7 @@ def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(db):
     sub = Sub(handler(), poll_interval=3600.0, max_poll_interval=3600.0)
     sub.step()
     with elsewhere(CHANGES["cancel"], commit=False):
-        until_due("x")
+        until_due(clock, "x")
         sub.step()
         later = OutboxMessage.objects.get(message_id="later").deliver_at
         assert sub.poller.next_deliver_at == later
@@ -199,15 +198,15 @@ def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(db):
 
 
 @pytest.mark.servers_only
-def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db):
+def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(clock):
     """On an idle queue all that is due may be locked: it is no outbox that nobody sequences."""
     publish("t", 1, id="x", delay=1000)
     soon("x")
     sub = Sub(handler())
     sub.step()
     with elsewhere(CHANGES["cancel"], commit=False):
-        until_due("x")
-        time.sleep(1)
+        until_due(clock, "x")
+        clock.advance(1)
         sub.step()
         sub.heart.beat()
         found = check_health(using=USING, stall_times=StallTimes(outbox=0.5))
