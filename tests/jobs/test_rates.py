@@ -395,9 +395,18 @@ def test_processes_that_are_killed_keep_to_the_rate(tasks, tmp_path, monkeypatch
         enqueue_many([call(tasks.free, number) for number in range(200)])
         random.choice(workers).send(signal.SIGKILL)
         start()
-        wait_for(lambda: Effect.objects.filter(name="free").count() == 200, workers[-1], timeout=60)
-        assert fast.count() < 120, "they did not wait for the limited ones"
-        wait_for(lambda: len(set(fast.values_list("value", flat=True))) == 120, workers[-1], timeout=60)
+        total = 120
+
+        def are_done_beside_a_backlog():
+            nonlocal total
+            if fast.count() > total - 60:
+                enqueue_many([call(tasks.fast, number) for number in range(total, total + 60)])
+                total += 60
+            return Effect.objects.filter(name="free").count() == 200
+
+        wait_for(are_done_beside_a_backlog, workers[-1], timeout=60)
+        assert fast.count() < total, "they did not wait for the limited ones"
+        wait_for(lambda: len(set(fast.values_list("value", flat=True))) == total, workers[-1], timeout=60)
     finally:
         for worker in workers:
             worker.end()

@@ -9,5 +9,5 @@ REF = GroupRef("g", "t")
 
 
 def heart(progress=None, **options):
-    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progress": progress or Going()}
+    defaults = {"interval": 0.05, "lease": 60, "info": {"host": "tests"}, "progress": progress or Going()}
     return Heart(USING, "s:1", [REF], **{**defaults, **options})

@@ -22,6 +22,7 @@ from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import GroupRef, Held, Settings, Settled, Subscriber, Teller, observers, sessions, settling
 from tests.support.processes import wait_for
+from tests.support.still_time import Time
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 SHORT = dataclasses.replace(Settings(), shutdown_timeout=2.0, poll_interval=0.02)
@@ -285,7 +286,9 @@ def test_nothing_is_kept_where_nobody_listens(db, bare):
     assert isinstance(sub.inbox.take_settlements(GroupRef("g", "t"))[0].held, Held)
 
 
-def test_listening_costs_no_statement(db, ear):
+def test_listening_costs_no_statement(db, ear, monkeypatch):
+    Time(monkeypatch)  # In a step that takes a second, there is more to read.
+
     def cost():
         publish_many("t", [Message(n, key="k") for n in range(20)])
         sub = Sub(handler())

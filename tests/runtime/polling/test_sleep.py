@@ -41,10 +41,12 @@ def test_nothing_spins_around_a_scheduled_message(db, monkeypatch):
 
 def test_extensions_are_part_of_the_sleep(db, monkeypatch):
     """A visibility time-out as short as the poll interval is kept all the same."""
+    still = Time(monkeypatch)
     publish("t", 1, key="k")
     sub = Sub(handler(mode="shared", visibility_timeout=1.0))
     sub.step()
     assert sub.take() is not None
+    still.pass_in_sleeps_of(sub)
     sub.poller.maintenance.next_at = float("inf")
     times = [time.monotonic()]
     real = settling.extend_all

@@ -33,7 +33,7 @@ def test_the_heart_beats_until_it_is_stopped(db):
 
 def test_the_heart_withholds_beats_of_a_stuck_poller(db):
     progress = Progress()
-    progress.at -= 1
+    progress.at -= 100
     beating = heart(progress)
     assert beating._beat() is False
     assert not SubscriberHeartbeat.objects.exists()
@@ -43,7 +43,7 @@ def test_leases_are_in_doubt_after_a_late_beat_until_they_are_verified(db):
     beating = heart()
     assert beating._beat()
     assert beating.good()
-    beating.beat_at -= 10  # the last beat is long ago, by this process's own clock
+    beating.beat_at -= 100  # the last beat is long ago, by this process's own clock
     assert not beating.good()
     assert not beating.must_verify()  # not before it beats again
     assert beating._beat()
@@ -57,10 +57,10 @@ def test_a_doubt_that_comes_up_while_leases_are_verified_remains(db):
     """The process stood still after the poller had read them, and the heartbeat's thread went on first."""
     beating = heart()
     assert beating._beat()
-    beating.beat_at -= 10
+    beating.beat_at -= 100
     assert beating._beat()
     began = time.monotonic()
-    beating.beat_at -= 10
+    beating.beat_at -= 100
     assert beating._beat()
     beating.verified(began)
     assert not beating.good()
