@@ -152,14 +152,15 @@ class Clock:
         self._offset += int(seconds * 1000)
         self._dialect.now_ms = f"({self._expression} + {self._offset})"
 
-    def stop(self) -> None:
-        """Let no time pass but that by which the clock is moved, however long the test takes."""
+    def stop(self) -> Clock:
+        """Let no time pass but that by which the clock is moved, and return the clock."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {self._dialect.now_ms}")
             (now,) = cursor.fetchone()
         self._expression, began = str(now - self._offset), time.monotonic()
         self._monotonic = lambda: began
         self.advance(0)
+        return self
 
     def stand_still(self, now: int) -> None:
         """Stop the clock at a time in epoch milliseconds, until it is moved."""

@@ -19,6 +19,12 @@ from tests.support.scenarios import G, log, offsets_of
 GROUP = {"group": "g", "topic": "t"}
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def context(client):
     return client.get(f"{ROOT}group/", GROUP).context
 

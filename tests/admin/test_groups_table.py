@@ -23,6 +23,12 @@ from tests.support.scenarios import dead_letters, log
 MINUTE_MS = 60_000
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def rows(client, **query):
     return client.get(ROOT, query).context["rows"]
 

@@ -29,6 +29,12 @@ INDEX = "/admin/"
 
 
 @pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
+@pytest.fixture
 def sharing(monkeypatch):
     """Values are shared as in production, but for longer: a busy machine takes its time for a page."""
     monkeypatch.setattr(SharedReads, "SECONDS", 60.0)

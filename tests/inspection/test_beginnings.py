@@ -19,6 +19,12 @@ G = GroupRef("g", "t")
 MINUTE = 60_000
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def began():
     return beginnings.of_groups(Session(USING), get_overview(using=USING).groups)
 

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.usefixtures("db")
 WAITS = Backoff(initial=36_000, jitter=0)
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def causes():
     return find_causes(using=USING)
 

@@ -18,6 +18,12 @@ from tests.support.health import backlog, kinds, queuestatus, register, run
 from tests.support.internals import GroupRef, groups
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 @pytest.mark.promise("Health")
 def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
     backlog()

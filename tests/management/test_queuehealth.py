@@ -19,6 +19,12 @@ from tests.support.health import backlog, kinds, register, run
 from tests.support.internals import Subset, log, sequencing
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def test_an_empty_queue_is_well(db):
     assert run() == (0, "Healthy: 0 groups, backlog 0, outbox 0.\n")
     assert run("--max-lag", "0", "--max-age", "0", "--min-subscribers", "1")[0] == 0

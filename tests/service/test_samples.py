@@ -22,6 +22,12 @@ from tests.support.scenarios import G, log
 MINUTE_MS = 60_000
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def maintain(*subs):
     """A round of the maintenance of each."""
     for sub in subs:

@@ -19,6 +19,12 @@ from tests.support.internals import Unstarted, redelivering, registry, releasing
 pytestmark = pytest.mark.promise("Poison messages")
 
 
+@pytest.fixture
+def clock(clock):
+    """It stands still, however long a test takes."""
+    return clock.stop()
+
+
 def lose(one, number, clock, prefix="s"):
     """Publish messages, claim them, and lose the subscriber."""
     publish_many("t", (Message(f"{prefix}{n}", key=f"{prefix}{n}") for n in range(number)))
