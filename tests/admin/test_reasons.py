@@ -27,13 +27,19 @@ from tests.support.dashboard import ROOT, WAITS, life
 from tests.support.filtering import EU
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import MAX_PENDING, Session, Subset
+from tests.support.internals import MAX_PENDING, Session, Subset, slots
 from tests.support.scenarios import G, log, offsets_of
 
 pytestmark = pytest.mark.any_engine
 
 
 SKIPS, BLOCKS = handler(), handler(on_failure="block")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """On a busy machine a step may take longer than a message has to start."""
+    monkeypatch.setattr(slots, "START_WITHIN_US", 10_000_000)
 
 
 def why(offset, *, of=SKIPS, bounds=PAGES):

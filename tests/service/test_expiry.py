@@ -266,7 +266,7 @@ def test_an_expired_message_returns_its_slot(db):
 
 
 @pytest.mark.parametrize("on_expiry", ["skip", "dead_letter"])
-def test_expired_messages_do_not_use_up_the_rate(db, on_expiry):
+def test_expired_messages_do_not_use_up_the_rate(still, on_expiry):
     """If they expire after the claim has reserved their slots."""
     sub = Sub(handler(mode="shared", rate=parse_rate("2/h"), burst=2, on_expiry=on_expiry), threads=9)
     publish_many("t", [Message(n, key="k", expires_in=600) for n in range(2)])
