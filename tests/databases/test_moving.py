@@ -792,6 +792,7 @@ def test_nothing_is_lost_or_reordered_while_messages_are_published(start, settin
         newer = start(AFTER)
         command("queuemove", "p.plain", "--to", NEW, "--noinput")
         time.sleep(0.5)
+        wait_for(lambda: QueueMessage.objects.using(NEW).filter(topic="p.plain").count() > 20, new)
     finally:
         left.set()
         publisher.join(20)
