@@ -297,7 +297,7 @@ def _groups(session: Session, topics: Collection[str]) -> dict[str, tuple[int, s
         topics,
         before=(JOB_GROUP,),
     )
-    return {row.topic: (row.start_offset, row.after_seek) for row in rows}
+    return {topic: (start, after_seek) for topic, start, after_seek in rows}
 
 
 def _before_log(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:

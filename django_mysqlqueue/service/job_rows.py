@@ -190,7 +190,7 @@ def _owners(session: Session, column: str, values: Iterable[str | None], how: st
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
     """Return results by id."""
     rows = _rows(session, ", ".join(JobRow._fields), ids, f" ORDER BY id{how}")
-    return {row.id: JobRow(*row) for row in rows}
+    return {row.id: row for row in map(JobRow._make, rows)}
 
 
 def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
@@ -198,7 +198,7 @@ def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     return dict(_rows(session, "id, status", ids))
 
 
-def _rows(session: Session, columns: str, ids: Iterable[str], end: str = "") -> list[Any]:
+def _rows(session: Session, columns: str, ids: Iterable[str], end: str = "") -> list[tuple[Any, ...]]:
     """Return columns of results, by primary key."""
     hint = session.dialect.force_index("PRIMARY")
     return session.among(f"SELECT {columns} FROM {RESULTS}{hint} WHERE id IN {{keys}}{end}", ids)
@@ -277,7 +277,8 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
         The ids of the jobs, without those whose rows another transaction has locked: nothing was stored for them.
     """
     # With ids alone, MySQL would read the whole index of a small table.
-    locked = {job.id for job in _rows(session, "id, status", (job.id for job in jobs), session.dialect.skip_locked)}
+    rows = _rows(session, "id, status", (job.id for job in jobs), session.dialect.skip_locked)
+    locked = {job for job, _ in rows}
     changes = {"started_at": STARTED_AT, "last_attempted_at": "v.attempted_at", "progress": "v.progress"}
     is_later = f"s.status = '{RUNNING}' AND s.last_attempted_at <= v.attempted_at"
     for chunk in session.chunks(sorted(job for job in jobs if job.id in locked), weight=lambda job: len(job.progress)):

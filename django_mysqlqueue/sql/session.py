@@ -161,15 +161,15 @@ class Session:
 
     def among(
         self, sql: str, keys: Iterable[Any], *, before: Sequence[Any] = (), after: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Return the rows of a SELECT that has ``IN {keys}`` as named tuples, in chunks of the keys.
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT that has ``IN {keys}``, in chunks of the keys.
 
         ``before``, ``after``: parameters before and after those of the keys.
         """
-        found: list[Any] = []
+        found: list[tuple[Any, ...]] = []
         for chunk in self.chunks(sorted(set(keys))):
             marks = f"({self.dialect.placeholders(len(chunk), '%s')})"
-            found += self.named(sql.replace("{keys}", marks), (*before, *chunk, *after))
+            found += self.rows(sql.replace("{keys}", marks), (*before, *chunk, *after))
         return found
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any], end: str = "") -> None:
