@@ -232,7 +232,7 @@ class MySQL(Dialect):
         return f"CONCAT({column}, '{text}')"
 
     def union(self, *selects: str) -> str:
-        return " UNION ALL ".join(f"({select})" for select in selects)
+        return f"({') UNION ALL ('.join(selects)})"
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""

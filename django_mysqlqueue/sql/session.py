@@ -7,6 +7,7 @@ import logging
 import time
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -230,9 +231,12 @@ class Session:
         ``weight``: returns the length of an item's text, for items that are more than a key. A chunk then stays far
         below any server's ``max_allowed_packet``.
         """
+        if weight is None:
+            yield from pieces(items, self.dialect.max_rows)
+            return
         start, size = 0, 0
         for place, item in enumerate(items):
-            length = 0 if weight is None else weight(item)
+            length = weight(item)
             if place > start and (place - start >= self.dialect.max_rows or size + length > CHUNK_BYTES):
                 yield items[start:place]
                 start, size = place, 0
@@ -269,7 +273,7 @@ def pieces(items: Sequence[R], size: int) -> Iterator[Sequence[R]]:
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
     """Return the values of rows in one list, as the parameters of a multi-row statement."""
-    return [value for row in rows for value in row]
+    return list(chain.from_iterable(rows))
 
 
 def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMPTS) -> T:

@@ -69,7 +69,7 @@ class SQLite(Dialect):
         return f"{column} || '{text}'"
 
     def union(self, *selects: str) -> str:
-        return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)
+        return f"SELECT * FROM ({') UNION ALL SELECT * FROM ('.join(selects)})"
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""

@@ -33,7 +33,7 @@ def upsert(dialect):
 def several(dialect):
     log = f"queue_messages{dialect.force_index('PRIMARY')}"
     one = f"SELECT `offset` FROM {log} WHERE topic = %s ORDER BY `offset` LIMIT 5"
-    return dialect.union(one, 3)
+    return dialect.union(*[one] * 3)
 
 
 @pytest.mark.parametrize(
