@@ -263,13 +263,11 @@ def apply(
     results of the jobs of the group, if it has any. The caller stores those that are left, after it has locked slots.
     """
     flushed = Flushed()
+    acked = [settlement for settlement in settlements if settlement.action in ACKS and not settlement.is_written]
     acks: dict[str, dict[int, int]] = {}
-    by_row: dict[tuple[str, int], Settlement] = {}
-    for settlement in settlements:
-        if settlement.action in ACKS and not settlement.is_written:
-            delivery = settlement.delivery
-            acks.setdefault(delivery.key, {})[delivery.offset] = delivery.token
-            by_row[delivery.key, delivery.offset] = settlement
+    for settlement in acked:
+        delivery = settlement.delivery
+        acks.setdefault(delivery.key, {})[delivery.offset] = delivery.token
     touched = {settlement.delivery.key for settlement in settlements} | set(also)
     locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
     # First the statement that may wait for rows of delivery state, while none is locked here. The others skip locked
@@ -281,7 +279,8 @@ def apply(
     failures = [one for one in settlements if one.action not in LEFT_ALONE and not one.is_written]
     if failures:
         _apply_failures(session, ref, failures, max_attempts, flushed)
-    _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
+    if beyond:
+        _mark_acked(session, ref, sorted(beyond), offsets, acked, flushed)
     if flushed.dead:
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, settlements, flushed)
@@ -334,7 +333,7 @@ def _mark_acked(
     ref: GroupRef,
     rows: Sequence[tuple[str, int, int]],
     offsets: Mapping[str, Offsets],
-    by_row: Mapping[tuple[str, int], Settlement],
+    acked: Sequence[Settlement],
     flushed: Flushed,
 ) -> None:
     """Mark acks that the watermark cannot include yet, and find the stale ones."""
@@ -344,6 +343,7 @@ def _mark_acked(
     marked = set(mine)
     others = [row for row in rows if row[:2] not in marked]
     there = _read_rows(session, ref, [(key, offset) for key, offset, _ in others])
+    by_row = {(settlement.delivery.key, settlement.delivery.offset): settlement for settlement in acked}
     for key, offset, token in others:
         found = there.get((key, offset))
         passed = found is None and key in offsets and offset <= offsets[key].acked

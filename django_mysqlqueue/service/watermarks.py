@@ -36,8 +36,6 @@ class Advanced:
 
     watermarks: dict[str, int] = field(default_factory=dict)
     """The new watermarks, to be stored by the same transaction."""
-    settled: set[tuple[str, int]] = field(default_factory=set)
-    """Acks that are settled by deleting their rows, because the watermark includes them."""
     beyond: list[tuple[str, int, int]] = field(default_factory=list)
     """(key, offset, token) of acks after an unsettled row, to be marked in place."""
     unfinished: set[str] = field(default_factory=set)
@@ -131,6 +129,7 @@ def advance(
     passed: list[tuple[str, int, int]] = []
     for key, place in offsets.items():
         mine = acks.get(key, {})
+        beyond = dict(mine)
         rows = heads.get(key, [])
         watermark = place.claimed
         for offset, acked, token in rows:
@@ -138,8 +137,7 @@ def advance(
                 watermark = min(watermark, offset - 1)
                 break
             passed.append((key, offset, token))
-            if offset in mine:
-                result.settled.add((key, offset))
+            beyond.pop(offset, None)
         else:
             if len(rows) == len(mine) + LOOK_AHEAD:
                 # During a seek, the position may be below rows that the seek has not deleted yet.
@@ -147,7 +145,7 @@ def advance(
                 result.unfinished.add(key)
         if watermark > place.acked:
             result.watermarks[key] = watermark
-        result.beyond += [(key, offset, token) for offset, token in mine.items() if (key, offset) not in result.settled]
+        result.beyond += [(key, offset, token) for offset, token in beyond.items()]
     _delete_passed(session, ref, sorted(passed))
     return result
 
