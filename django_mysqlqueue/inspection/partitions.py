@@ -125,7 +125,7 @@ def keys(
     found = {key for (key,) in rows}
     if owner is None:
         found.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
-    return [key for key in sorted(found, key=str.encode)[:limit] if key.startswith(prefix)]
+    return [key for key in sorted(found)[:limit] if key.startswith(prefix)]
 
 
 def at(session: Session, group: _ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:
@@ -453,7 +453,7 @@ def survey(
 
     count([key for _, key in behind], bounds.depth)
     count([key for _, key in behind if key in counts and not counts[key].exact], bounds.partition_count)
-    lags: dict[str, Count | None] = dict.fromkeys(sorted(ends, key=str.encode), Count(0))
+    lags: dict[str, Count | None] = dict.fromkeys(sorted(ends), Count(0))
     for _, key in behind:
         lags[key] = counts.get(key)
     # The sort is stable: of those with equal counts, the lowest watermark comes first.

@@ -212,7 +212,7 @@ def preview(using: str, ref: GroupRef, position: Position, limits: OperationLimi
             replayed.stopped = skipped.stopped = True
             break
         ends, whole = partitions.last_offsets(session, ref.topic, limit=limits.rows, after=after)
-        keys = sorted(ends, key=str.encode)
+        keys = sorted(ends)
         after = keys[-1] if keys else None
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
         replayed.count({key: (position.offset, mark) for key, mark in acked.items() if mark > position.offset})

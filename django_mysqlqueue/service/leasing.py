@@ -345,10 +345,10 @@ def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int)
     ends, whole = partitions.last_offsets(session, ref.topic, limit=limit, after=after)
     # A partition may have state rows without messages in the log: of messages that were discarded while in flight.
     in_state = partitions.in_state(session, ref, after=after, limit=limit)
-    unfinished = [max(ends, key=str.encode)] if ends and not whole else []
+    unfinished = [max(ends)] if ends and not whole else []
     unfinished += in_state[-1:] if len(in_state) == limit else []
-    end = min(unfinished, key=str.encode, default=None)
-    keys = {key for key in (*ends, *in_state) if end is None or key.encode() <= end.encode()}
+    end = min(unfinished, default=None)
+    keys = {key for key in (*ends, *in_state) if end is None or key <= end}
     group = groups.find(session.using, ref)
     places = dict.fromkeys(keys, (group.start_offset, group.start_offset)) if group is not None else {}
     places |= unclaimed.many_positions(session, ref, keys, len(keys))

@@ -81,7 +81,7 @@ def last_offsets(
 def _cut(found: dict[str, int], limit: int) -> tuple[dict[str, int], bool]:
     if len(found) <= limit:
         return found, True
-    del found[max(found, key=str.encode)]
+    del found[max(found)]
     return found, False
 
 

@@ -33,7 +33,7 @@ def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most:
     rows = session.rows(
         f"SELECT partition_key, offset_acked, offset_claimed FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s AND partition_key >= %s ORDER BY partition_key LIMIT %s",
-        (*ref, min(keys, key=str.encode), most + 1),
+        (*ref, min(keys), most + 1),
     )
     found = {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
     if len(rows) > most:
