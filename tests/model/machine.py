@@ -160,12 +160,12 @@ class Process(Sub):
         for one in self._batches[id(held)].items:
             if not self.is_passed(one):
                 # Its handler runs: that it expires meanwhile, or is superseded, changes nothing.
-                one.expires, one.coalesce_key = float("inf"), ""
+                one.expires, one.body = float("inf"), one.body._replace(coalesce_key=None)
                 self.begin(one.claimed, int(one.body.payload))
 
     def is_passed(self, held: Held) -> bool:
         """Whether the handler is not called with a message, as its thread judges before the call."""
-        return held.is_expired() or bool(held.coalesce_key and call._superseded([held], USING))
+        return held.is_expired() or bool(held.body.coalesce_key and call._superseded([held], USING))
 
     def _guarded(self, spec: Spec, deliveries: list[Any]) -> None:
         try:

@@ -92,7 +92,7 @@ def handle(
     """
     ended: Mapping[int, Settlement] = {}
     for held in items:
-        if held.expires < NEVER or held.coalesce_key:
+        if held.expires < NEVER or held.body.coalesce_key:
             try:
                 ended = _uncalled(items, using)
             except (Error, QueueError) as error:
@@ -129,7 +129,7 @@ def _uncalled(items: Sequence[Held], using: str) -> dict[int, Settlement]:
     """Return the settlements of the deliveries whose handler need not be called, by the id() of the object."""
     if expired := [held for held in items if held.is_expired()]:
         return {id(held): _expire(held, using) for held in expired}
-    return _superseded(items, using) if any(held.coalesce_key for held in items) else {}
+    return _superseded(items, using) if any(held.body.coalesce_key for held in items) else {}
 
 
 def _expire(held: Held, using: str) -> Settlement:
@@ -145,7 +145,7 @@ def _expire(held: Held, using: str) -> Settlement:
 
 def _superseded(items: Sequence[Held], using: str) -> dict[int, Settlement]:
     """Return the settlements of the deliveries whose messages are superseded, by the id() of the object."""
-    keys = {(held.claimed.key, held.claimed.offset): held.coalesce_key for held in items if held.coalesce_key}
+    keys = {(held.claimed.key, held.claimed.offset): key for held in items if (key := held.body.coalesce_key)}
     handler = items[0].handler
 
     def filter_now(columns: OptionColumns) -> FilterPolicy | None:

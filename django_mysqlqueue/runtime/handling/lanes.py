@@ -32,8 +32,6 @@ class Held:
     handler: Handler
     expires: float = NEVER
     """When its message expires, by the monotonic clock."""
-    coalesce_key: str = ""
-    """The coalesce key of its message; empty if it has none."""
     state: object = None
     """What its handler has noted when it was claimed."""
     started_at: float = 0.0

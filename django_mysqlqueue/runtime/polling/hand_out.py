@@ -49,8 +49,7 @@ class HandOut:
             for delivery, body in readable.items():
                 at = body.expires_at
                 starts_until = INFINITE if at is None else asked_at + (at - delivery.delivered_at) / 1000
-                key = body.coalesce_key or ""
-                items[delivery.offset] = Held(delivery, body, handler, starts_until, key, states.get(delivery))
+                items[delivery.offset] = Held(delivery, body, handler, starts_until, states.get(delivery))
         except Exception:
             for delivery in deliveries:
                 self._settle(delivery, Action.RELEASE)
