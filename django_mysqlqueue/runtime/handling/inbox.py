@@ -1,6 +1,6 @@
 """The deliveries that this process has claimed: waiting, running, or finished with an outcome to be written.
 
-This is the only structure that the poller and the handler threads share. Everything in it happens under one lock and
+This is the only structure that the poller and the handler threads share. Everything in it changes under one lock and
 without the database.
 """
 
@@ -219,10 +219,12 @@ class Inbox:
                 self._release_all(lane)
 
     def is_blocked(self, ref: GroupRef, key: str) -> bool:
-        """Return whether a partition's deliveries are released until an earlier message is redelivered."""
-        with self._lock:
-            lane = self._groups[ref].lanes.get(key)
-            return lane is not None and lane.blocked
+        """Return whether a partition's deliveries are released until an earlier message is redelivered.
+
+        Without the lock: the poller asks for each partition of a claim, and no other thread unblocks one.
+        """
+        lane = self._groups[ref].lanes.get(key)
+        return lane is not None and lane.blocked
 
     def unblock(self, ref: GroupRef, key: str) -> None:
         """Accept deliveries of a partition again."""
@@ -558,7 +560,7 @@ class Inbox:
 
     def _may_stay(self, lane: Lane) -> bool:
         """Return whether a thread may start the next delivery of the lane that it has worked on."""
-        if time.monotonic() >= lane.slice_until or not self._may_start(lane):
+        if not lane.waiting or time.monotonic() >= lane.slice_until or not self._may_start(lane):
             return False
         return len(lane.group.levels) == 1 or lane.group.is_turn_of(lane)
 
