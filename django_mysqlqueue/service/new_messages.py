@@ -11,7 +11,7 @@ from django_mysqlqueue.service import watermarks
 from django_mysqlqueue.service.claims import Seen
 from django_mysqlqueue.service.deliveries import Candidate, Claimed
 from django_mysqlqueue.service.taking import Taking, Verdicts
-from django_mysqlqueue.sql.session import UNION_TERMS, flat, pieces
+from django_mysqlqueue.sql.session import flat
 
 LOOKED_PAST = 100
 """Number of messages to look at in a partition of a shared group whose messages have several limited keys."""
@@ -57,9 +57,12 @@ def take_new(taking: Taking) -> tuple[list[Claimed], dict[str, int]]:
         new.verdicts = taking.judge(messages)
         further: dict[str, _Reading] = {}
         for key, reading in readings.items():
-            candidates = messages.get(key, [])
+            candidates = messages.get(key)
+            if candidates is None:
+                seen[key] = Seen.DRAINED
+                continue
             passed = new.take(key, reading, candidates)
-            if candidates and new.positions.get(key) != candidates[-1].offset:
+            if new.positions.get(key) != candidates[-1].offset:
                 continue
             if len(candidates) < reading.look_at:
                 seen[key] = Seen.DRAINED
@@ -104,6 +107,8 @@ class _New:
 
     def __init__(self, taking: Taking) -> None:
         self._taking = taking
+        self._mine = ("", taking.ref.group)
+        """The groups whose messages it takes: all, or only this one."""
         self.verdicts: Verdicts = {}
         """The messages of the last look that are passed."""
         self._may_park: int | None = None if taking.shared else 0
@@ -124,14 +129,13 @@ class _New:
             Whether some were passed.
         """
         taking, verdicts, coalescing = self._taking, self.verdicts, self._taking.coalescing
-        mine = ("", taking.ref.group)
         left = reading.wanted - reading.taken
         last, passed = 0, False
         for number, candidate in enumerate(candidates):
             if verdicts and (reason := verdicts.get((key, candidate.offset))):
                 passed = True
                 self._pass(candidate, reason)
-            elif candidate.target in mine:
+            elif candidate.target in self._mine:
                 if not left:
                     break
                 until = None if coalescing is None else coalescing.waits_until(key, candidate.offset)
@@ -216,12 +220,10 @@ def _look(taking: Taking, readings: Mapping[str, _Reading]) -> dict[str, list[Ca
         f"{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
     )
+    parameters = [(topic, key, reading.cursor, reading.look_at) for key, reading in sorted(readings.items())]
     messages: dict[str, list[Candidate]] = {}
-    for piece in pieces(sorted(readings.items()), UNION_TERMS):
-        sql = session.dialect.union(*[one] * len(piece))
-        parameters = flat((topic, key, reading.cursor, reading.look_at) for key, reading in piece)
-        for row in session.rows(sql, parameters):
-            messages.setdefault(row[0], []).append(Candidate(*row))
+    for row in session.each(one, parameters):
+        messages.setdefault(row[0], []).append(Candidate(*row))
     for candidates in messages.values():
         candidates.sort()
     return messages
