@@ -133,20 +133,23 @@ class OrderedMode(Mode):
     def notify(self, keys: Iterable[str]) -> None:
         """Note that partitions of the subset have, or may have, unclaimed messages."""
         owned: list[OwnedPartition] = []
+        others: list[str] = []
         for key in keys:
             partition = self.partitions.get(key)
             if partition is not None and partition.owned:
                 partition.fresh = True
                 owned.append(partition)
             elif key not in self.waiting:
-                self._wait_for_owner(key)
+                others.append(key)
+        self._wait_for_owner(others)
         self._look_at(owned)
 
-    def _wait_for_owner(self, key: str) -> None:
-        self.waiting[key] = time.monotonic()
+    def _wait_for_owner(self, keys: Collection[str]) -> None:
+        now = time.monotonic()
+        for key in keys:
+            self.waiting[key] = now
         # A live owner finds the same messages. If it was lost since, the next tick notices it.
-        if key not in self._theirs:
-            priority = priority_of(key)
+        for priority in {priority_of(key) for key in keys if key not in self._theirs}:
             if self._is_ahead(priority):
                 self._left_out.add(priority)
             else:
