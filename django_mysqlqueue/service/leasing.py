@@ -30,7 +30,7 @@ CLOCK_STEP_MS = 5000
 until which it waits counts as over. Smaller differences are ordinary slewing."""
 MAX_PENDING = 1000
 """Messages of a partition that may wait for another attempt before no new ones are claimed. Without a limit, an outage
-of something that handlers need would bring the whole backlog into memory, 170 bytes per message."""
+of something that handlers need would bring the whole backlog into memory, 350 bytes per message."""
 
 
 def is_later(due_at: int, delivered_at: int, now: int) -> bool:

@@ -50,10 +50,8 @@ class OwnedPartition:
     """Whether to release it as soon as nothing of it is in flight."""
     fresh: bool = True
     """Whether there may be unclaimed messages above its position."""
-    pending: dict[int, int] = field(default_factory=dict)
-    """Unsettled offsets that are not in flight here → when they are due, in epoch milliseconds."""
-    lost: set[int] = field(default_factory=set)
-    """Those of them that wait since their subscribers were lost: nothing behind them is claimed."""
+    pending: dict[int, Later] = field(default_factory=dict)
+    """Unsettled offsets that are not in flight here → until when they wait."""
     in_flight: dict[int, int] = field(default_factory=dict)
     """Offset → token of the deliveries that this process has claimed and whose outcomes are not written yet."""
     rests_until: int = 0
@@ -360,21 +358,19 @@ class OrderedMode(Mode):
             partition.rests_until = 0
             partition.fresh = True
             for row in rows:
-                self._wait_for(partition, row.offset, row.due, is_lost=row.is_lost)
+                self._wait_for(partition, row.offset, Later(row.due, row.is_lost))
             self._reload.discard(key)
         self._look_at(self.partitions[key] for key in pending)
         self._memory.unfinished |= set(keys)
 
-    def _wait_for(self, partition: OwnedPartition, offset: int, due: int, *, is_lost: bool = False) -> None:
+    def _wait_for(self, partition: OwnedPartition, offset: int, later: Later) -> None:
         if not partition.owned:
             return  # Its new owner waits.
-        partition.pending[offset] = due
-        (partition.lost.add if is_lost else partition.lost.discard)(offset)
-        self._due.set((partition.key, offset), due)
+        partition.pending[offset] = later
+        self._due.set((partition.key, offset), later.until)
 
     def _no_longer_waits(self, partition: OwnedPartition, offset: int) -> None:
         partition.pending.pop(offset, None)
-        partition.lost.discard(offset)
         self._due.discard((partition.key, offset))
 
     def _wait_for_none(self, partition: OwnedPartition) -> None:
@@ -467,9 +463,9 @@ class OrderedMode(Mode):
             return [], True
         due: list[int] = []
         for offset in sorted(pending):
-            if pending[offset] <= now:
+            if pending[offset].until <= now:
                 due.append(offset)
-            elif strict or offset in partition.lost:
+            elif strict or pending[offset].is_lost:
                 return due, True
         return due, len(pending) >= MAX_PENDING
 
@@ -488,11 +484,15 @@ class OrderedMode(Mode):
             if settlement.action is Action.STALE and partition.owned:
                 self._reload.add(delivery.key)
             if flushed.waiting and (due := flushed.waiting.get((delivery.key, delivery.offset))) is not None:
-                self._wait_for(partition, delivery.offset, due)
+                self._wait_for(partition, delivery.offset, Later(due))
             touched[delivery.key] = partition
-        self._look_at(partition for partition in touched.values() if partition.owned)
+        owned: list[OwnedPartition] = []
         for partition in touched.values():
-            self._forget_if_done(partition)
+            if partition.owned:
+                owned.append(partition)
+            else:
+                self._forget_if_done(partition)
+        self._look_at(owned)
         for settlement in flushed.stale:
             if self._owns(settlement.delivery.key):
                 self._reload.add(settlement.delivery.key)
@@ -530,7 +530,7 @@ class OrderedMode(Mode):
         held_up: set[str] = set()
         for (key, offset), left in claim.left.items():
             if isinstance(left, Later):
-                self._wait_for(self.partitions[key], offset, left.until, is_lost=left.is_lost)
+                self._wait_for(self.partitions[key], offset, left)
             elif left is Left.SETTLED:
                 self._no_longer_waits(self.partitions[key], offset)
             else:
@@ -543,8 +543,8 @@ class OrderedMode(Mode):
             partition = self.partitions[key]
             self._memory.todo.pop(key, None)
             partition.rests_until = now + self._context.limits.locked_pause_ms
-            for offset in [offset for offset, due in partition.pending.items() if due <= now]:
-                self._wait_for(partition, offset, partition.rests_until)
+            for offset in [offset for offset, later in partition.pending.items() if later.until <= now]:
+                self._wait_for(partition, offset, Later(partition.rests_until))
         for key in sorted(held_up):
             self._memory.todo.pop(key, None)
             self._held_up[key] = None

@@ -15,6 +15,7 @@ from tests.support.internals import (
     Context,
     Group,
     Inbox,
+    Later,
     OptionColumns,
     OrderedMode,
     Settlement,
@@ -143,7 +144,7 @@ def want(group):
 
 def test_in_strict_order_nothing_is_claimed_while_something_is_in_flight(db):
     group, partition = owned(on_failure="block")
-    partition.pending, partition.in_flight = {5: 0}, {7: 1}
+    partition.pending, partition.in_flight = {5: Later(0)}, {7: 1}
     assert want(group) is None
     partition.in_flight = {}
     assert want(group) == Want("k", due=(5,))
@@ -151,7 +152,7 @@ def test_in_strict_order_nothing_is_claimed_while_something_is_in_flight(db):
 
 def test_nothing_new_is_claimed_behind_very_many_that_wait(db):
     group, partition = owned()
-    partition.pending, partition.fresh = dict.fromkeys(range(MAX_PENDING), 2**50), True
+    partition.pending, partition.fresh = dict.fromkeys(range(MAX_PENDING), Later(2**50)), True
     assert want(group) is None
     del partition.pending[0]
     assert want(group) == Want("k", look_at=10)
