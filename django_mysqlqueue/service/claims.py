@@ -95,7 +95,7 @@ class Want(NamedTuple):
     due: tuple[int, ...] = ()
     """Offsets that are probably due for redelivery, in ascending order (ordered mode)."""
     look_at: int = 0
-    """Number of messages above the position to look at."""
+    """Number of messages above the position to look for."""
 
 
 class Due(NamedTuple):

@@ -88,11 +88,12 @@ def _readings(taking: Taking) -> dict[str, _Reading]:
         if want.look_at <= 0 or (want.key in taking.closed and not taking.shared):
             continue
         if want.key in taking.offsets:
-            look_at = want.look_at
+            wanted = want.look_at
             if taking.shared and taking.slots is not None and taking.slots.has_several_keys(want.key):
                 # More than the claim takes: those in front may have no slot.
-                look_at = max(look_at, LOOKED_PAST)
-            readings[want.key] = _Reading(taking.offsets[want.key].claimed, look_at, look_at)
+                wanted = max(wanted, LOOKED_PAST)
+            # One more: another claim, which finds that a partition has no more messages, costs ten times as much.
+            readings[want.key] = _Reading(taking.offsets[want.key].claimed, wanted + 1, wanted)
         else:
             missing.add(want.key)
     if taking.shared and missing:
