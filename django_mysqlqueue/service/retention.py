@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import COLLECTED, GROUPS, LOG, OFFSETS, SEGMENTS, STATE
@@ -20,7 +21,8 @@ from django_mysqlqueue.sql.session import Session, flat, last_row, run
 NO_FLOOR = 2**62
 
 
-class StepLimits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepLimits:
     """Limits of one step of GC."""
 
     rows: int = 2000
