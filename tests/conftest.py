@@ -152,15 +152,14 @@ class Clock:
         self._offset += int(seconds * 1000)
         self._dialect.now_ms = f"({self._expression} + {self._offset})"
 
-    def stop(self) -> Clock:
-        """Let no time pass but that by which the clock is moved, and return the clock."""
+    def stop(self) -> None:
+        """Let no time pass but that by which the clock is moved."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {self._dialect.now_ms}")
             (now,) = cursor.fetchone()
         self._expression, began = str(now - self._offset), time.monotonic()
         self._monotonic = lambda: began
         self.advance(0)
-        return self
 
     def stand_still(self, now: int) -> None:
         """Stop the clock at a time in epoch milliseconds, until it is moved."""
@@ -172,8 +171,10 @@ class Clock:
 
 
 @pytest.fixture
-def clock(db: None) -> Iterator[Clock]:
+def clock(db: None, request: pytest.FixtureRequest) -> Iterator[Clock]:
     clock = Clock()
+    if request.node.get_closest_marker("still_clock"):
+        clock.stop()
     yield clock
     clock.restore()
 

@@ -16,13 +16,9 @@ from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Count, GroupRef, Session, Subscriber, get_settings
 from tests.support.scenarios import G, log, offsets_of
 
+pytestmark = pytest.mark.still_clock
+
 GROUP = {"group": "g", "topic": "t"}
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def context(client):

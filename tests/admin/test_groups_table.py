@@ -20,13 +20,9 @@ from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Count, GroupRef, Session
 from tests.support.scenarios import dead_letters, log
 
+pytestmark = pytest.mark.still_clock
+
 MINUTE_MS = 60_000
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def rows(client, **query):

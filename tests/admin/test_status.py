@@ -23,15 +23,9 @@ from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Count, GroupRef, Session, groups
 
-pytestmark = pytest.mark.usefixtures("db")
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.still_clock]
 
 INDEX = "/admin/"
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 @pytest.fixture

@@ -13,16 +13,10 @@ from django_mysqlqueue.options.backoff import Backoff
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, Session, groups
 
-pytestmark = pytest.mark.usefixtures("db")
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.still_clock]
 
 G = GroupRef("g", "t")
 MINUTE = 60_000
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def began():

@@ -13,15 +13,9 @@ from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Count, GroupRef, groups
 from tests.support.queue_states import STATES, Stage, an_outbox_that_nobody_moves
 
-pytestmark = pytest.mark.usefixtures("db")
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.still_clock]
 
 WAITS = Backoff(initial=36_000, jitter=0)
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def causes():

@@ -12,13 +12,9 @@ from tests.support import job_worlds
 from tests.support.harness import USING, Sub, handler, take_all
 from tests.support.internals import GroupRef, heartbeats, registry, releasing, settling
 
+pytestmark = pytest.mark.still_clock
+
 G = GroupRef("g", "t")
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def die(*handlers, how="SIGKILL", threads=1):

@@ -17,11 +17,7 @@ from tests.support.harness import USING, Sub, handler, problems_found
 from tests.support.health import backlog, kinds, queuestatus, register, run
 from tests.support.internals import GroupRef, groups
 
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
+pytestmark = pytest.mark.still_clock
 
 
 @pytest.mark.promise("Health")

@@ -18,11 +18,7 @@ from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.health import backlog, kinds, register, run
 from tests.support.internals import Subset, log, sequencing
 
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
+pytestmark = pytest.mark.still_clock
 
 
 def test_an_empty_queue_is_well(db):

@@ -102,9 +102,8 @@ def test_the_terminal_is_restored(world, end, status):
         before = terminal.mode()
         terminal.wait_for("g/t")
         terminal.press("\x1a")  # Ctrl-Z
-        terminal.wait_for_frames(
-            2
-        )  # The kernel discards what has not been read when the key arrives, which may be later.
+        # When the kernel gets to the key, it discards what has not been read.
+        terminal.wait_for_frames(2)
         end(terminal)
         assert terminal.end() == status
         assert terminal.mode() == before

@@ -27,16 +27,10 @@ from tests.support.internals import (
     settling,
 )
 
-pytestmark = pytest.mark.promise("Poison messages")
+pytestmark = [pytest.mark.promise("Poison messages"), pytest.mark.still_clock]
 
 G = GroupRef("g", "t")
 SLOW = Backoff(initial=100, factor=3, maximum=10_000, jitter=0)
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def slow(**options):

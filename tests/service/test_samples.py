@@ -19,13 +19,9 @@ from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, rollups, samples, unclaimed
 from tests.support.scenarios import G, log
 
+pytestmark = pytest.mark.still_clock
+
 MINUTE_MS = 60_000
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
 
 
 def maintain(*subs):

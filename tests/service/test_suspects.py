@@ -16,13 +16,7 @@ from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence, take_all
 from tests.support.internals import Unstarted, redelivering, registry, releasing, settling, unstarted
 
-pytestmark = pytest.mark.promise("Poison messages")
-
-
-@pytest.fixture
-def clock(clock):
-    """It stands still, however long a test takes."""
-    return clock.stop()
+pytestmark = [pytest.mark.promise("Poison messages"), pytest.mark.still_clock]
 
 
 def lose(one, number, clock, prefix="s"):
