@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_mysqlqueue.db.sizes import MAX_METADATA_DEPTH
 from django_mysqlqueue.filter_conditions import (
@@ -133,8 +133,11 @@ class _Missed(NamedTuple):
     required: str
 
 
-class _Leaf(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Leaf:
     """A key with a list of values, of which one must match."""
+
+    combinations: ClassVar = 1
 
     key: str
     name: str
@@ -158,10 +161,6 @@ class _Leaf(NamedTuple):
             return "or"
         return "and" if self.conditions[0].is_range else ""
 
-    @property
-    def combinations(self) -> int:
-        return 1
-
     def as_json(self) -> dict[str, Any]:
         return {self.key: [value for condition in self.conditions for value in condition.values]}
 
@@ -172,7 +171,8 @@ class _Leaf(NamedTuple):
         return _Missed(self.found(metadata)[0], self.text)
 
 
-class _Nested(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Nested:
     """A key with conditions on the object that is its value, or on one object in the array that is its value."""
 
     key: str
@@ -206,8 +206,11 @@ class _Nested(NamedTuple):
         return _Missed(f"none of the {len(objects):,} objects in {self.name} matches", self.text)
 
 
-class _Or(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Or:
     """Alternatives, of which one must match."""
+
+    joined_by: ClassVar = "or"
 
     parts: list[_Part]
     test: Test
@@ -215,10 +218,6 @@ class _Or(NamedTuple):
     @property
     def text(self) -> str:
         return " or ".join(f"({part.text})" if part.joined_by == "and" else part.text for part in self.parts)
-
-    @property
-    def joined_by(self) -> str:
-        return "or"
 
     @property
     def combinations(self) -> int:
@@ -234,8 +233,11 @@ class _Or(NamedTuple):
         return _Missed(" and ".join(_unique(part.missed(metadata).found for part in self.parts)), self.text)
 
 
-class _And(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _And:
     """Several conditions that must all be met."""
+
+    joined_by: ClassVar = "and"
 
     parts: list[_Part]
     test: Test
@@ -246,10 +248,6 @@ class _And(NamedTuple):
             return part.joined_by == "or" or (part.joined_by == "and" and isinstance(part, _Leaf))
 
         return " and ".join(f"({part.text})" if is_apart(part) else part.text for part in self.parts)
-
-    @property
-    def joined_by(self) -> str:
-        return "and"
 
     @property
     def combinations(self) -> int:

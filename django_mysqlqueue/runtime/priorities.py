@@ -31,7 +31,7 @@ class ByPriority(dict[str, V]):
             if self:
                 self._of[0] = dict(super().items())
             self._of.setdefault(priority_of(key), {})[key] = value
-        dict.__setitem__(self, key, value)
+        super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
         self.pop(key)
@@ -43,7 +43,7 @@ class ByPriority(dict[str, V]):
             del self._of[priority][key]
             if not self._of[priority]:
                 del self._of[priority]
-        return dict.pop(self, key, *default)
+        return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> V:
         """Return the value of a partition, after adding it if it is missing."""

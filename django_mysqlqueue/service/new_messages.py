@@ -33,7 +33,7 @@ class _Reading:
 
     cursor: int
     look_at: int
-    """Number of messages to look at."""
+    """Number of messages to look at next; at first one more than to take."""
     wanted: int
     """Number of messages to take."""
     looked_at: int = 0
@@ -92,7 +92,7 @@ def _readings(taking: Taking) -> dict[str, _Reading]:
             if taking.shared and taking.slots is not None and taking.slots.has_several_keys(want.key):
                 # More than the claim takes: those in front may have no slot.
                 wanted = max(wanted, LOOKED_PAST)
-            # One more: another claim, which finds that a partition has no more messages, costs ten times as much.
+            # One more, to see whether there are more. Otherwise another claim would have to lock and read for that.
             readings[want.key] = _Reading(taking.offsets[want.key].claimed, wanted + 1, wanted)
         else:
             missing.add(want.key)

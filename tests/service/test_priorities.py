@@ -278,7 +278,7 @@ def failing_once(got, **options):
 
 
 def fail_all(sub, clock, number, priority=0):
-    clock.stand_still(int(time.time() * 1000))  # So that none is due again before all have failed.
+    clock.stop()  # So that none is due again before all have failed.
     publish_many("t", [Message("fails", key=f"k{n}", priority=priority) for n in range(number)])
     sub.settle(rounds=200)
     clock.advance(2)
