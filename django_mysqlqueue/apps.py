@@ -41,7 +41,8 @@ class DjangoMysqlqueueConfig(AppConfig):
         known_topics.discover = registry.discover
         post_migrate.connect(_register_groups, sender=self)
         if _has_tasks():
-            registry.sources.append(_job_handlers)
+            if _job_handlers not in registry.sources:  # Called again if a test overrides INSTALLED_APPS.
+                registry.sources.append(_job_handlers)
             job_queues.find = _job_topics
             schedules.place_of = _place_of_task
 

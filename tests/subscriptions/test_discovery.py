@@ -10,8 +10,10 @@ import textwrap
 import types
 
 import pytest
+from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
+from tests.support import job_worlds
 from tests.support.internals import GroupRef, handlers
 from tests.support.registered import AsyncCallable, Methods, coroutine_function, handle, only
 
@@ -146,6 +148,14 @@ def test_an_error_in_subscribers_is_not_swallowed(app, settings, source, error):
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, app(source)]
     with pytest.raises(error):
         handlers()
+
+
+def test_job_handlers_are_found_once_after_the_installed_apps_were_overridden(settings):
+    settings.TASKS = job_worlds.TASKS
+    found = handlers()
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS]):
+        assert handlers().keys() == found.keys()
+    assert handlers().keys() == found.keys() != set()
 
 
 # -- calling ------------------------------------------------------------------
