@@ -78,9 +78,15 @@ def selector(text):
 # -- pages --------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def followed():
+    """Links that have led to a page: those of the menu are on every page."""
+    return set()
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both, name, alias):
+def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both, followed, name, alias):
     for one in ALIASES:
         Operation.objects.using(one).create(action="seek", consumer_group="g", topic="orders", actor=f"{one}.ada")
         QuarantinedMessage.objects.using(one).create(
@@ -101,8 +107,10 @@ def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both,
     assert [link for link in links if f"database={alias}" not in link] == []
     forms = re.findall(r'<form (?:class="mq-filter"|method="post" action="' + ROOT + ").*?</form>", own, re.DOTALL)
     assert [form for form in forms if f'name="database" value="{alias}"' not in form] == []
-    for link in links:
-        assert client.get(link).status_code == 200, link
+    for link in dict.fromkeys(links):
+        if link not in followed:
+            assert client.get(link).status_code == 200, link
+            followed.add(link)
 
 
 def test_a_job_is_read_where_its_queue_is(client, empty_databases, settings):
