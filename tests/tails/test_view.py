@@ -181,6 +181,7 @@ def test_a_position_beyond_the_end_is_a_gap_after_the_end(open_stream):
 # -- permissions -----------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 @pytest.mark.promise("Tails")
 @pytest.mark.parametrize(
     ("permissions", "topics", "allowed"),
@@ -202,6 +203,7 @@ def test_permission_by_topic(server, login, permissions, topics, allowed):
             assert refusal(stream) == (403, f"You do not have permission to follow the topic '{topic}'.\n")
 
 
+@pytest.mark.any_engine
 def test_a_dlq_topic_counts_as_its_topic(server, login):
     headers = login(topics=("t",))
     stream = Stream(server, "/tail/t_dlq/", **headers).first()
@@ -209,10 +211,12 @@ def test_a_dlq_topic_counts_as_its_topic(server, login):
     stream.close()
 
 
+@pytest.mark.any_engine
 def test_without_a_login_nothing_is_shown(server):
     assert refusal(Stream(server, "/tail/t/"))[0] == 403
 
 
+@pytest.mark.any_engine
 def test_a_subclass_has_its_own_rules_and_fields(server):
     stream = Stream(server, "/public/t/").first()
     send("secret", {"a": 1})
@@ -221,6 +225,7 @@ def test_a_subclass_has_its_own_rules_and_fields(server):
     assert refusal(Stream(server, "/public/u/"))[0] == 403, "only its topics"
 
 
+@pytest.mark.any_engine
 def test_a_message_that_cannot_be_serialized_is_left_out_and_logged(server, caplog):
     """If it ended the stream, the browser would get it again and again, and nothing after it."""
     stream = Stream(server, "/public/t/").first()
@@ -244,6 +249,7 @@ def test_heartbeats_come_while_all_is_left_out(server):
     stream.close()
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize("server", ["wsgi"], indirect=True)
 def test_topics_must_be_a_list(server, settings):
     stream = Stream(server, "/wrong/t/")
@@ -251,6 +257,7 @@ def test_topics_must_be_a_list(server, settings):
     stream.close()
 
 
+@pytest.mark.any_engine
 def test_redact(open_stream, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.tails.test_view.hide"}
     stream = open_stream().first()
@@ -264,6 +271,7 @@ def test_redact(open_stream, settings):
     assert "payload_base64" not in second
 
 
+@pytest.mark.any_engine
 def test_an_invalid_redact_shows_nothing(open_stream, settings, caplog):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.nothing.here"}
     stream = open_stream()
@@ -279,6 +287,7 @@ def hide(text, *, topic, kind):
 # -- bad requests ----------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("where", "headers", "text"),
     [
@@ -315,6 +324,7 @@ def test_a_database_that_does_not_answer(open_stream, monkeypatch):
 # -- cost ------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_streams_are_bounded_and_those_that_were_left_are_not_counted(open_stream):
     streams = [open_stream("/few/t/").first() for _ in range(2)]
     refused = open_stream("/few/t/")
@@ -325,6 +335,7 @@ def test_streams_are_bounded_and_those_that_were_left_are_not_counted(open_strea
     assert open_stream("/few/t/").first().response.status == 200
 
 
+@pytest.mark.any_engine
 def test_a_stream_ends_after_its_longest_duration(open_stream):
     stream = open_stream("/short/t/").first()
     begun = time.monotonic()
