@@ -19,7 +19,7 @@ from tests.interleavings import explore, pictures, reasons
 from tests.interleavings.engine import Engine, ToolError
 from tests.interleavings.explore import Report, Unserial
 from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
-from tests.interleavings.trials import Pair, Trial
+from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
 from tests.support import job_worlds, refusing
@@ -43,8 +43,8 @@ class Exploration:
 
     engine: Engine
 
-    def trial(self, pair: Pair) -> Trial:
-        return Trial(pair, self.engine)
+    def trial(self, pair: Pair, beginning: Beginning | None = None) -> Trial:
+        return Trial(pair, self.engine, beginning)
 
     def renew(self) -> None:
         """Other threads, after an error of the tool."""

@@ -16,10 +16,10 @@ from django.db import connections
 from tests.crash.crashes import ALIAS
 from tests.interleavings.exploration import Exploration
 from tests.interleavings.known import BAR, FOLDER, lines_of
-from tests.interleavings.operations import OPERATIONS, Actor, Operation
+from tests.interleavings.operations import OPERATIONS, Actor
 from tests.interleavings.pairs import pairs
 from tests.interleavings.schedules import Prefix
-from tests.interleavings.trials import Pair
+from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.support.harness import USING
 
 FILE = FOLDER / "statements.txt"
@@ -37,16 +37,18 @@ Sent = dict[str, str]
 def sent(found: Exploration) -> Sent:
     """Of each operation in each world in which a pair has it, on one server."""
     places = {(pair.world, one.name) for pair in pairs().values() for one in pair.operations if one.name in OPERATIONS}
-    return {
-        title: _sent(found, world, OPERATIONS[name])
-        for world, name in sorted(places)
-        if (title := f"{world}: {name}") not in BY_CHANCE
-    }
+    lines: Sent = {}
+    beginning: Beginning | None = None
+    for world, name in sorted(places):
+        if (title := f"{world}: {name}") not in BY_CHANCE:
+            operation, counts = OPERATIONS[name], list[int]()
+            alone = Pair(world, (dataclasses.replace(operation, run=_counting(operation.run, counts)),))
+            trial = found.trial(alone, beginning)
+            lines[title], beginning = _sent(trial, counts), trial.beginning
+    return lines
 
 
-def _sent(found: Exploration, world: str, operation: Operation) -> str:
-    counts: list[int] = []
-    trial = found.trial(Pair(world, (dataclasses.replace(operation, run=_counting(operation.run, counts)),)))
+def _sent(trial: Trial, counts: list[int]) -> str:
     trial.run(Prefix([]))  # It fills what the process and its connections remember.
     labels = [step.label for step in trial.run(Prefix([])).run.steps]
     same = ((label, len(list(ones))) for label, ones in groupby(labels))

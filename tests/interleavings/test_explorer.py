@@ -63,7 +63,7 @@ def test_a_world_is_made_anew_before_what_waits_there_comes_due(db, found):
     trial = found.trial(pairs()["with_jobs: end jobs x end jobs"])
     young, made = explore.explore(trial, 0), trial.before
     assert trial.before is made
-    trial._begun_at -= trials.YOUNG
+    trial.beginning.begun_at -= trials.YOUNG
     assert explore.explore(trial, 0).digests == young.digests
     assert trial.before is not made
 
@@ -79,8 +79,10 @@ def test_every_function_that_writes_is_in_a_pair(db, found, monkeypatch):
     # An operation records that it is running between all of its transactions.
     monkeypatch.setattr(audit, "BEAT_SECONDS", 0.0)
     seen: set[str] = set()
-    for pair in _one_for_each_operation():
-        trial = found.trial(pair)
+    beginning = None
+    for pair in sorted(_one_for_each_operation(), key=lambda pair: pair.world):
+        trial = found.trial(pair, beginning)
+        beginning = trial.beginning
         with watched(seen, found.engine.connections()):
             trial.run(schedules.Prefix([]))
     # What one operation does to another that is under way.

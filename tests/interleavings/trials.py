@@ -161,6 +161,7 @@ class Beginning:
     """A world, put back for every schedule."""
 
     def __init__(self, world: str) -> None:
+        self.world = world
         empty()
         self.start = WORLDS[world]()
         self.snapshot = Snapshot()
@@ -169,29 +170,37 @@ class Beginning:
         self.broken = invariants.at_any_moment(self.tables)
         self.drained: dict[str, list[str]] = {}
         """Tables, as one line → what was wrong when they were drained."""
+        self.begun_at = time.perf_counter()
+
+    @property
+    def is_young(self) -> bool:
+        return time.perf_counter() - self.begun_at < YOUNG
 
 
 class Trial:
-    """Runs a pair's operations under one schedule after another, each from the same start."""
+    """Runs a pair's operations under one schedule after another, each from the same start.
 
-    def __init__(self, pair: Pair, engine: Engine) -> None:
+    It begins with another trial's beginning if that is of the same world and young.
+    """
+
+    def __init__(self, pair: Pair, engine: Engine, beginning: Beginning | None = None) -> None:
         self.pair, self._engine = pair, engine
         self.threads = "ABC"[: len(pair.operations)]
-        self._begin()
+        is_of_use = beginning is not None and beginning.world == pair.world and beginning.is_young
+        self._begin(beginning if is_of_use else None)
         self.spent: Counter[str] = Counter()
         """Seconds, by what they were spent on."""
 
-    def _begin(self) -> None:
-        beginning = Beginning(self.pair.world)
+    def _begin(self, beginning: Beginning | None = None) -> None:
+        self.beginning = beginning = beginning or Beginning(self.pair.world)
         assert not beginning.broken, beginning.broken
         self._start, self._snapshot, self._drained = beginning.start, beginning.snapshot, beginning.drained
         self.before, self._names = beginning.tables, beginning.names
         self._changed: set[str] | None = None
-        self._begun_at = time.perf_counter()
 
     def run(self, director: Director) -> Verdict:
         times = [time.perf_counter()]
-        if times[0] - self._begun_at < YOUNG:
+        if self.beginning.is_young:
             self._snapshot.restore(self._changed)
         else:
             self._begin()
