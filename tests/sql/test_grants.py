@@ -20,11 +20,10 @@ from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.tails import tail
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
-from tests.sql.scenario import scenario
 from tests.support.harness import USING, sequence
 from tests.support.internals import GroupRef, groups, installing
 from tests.support.processes import Worker, environment, wait_for
-from tests.support.roles import DENIED, PASSWORD, Statements, account, denied, user_of
+from tests.support.roles import DENIED, PASSWORD, account, denied, user_of
 from tests.support.sql_clients import Client
 
 pytestmark = pytest.mark.servers_only
@@ -32,14 +31,6 @@ pytestmark = pytest.mark.servers_only
 WRITE = ("publisher", "scheduler", "subscriber", "operator")
 """Roles whose privileges are no more than the statements of their work need; the others read."""
 RUNS = {"INSERT": "INSERT INTO {t} ({c}) SELECT NULL FROM DUAL WHERE 1 = 0", "UPDATE": "UPDATE {t} SET {c} = NULL"}
-
-
-@pytest.fixture
-def recorded(db, alias):
-    found = Statements()
-    with connection.execute_wrapper(found):
-        scenario()
-    return found.of
 
 
 @pytest.fixture
@@ -69,15 +60,15 @@ def use(db):
 
 @pytest.mark.promise("Roles")
 @pytest.mark.timeout(240)
-def test_each_role_may_send_what_its_work_sends_and_needs_all_that_it_has(recorded):
+def test_each_role_may_send_what_its_work_sends_and_needs_all_that_it_has(db, sent):
     """In the scripted life of the queue. EXPLAIN checks privileges as the statement itself does."""
     refused, unneeded = [], []
     for role in ("publisher", "scheduler", "subscriber", "reader", "operator"):
-        sent = list(recorded[role].values())
-        assert len(sent) >= {"publisher": 2, "scheduler": 8}.get(role, 80), role
+        statements = list(sent.of_roles.of[role].values())
+        assert len(statements) >= {"publisher": 2, "scheduler": 8}.get(role, 80), role
         with account(role) as own:
-            refused += [(role, sql[:200]) for sql, parameters in sent if denied(own, sql, parameters)]
-            unneeded += [(role, one) for one in _pieces(role) if not _is_needed(role, own, one, sent)]
+            refused += [(role, sql[:200]) for sql, parameters in statements if denied(own, sql, parameters)]
+            unneeded += [(role, one) for one in _pieces(role) if not _is_needed(role, own, one, statements)]
     assert refused == []
     assert "; ".join(f"{role}: {one.privilege} {one.name}" for role, one in unneeded) == ""
 
