@@ -83,6 +83,14 @@ def test_the_page_of_tests_for_each_edge_case_names_rows_of_the_edge_cases():
     assert len(tested) > 80
 
 
+@pytest.mark.any_engine
+@pytest.mark.any_version
+def test_the_marker_of_tests_with_processes_is_written_where_they_are():
+    """``tools/run_tests.py`` looks for it in the text of the files."""
+    others = [file for file in TESTS.rglob("*.py") if not file.name.startswith("test_")]
+    assert [file.name for file in others if "mark.processes" in file.read_text()] == []
+
+
 def test_no_migration_is_missing(db):
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
 
