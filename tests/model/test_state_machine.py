@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.db import connections
+from django.test import override_settings
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -49,23 +51,39 @@ PROFILES = {
 }
 
 
+QUEUE = {
+    "RETENTION": RETENTION,
+    "ORPHAN_RETENTION": ORPHAN_RETENTION,
+    "TOPICS": SETTINGS,
+    "GROUPS": GROUPS,
+}
+
+
+@pytest.fixture(scope="module")
+def schema(_database: None) -> Iterator[None]:
+    """The trigger that refuses messages and, on servers, the procedures. Creating them takes longer than most tests."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(refusing.refusing())
+        if connections[USING].vendor != "sqlite":
+            with override_settings(MYSQLQUEUE=QUEUE):
+                installing.install(USING)
+            stack.callback(installing.remove, USING)
+            for statement in OWN_CLOCK:
+                Session(USING).execute(statement)
+        yield
+
+
 @pytest.fixture
-def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
+def machine(schema: None, engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
     """The machine's class, with what its examples share."""
-    settings.MYSQLQUEUE = {"RETENTION": RETENTION, "ORPHAN_RETENTION": ORPHAN_RETENTION, "TOPICS": SETTINGS}
-    settings.MYSQLQUEUE["GROUPS"] = GROUPS
+    settings.MYSQLQUEUE = QUEUE
     threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(4)]
     publishers = [Publisher(None), *map(Publisher, threads[1:])]
     aside = threads[0] if threads else None
     caplog.set_level("CRITICAL", logger="django_mysqlqueue")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(refusing.refusing())
         client = None
         if engine != "sqlite":
-            installing.install(USING)  # nothing is done if they are there
-            stack.callback(installing.remove, USING)
-            for statement in OWN_CLOCK:
-                Session(USING).execute(statement)
             client = stack.enter_context(contextlib.closing(Client(MOVES)))
         for thread in threads:
             stack.callback(thread.shutdown)
