@@ -1,7 +1,7 @@
 # make demo           run the example end to end on SQLite (DATABASE_URL=… for a server, EVENTS=n for fewer events)
 # make pipeline-demo  run the example, then archive, report on and replay its messages with Spark (needs Java 17; installs it on Debian)
 # make serve          serve the example project with the admin and the dashboard at http://127.0.0.1:8000/ (PORT=n)
-# make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in about four minutes
+# make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in about three minutes
 # make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
 # make coverage       run the same and measure the coverage of the package, branches included
 # make test-slow      run the slow tests: the archive under SIGKILL, server settings, rolling upgrades, the declarative pipeline

@@ -228,7 +228,7 @@ def lint_steps() -> list[Step]:
 
 
 def check_steps() -> list[Step]:
-    """What ``make check`` runs in three minutes: on SQLite, what most changes break first.
+    """What ``make check`` runs in about three minutes: on SQLite, what most changes break first.
 
     Without what waits in real time, starts processes, plays long or random histories, or repeats itself for each page,
     operation, function, state or statement. ``make test`` runs that too.
