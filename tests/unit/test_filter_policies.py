@@ -11,13 +11,15 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_mysqlqueue import filter_policies
 from django_mysqlqueue.filter_policies import parse
 from tests.support.paths import ROOT
 
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""For slow machines."""
 NAN, INFINITY = float("nan"), float("inf")
 DEEP = json.loads("[" * 500 + "1" + "]" * 500)
 for _ in range(10_000):
@@ -716,6 +718,7 @@ values = st.recursive(
 metadata = st.dictionaries(keys | st.just("$or"), values, max_size=5)
 
 
+@PATIENT
 @given(policies, st.lists(metadata, max_size=5))
 def test_the_canonical_form_is_the_same_policy(policy, messages):
     found = parse(policy)
@@ -727,6 +730,7 @@ def test_the_canonical_form_is_the_same_policy(policy, messages):
         assert again.matches(message) is found.matches(message)
 
 
+@PATIENT
 @given(policies, metadata)
 def test_no_metadata_raises_an_exception_and_the_explanation_agrees(policy, message):
     found = parse(policy)
@@ -737,6 +741,7 @@ def test_no_metadata_raises_an_exception_and_the_explanation_agrees(policy, mess
     assert found.matches(message) is matches
 
 
+@PATIENT
 @given(policies, policies, metadata)
 def test_or_is_or_and_keys_are_and(one, other, message):
     first, second = parse(one), parse(other)
@@ -747,18 +752,21 @@ def test_or_is_or_and_keys_are_and(one, other, message):
     assert nested.matches({"n": message, "m": message}) == (first.matches(message) and second.matches(message))
 
 
+@PATIENT
 @given(st.lists(scalars | operators, min_size=1, max_size=3), values)
 def test_a_list_is_an_or_of_its_values(conditions, value):
     message = {"a": value}
     assert parse({"a": conditions}).matches(message) == any(parse({"a": [one]}).matches(message) for one in conditions)
 
 
+@PATIENT
 @given(scalars | operators.filter(lambda one: "exists" not in one), st.lists(values, min_size=1, max_size=3))
 def test_an_array_matches_if_one_of_its_elements_does(condition, elements):
     policy = parse({"a": [condition]})
     assert policy.matches({"a": elements}) == any(policy.matches({"a": one}) for one in elements)
 
 
+@PATIENT
 @given(
     st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner)) | values
 )
