@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from django.conf import settings as django_settings
@@ -44,6 +44,15 @@ class HealthSettings(NamedTuple):
     """Number of attempts in the window below which the ratio is not checked."""
     max_round_trip: Annotated[float | None, or_none(validators.number())] = 0.25
     """Maximum number of seconds that the database may take to answer half of a subscriber's polls."""
+
+
+class BellSettings(NamedTuple):
+    """Where publishers wake the subscribers of their host."""
+
+    directory: Annotated[str | None, or_none(validators.absolute_path)] = None
+    """The runtime directory; None: one of the user's own, in memory."""
+    group: Annotated[str | None, or_none(validators.name_of_group)] = None
+    """The group of users whose processes wake each other; None: only those of the same user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,8 @@ class Settings:
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
+    bell: Annotated[BellSettings | None, or_none(lambda value: _parsed(BellSettings, value))] = BellSettings()
+    """How publishers wake subscribers; None: they do not."""
     recurring: Annotated[Mapping[str, Any], validators.mapping] = field(default_factory=dict)
     sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By group, the topics that clients in plain SQL consume."""
@@ -186,35 +197,33 @@ def _parsers(declared: type) -> dict[str, Callable[[Any], Any]]:
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
+def _parsed(declared: Any, value: Any) -> Any:
+    """Return a setting that is a dict, as the class that declares its keys."""
+    if isinstance(value, declared):
+        value = {name.name.upper(): getattr(value, name.name) for name in fields(declared)}
+    if not isinstance(value, Mapping):
+        raise validators.Invalid("must be a dict")
+    parsers = {name.upper(): parse for name, parse in _parsers(declared).items()}
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        if key not in parsers:
+            raise validators.Invalid(f"has the unknown key {key!r} ({_nearest(str(key), list(parsers)).rstrip('.')})")
+        try:
+            given[key.lower()] = parsers[key](item)
+        except validators.Invalid as error:
+            raise validators.Invalid(f"has {key} = {item!r}, which {error}") from None
+    return declared(**given)
+
+
 _FIELDS = {name: option.parse for name, option in OPTIONS.items() if option.setting} | _parsers(Settings)
 HEALTH_OPTIONS = _parsers(HealthSettings)
 """Keys of ``HEALTH``, in lower case."""
 
 
-def _health(value: Any) -> HealthSettings:
-    if isinstance(value, HealthSettings):
-        value = {name.upper(): item for name, item in value._asdict().items()}
-    if not isinstance(value, Mapping):
-        raise validators.Invalid("must be a dict")
-    given: dict[str, Any] = {}
-    for key, item in value.items():
-        if key not in _HEALTH_KEYS:
-            raise validators.Invalid(
-                f"has the unknown key {key!r} ({_nearest(str(key), list(_HEALTH_KEYS)).rstrip('.')})"
-            )
-        name = key.lower()
-        try:
-            given[name] = HEALTH_OPTIONS[name](item)
-        except validators.Invalid as error:
-            raise validators.Invalid(f"has {key} = {item!r}, which {error}") from None
-    return HealthSettings(**given)
-
-
-_HEALTH_KEYS = tuple(name.upper() for name in HEALTH_OPTIONS)
 _MONITORING: dict[str, Callable[[Any], Any]] = {
     "metrics_token": or_none(validators.token),
     "redact": or_none(validators.function),
-    "health": _health,
+    "health": partial(_parsed, HealthSettings),
 }
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
 _SECRETS = ("METRICS_TOKEN",)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike, fspath
+from os.path import isabs
 from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
@@ -192,6 +193,20 @@ def archive_path(value: Any) -> str:
     if not isinstance(value, (str, PathLike)) or not str(value):
         raise Invalid("must be the path or URI of a folder")
     return fspath(value)
+
+
+def absolute_path(value: Any) -> str:
+    """Return the absolute path of a folder as a string."""
+    if not isinstance(value, (str, PathLike)) or not isabs(path := fspath(value)) or not isinstance(path, str):
+        raise Invalid("must be an absolute path")
+    return path
+
+
+def name_of_group(value: Any) -> str:
+    """Require the name of a group of users."""
+    if not isinstance(value, str) or not value:
+        raise Invalid("must be the name of a group of users")
+    return value
 
 
 def suffix(value: Any) -> str:

@@ -262,8 +262,9 @@ def require_transaction(alias: str) -> None:
 def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
     session = Session(alias)
     if single:
-        _insert_chunk(session, list(rows))
-        wake_on_commit(session)
+        (row,) = rows
+        _insert_chunk(session, [row])
+        wake_on_commit(session, row.topic)
         return 1
     # Escaping doubles a byte at worst, so half of max_allowed_packet always fits.
     limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 2)
@@ -273,14 +274,14 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         # One statement is all or nothing by itself.
         if first:
             _insert_chunk(session, first)
-            wake_on_commit(session)
+            wake_on_commit(session, first[0].topic)
         return len(first)
     published = 0
     with _all_or_nothing(session):
         for chunk in chain((first,), (chunk for chunk, _ in chunks)):
             _insert_chunk(session, chunk)
             published += len(chunk)
-    wake_on_commit(session)
+    wake_on_commit(session, chunk[-1].topic)
     return published
 
 
@@ -291,20 +292,11 @@ def _all_or_nothing(session: Session) -> transaction.Atomic:
     return transaction.atomic(session.using)
 
 
-def wake_on_commit(session: Session) -> None:
-    """Wake the subscribers of this process when the message has committed, and deliver it if ``EAGER`` is on."""
+def wake_on_commit(session: Session, topic: str) -> None:
+    """Wake the topic's subscribers when the message has committed, and deliver it if ``EAGER`` is on."""
     if get_settings().eager and wakeups.eager is not None:
         _deliver_on_commit(session)
-    if not wakeups.has_listeners(session.using):
-        return
-    if tells_commit(session.connection):
-        using = session.using
-
-        def wake() -> None:  # Not a partial: Django logs the name of a robust hook that fails.
-            wakeups.notify(using)
-
-        transaction.on_commit(wake, using=using, robust=True)
-    # With autocommit off, Django cannot tell when the caller commits: the next poll finds the message.
+    wakeups.notify_on_commit(session, topic)
 
 
 def _deliver_on_commit(session: Session) -> None:

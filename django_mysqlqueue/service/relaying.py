@@ -105,6 +105,8 @@ class Relayed(NamedTuple):
 
     messages: int = 0
     """Messages inserted at the target."""
+    topics: frozenset[str] = frozenset()
+    """The topics of these messages there."""
     more: bool = False
     """Whether a limit ended the pass, so that there may be more."""
     busy: bool = False
@@ -196,7 +198,9 @@ def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: in
                 failing = partial(NotInserted, target=target, place=taken[before], before=before, messages=number)
             failing = None
             _move(session, log_id, target, taken[-1].offset, taken[-1].id)
-        done = Relayed(len(taken), is_cut or len(places) == PAGE, repeats=start.repeats)
+        topics = frozenset(relayed_from(place.topic) for place in taken)
+        more = is_cut or len(places) == PAGE
+        done = Relayed(len(taken), topics, more, repeats=start.repeats)
         arrived = taken[-1] if taken else position if start.is_behind else None
         last = places[-1] if arrived is None and done.more else arrived
         return done, None if last is None else partial(_note, target=target, arrived=arrived, last=last)

@@ -141,7 +141,7 @@ def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[
     def operation(session: Session) -> int:
         changed = change(session, list(find(session, topics, [id], key)))
         if changed:
-            wake_on_commit(session)
+            wake_on_commit(session, topic)
         return changed
 
     session = Session(alias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -219,6 +219,14 @@ def tells_commit(connection: BaseDatabaseWrapper) -> bool:
     With autocommit off it does not, and refuses ``on_commit``.
     """
     return connection.in_atomic_block or connection.get_autocommit()
+
+
+def last_commit_hook(connection: Any) -> Callable[[], object] | None:
+    """Return the last function that waits for the commit of exactly the open savepoints, or None."""
+    if not connection.run_on_commit:
+        return None
+    savepoints, hook, _ = connection.run_on_commit[-1]
+    return hook if savepoints == set(connection.savepoint_ids) else None
 
 
 def begin_in_one_statement(connection: Any) -> None:

@@ -30,7 +30,7 @@ from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.maintenance import Maintenance
 from django_mysqlqueue.runtime.polling.ordered import OrderedMode
 from django_mysqlqueue.runtime.polling.shared import SharedMode
-from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
+from django_mysqlqueue.service import bell, groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
@@ -52,6 +52,9 @@ FIRST_FREE_PAUSE = 0.25
 """Seconds between the first two ticks for leases that stay free."""
 CUT_OFF_ROWS = 1000
 """Number of deliveries that one transaction releases when the process exits."""
+RINGS_PER_SECOND = 150
+"""How many rings the subscribers of a host answer together, at most: they would look more often than without the bell.
+"""
 LOOK_PAUSE = 10
 """The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
 
@@ -82,6 +85,7 @@ class Poller:
         for group in self.groups:
             self.by_topic.setdefault(group.ref.topic, []).append(group)
         self.entered = Entered()
+        self.bell: bell.Listener | None = None
         self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
             context.using,
@@ -100,6 +104,8 @@ class Poller:
         self._idle_polls = 0
         """Number of polls in a row that found nothing."""
         self._next_poll = 0.0
+        self._ring_pause = 1 / RINGS_PER_SECOND
+        """Seconds between two polls after rings."""
         self._next_tick = 0.0
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
@@ -330,7 +336,8 @@ class Poller:
             with self._apart(group):
                 until = min(until, self._turn_at(group, now))
         if self.context.inbox.wait(max(0.0, until - now)):
-            self.poll_soon()
+            self._next_poll = min(self._next_poll, self._spoke_at + self._ring_pause)
+            self._idle_polls = 0
 
     def _turn_at(self, group: AnyGroup, now: float) -> float:
         """Return when a group needs a turn, by the monotonic clock."""
@@ -457,6 +464,8 @@ class Poller:
     def _tick(self) -> None:
         """Check the groups' settings and the leases. Runs once per renewal interval, and when leases are free."""
         self._ticked_at = time.monotonic()
+        if self.bell is not None:
+            self._ring_pause = self.bell.neighbours() / RINGS_PER_SECOND
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
         for group in self.groups:

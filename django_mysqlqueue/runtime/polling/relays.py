@@ -159,7 +159,7 @@ class Relay:
                 if done.messages:
                     self._size.passed(done.messages)
                     self._failed_at = self._refused_at = 0
-                    wakeups.notify(self._target)
+                    wakeups.notify(self._target, done.topics)
                 if done.busy:
                     return BUSY
                 if not done.more:

@@ -1,0 +1,252 @@
+"""The bell: datagrams that wake the subscribers of a host when a transaction with messages has committed.
+
+Nothing depends on it. A ring says only that there may be something to do; a lost one is made good by the next poll.
+
+A subscriber binds a datagram socket in the folder of its database, and puts a link to it into a folder for each topic
+that it listens for. To see whether anybody listens, a publisher looks at the time of change of the topic's folder, and
+reads it only if that has changed. It never waits: the socket of a process that stands still is full, and skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import hashlib
+import os
+import secrets
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from django.core.signals import setting_changed
+from django.db import connections
+
+from django_mysqlqueue.options.conf import BellSettings, get_settings
+from django_mysqlqueue.sql.connection import named_database
+
+TOGETHER = 0.002
+"""Seconds within which rings are one."""
+FRESH = 1_000_000_000
+"""Nanoseconds for which a folder's time of change may hide a further change: filesystems note it coarsely."""
+LONGEST_PATH = 107
+"""Bytes of the path of a socket on Linux (``sun_path``)."""
+
+Wake = Callable[[], None]
+
+
+class Unavailable(Exception):
+    """The bell cannot be used here. The text is the reason."""
+
+
+# -- folders ------------------------------------------------------------------
+
+
+def _short(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
+
+
+def default_directory() -> str:
+    """Return the runtime directory of this user: in memory where the host has such a place, the same for all of it."""
+    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # noqa: S108  # its owner and mode are checked
+    return f"{root}/mysqlqueue-{os.geteuid()}"
+
+
+@cache
+def _directory(using: str, name: str) -> str | None:
+    """Return the folder of a database, whose name in ``DATABASES`` is given; None: the bell is off."""
+    settings = get_settings().bell
+    if settings is None or not hasattr(socket, "AF_UNIX"):
+        return None
+    return f"{settings.directory or default_directory()}/{_short(named_database(connections[using]) or name)}"
+
+
+@cache
+def _folder(using: str, name: str, topic: str) -> str | None:
+    database = _directory(using, name)
+    return None if database is None else f"{database}/{_short(topic)}"
+
+
+def _forget(*, setting: str, **kwargs: object) -> None:
+    if setting in ("MYSQLQUEUE", "DATABASES"):
+        _directory.cache_clear()
+        _folder.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_mysqlqueue.service.bell")
+
+
+def _name(using: str) -> str:
+    return str(connections[using].settings_dict["NAME"])
+
+
+def require_private(path: Path, settings: BellSettings) -> None:
+    """Create a folder that only this user, or the configured group, can write to; refuse one that others can.
+
+    Raises:
+        Unavailable: the folder is not one, belongs to another user, or others may write to it.
+    """
+    mode, group = (0o700, -1) if settings.group is None else (0o2770, _group_id(settings.group))
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            path.chmod(mode)
+            if group >= 0:
+                os.chown(path, -1, group)
+                path.chmod(mode)
+        found = path.lstat()
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise Unavailable(f"{path} is not a directory")
+    if found.st_mode & stat.S_IWOTH:
+        raise Unavailable(f"{path} can be written to by every user")
+    if settings.group is None and found.st_uid != os.geteuid():
+        raise Unavailable(f"{path} belongs to another user. Set BELL['GROUP'] to a group that both are in.")
+
+
+def _group_id(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise Unavailable(f"there is no group {name!r}") from None
+
+
+# -- ringing ------------------------------------------------------------------
+
+
+_known: dict[str, tuple[int, tuple[str, ...]]] = {}
+"""By folder, its time of change and the sockets in it."""
+_sender: socket.socket | None = None
+
+
+def listeners(using: str, topic: str) -> tuple[str, ...]:
+    """Return the sockets of the processes of this host that listen for a topic, without a query."""
+    folder = _folder(using, _name(using), topic)
+    if folder is None:
+        return ()
+    try:
+        changed = os.stat(folder).st_mtime_ns
+    except OSError:
+        return ()
+    known = _known.get(folder)
+    if known is not None and known[0] == changed:
+        return known[1]
+    try:
+        found = tuple(f"{folder}/{name}" for name in os.listdir(folder))
+    except OSError:
+        return ()
+    if time.time_ns() - changed > FRESH:
+        _known[folder] = changed, found
+    return found
+
+
+def ring(sockets: Iterable[str]) -> None:
+    """Wake the processes that listen on sockets. What cannot be reached is skipped; what has died is removed."""
+    global _sender  # one for the process, made when it is needed
+    if _sender is None:
+        _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    for path in sockets:
+        try:
+            _sender.sendto(b".", path)
+        except OSError as error:
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+# -- listening ----------------------------------------------------------------
+
+
+class Listener:
+    """A socket that the publishers of this host ring, and the thread that waits for them.
+
+    Args:
+        using: alias of the queue's database.
+        topics: the topics for which it listens.
+        wake: called in the thread after a ring, or several within ``TOGETHER`` seconds. It must not block.
+
+    Raises:
+        Unavailable: the folder cannot be used.
+    """
+
+    def __init__(self, using: str, topics: Iterable[str], wake: Wake) -> None:
+        settings = get_settings().bell
+        directory = _directory(using, _name(using))
+        if settings is None or directory is None:
+            raise Unavailable("it is off")
+        self._wake = wake
+        self.rings = 0
+        """Number of times that it was rung."""
+        self._stopped = False
+        name = f"{os.getpid()}-{secrets.token_hex(3)}"
+        self.path = f"{directory}/{name}"
+        longest = len(os.fsencode(f"{directory}/{_short('')}/{name}"))
+        if longest > LONGEST_PATH:
+            raise Unavailable(f"the path of a socket in {directory} has {longest} bytes, at most {LONGEST_PATH} work")
+        require_private(Path(directory).parent, settings)
+        require_private(Path(directory), settings)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._links = [f"{_folder(using, _name(using), topic)}/{name}" for topic in sorted(set(topics))]
+        try:
+            _clean(Path(directory))
+            self._socket.bind(self.path)
+            os.chmod(self.path, 0o600 if settings.group is None else 0o660)
+            if settings.group is not None:
+                os.chown(self.path, -1, _group_id(settings.group))
+            for link in self._links:
+                require_private(Path(link).parent, settings)
+                os.symlink(f"../{name}", link)
+        except OSError as error:
+            self._remove()
+            raise Unavailable(f"{directory}: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._run, name=f"mysqlqueue-bell-{using}", daemon=True)
+        self._thread.start()
+
+    def neighbours(self) -> int:
+        """Return how many processes, this one included, listen for the topic for which most do."""
+        folders = {os.path.dirname(link) for link in self._links}
+        return max((len(os.listdir(folder)) for folder in folders), default=1)
+
+    def _run(self) -> None:
+        while True:
+            self._socket.recv(16)
+            if self._stopped:
+                return
+            self.rings += 1
+            # What is taken here was rung before the wake, so the poll after it finds what it was rung for.
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self._socket.recv(16, socket.MSG_DONTWAIT)
+            self._wake()
+            time.sleep(TOGETHER)
+
+    def stop(self) -> None:
+        """Stop listening, and remove the socket."""
+        self._stopped = True
+        ring([self.path])
+        self._thread.join(1)
+        self._remove()
+
+    def _remove(self) -> None:
+        for path in (*self._links, self.path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._socket.close()
+
+
+def _clean(directory: Path) -> None:
+    """Remove what killed processes have left: sockets on which nobody listens, and links to them."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with contextlib.closing(probe):
+        for path in (*directory.glob("*-*"), *directory.glob("*/*-*")):
+            try:
+                probe.connect(str(path))
+            except OSError as error:
+                if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
