@@ -94,7 +94,7 @@ class Settings:
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
-    bell: Annotated[BellSettings | None, or_none(lambda value: _parsed(BellSettings, value))] = BellSettings()
+    bell: Annotated[BellSettings | None, or_none(_bell)] = BellSettings()
     """How publishers wake subscribers; None: they do not."""
     recurring: Annotated[Mapping[str, Any], validators.mapping] = field(default_factory=dict)
     sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -213,6 +213,10 @@ def _parsed(declared: Any, value: Any) -> Any:
         except validators.Invalid as error:
             raise validators.Invalid(f"has {key} = {item!r}, which {error}") from None
     return declared(**given)
+
+
+def _bell(value: Any) -> BellSettings:
+    return _parsed(BellSettings, value)  # type: ignore[no-any-return]
 
 
 _FIELDS = {name: option.parse for name, option in OPTIONS.items() if option.setting} | _parsers(Settings)

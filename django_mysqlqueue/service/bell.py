@@ -9,10 +9,12 @@ reads it only if that has changed. It never waits: the socket of a process that 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import grp
 import hashlib
+import math
 import os
 import secrets
 import socket
@@ -27,7 +29,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from django_mysqlqueue.options.conf import BellSettings, get_settings
-from django_mysqlqueue.sql.connection import named_database
+from django_mysqlqueue.sql.connection import named_database, named_place
 
 TOGETHER = 0.002
 """Seconds within which rings are one."""
@@ -150,7 +152,11 @@ def ring(sockets: Iterable[str]) -> None:
     global _sender  # one for the process, made when it is needed
     if _sender is None:
         _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        atexit.register(_sender.close)
+    own = f"/{os.getpid()}-"
     for path in sockets:
+        if own in path:
+            continue  # The subscribers of this process are woken without it.
         try:
             _sender.sendto(b".", path)
         except OSError as error:
@@ -228,7 +234,8 @@ class Listener:
     def stop(self) -> None:
         """Stop listening, and remove the socket."""
         self._stopped = True
-        ring([self.path])
+        with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as own:
+            own.sendto(b".", self.path)
         self._thread.join(1)
         self._remove()
 
@@ -237,6 +244,40 @@ class Listener:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self._socket.close()
+
+
+class Looks:
+    """When one of the processes of this host that look for the same work has last found none.
+
+    The time is that of the clock that all processes of a host share and nobody can set, as the file's time of change.
+
+    Args:
+        using: alias of the queue's database.
+        what: what they look for.
+    """
+
+    def __init__(self, using: str, what: object) -> None:
+        place = named_place(connections[using])
+        self._path = f"{_directory(using, _name(using))}/look.{_short(repr((place, what)))}"
+
+    def age(self) -> float:
+        """Return how many seconds ago that was; infinity if it is not known."""
+        try:
+            found = os.stat(self._path).st_mtime_ns / 1e9
+        except OSError:
+            return math.inf
+        age = time.monotonic() - found
+        return age if age >= 0 else math.inf  # from before the host started
+
+    def note(self, at: float) -> None:
+        """Note that nothing was found at a time, by the monotonic clock."""
+        times = (int(at * 1e9), int(at * 1e9))
+        try:
+            os.utime(self._path, ns=times)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o660))
+                os.utime(self._path, ns=times)
 
 
 def _clean(directory: Path) -> None:

@@ -90,6 +90,7 @@ from django_mysqlqueue.runtime.timers import SPARE, Timers
 from django_mysqlqueue.runtime.transactions import AfterCommit
 from django_mysqlqueue.service import (
     audit,
+    bell,
     claiming,
     clocks,
     coalescing,

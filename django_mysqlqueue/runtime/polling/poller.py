@@ -30,7 +30,17 @@ from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.maintenance import Maintenance
 from django_mysqlqueue.runtime.polling.ordered import OrderedMode
 from django_mysqlqueue.runtime.polling.shared import SharedMode
-from django_mysqlqueue.service import bell, groups, heartbeats, leasing, log, polling, releasing, rollups, sequencing
+from django_mysqlqueue.service import (
+    bell,
+    groups,
+    heartbeats,
+    leasing,
+    log,
+    polling,
+    releasing,
+    rollups,
+    sequencing,
+)
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
@@ -55,6 +65,8 @@ CUT_OFF_ROWS = 1000
 RINGS_PER_SECOND = 150
 """How many rings the subscribers of a host answer together, at most: they would look more often than without the bell.
 """
+OWN_POLL = 3
+"""Number of renewal intervals after which an idle process polls, though another one has looked for it."""
 LOOK_PAUSE = 10
 """The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
 
@@ -86,6 +98,7 @@ class Poller:
             self.by_topic.setdefault(group.ref.topic, []).append(group)
         self.entered = Entered()
         self.bell: bell.Listener | None = None
+        self._looks: bell.Looks | None = None
         self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
             context.using,
@@ -104,6 +117,7 @@ class Poller:
         self._idle_polls = 0
         """Number of polls in a row that found nothing."""
         self._next_poll = 0.0
+        self._polled_at = float("-inf")
         self._ring_pause = 1 / RINGS_PER_SECOND
         """Seconds between two polls after rings."""
         self._next_tick = 0.0
@@ -198,7 +212,7 @@ class Poller:
         if self.next_deliver_at is not None and self.context.clock.now() >= self.next_deliver_at:
             self.next_deliver_at = None  # The poll sets the next one.
             self.poll_soon()
-        if now >= self._next_poll:
+        if now >= self._next_poll and not self._is_looked_for():
             self._poll()
         self.groups[:] = [*self.groups[1:], *self.groups[:1]]
         for group in self.groups:
@@ -336,7 +350,7 @@ class Poller:
             with self._apart(group):
                 until = min(until, self._turn_at(group, now))
         if self.context.inbox.wait(max(0.0, until - now)):
-            self._next_poll = min(self._next_poll, self._spoke_at + self._ring_pause)
+            self._next_poll = min(self._next_poll, self._polled_at + self._ring_pause)
             self._idle_polls = 0
 
     def _turn_at(self, group: AnyGroup, now: float) -> float:
@@ -366,6 +380,36 @@ class Poller:
 
     # -- polling --------------------------------------------------------------
 
+    def listen(self, listener: bell.Listener | None) -> None:
+        """Answer rings, and look for work together with the other processes of this host that work for the same groups.
+
+        Whoever finds something rings for the others.
+        """
+        self.bell = listener
+        if listener is not None:
+            refs = sorted(group.ref for group in self.groups)
+            self._looks = bell.Looks(self.context.using, (refs, str(self.context.subset)))
+
+    def _is_looked_for(self) -> bool:
+        """Put an idle process's poll off if another one of this host has found nothing since."""
+        if self._looks is None or not self._idle_polls:
+            return False
+        left = self._pace.delay(self._idle_polls + 1) - self._looks.age()
+        if left <= 0 or time.monotonic() - self._polled_at > OWN_POLL * self.context.settings.lease_renewal_interval:
+            return False
+        self._next_poll = time.monotonic() + left
+        self._idle_polls += 1
+        return True
+
+    def _tell_neighbours(self, began: float, *, is_work: bool) -> None:
+        """Ring for the other processes of this host after a poll that has found work, or note that it has not."""
+        if self._looks is None:
+            return
+        if is_work and self._idle_polls:  # Else somebody has rung, or they poll often.
+            bell.ring({socket for topic in self.by_topic for socket in bell.listeners(self.context.using, topic)})
+        if not is_work and self.context.heartbeat.good():
+            self._looks.note(began)
+
     def _poll(self) -> None:
         """Poll, with at most three queries if nothing happens, regardless of the number of partitions and groups."""
         session = Session(self.context.using)
@@ -389,15 +433,19 @@ class Poller:
             self.maintenance.scan_all()
             self.context.relays.look()
         read, more = self._read_news(session)
+        due: dict[GroupRef, int] = {}
         if self.shared:
             # With a subset, this query also walks the rows of other subsets.
-            began = time.monotonic()
+            asked = time.monotonic()
             due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
             for shared in self.shared:
                 with self._apart(shared):
                     shared.mode.found_due(due.get(shared.ref))
-            took += time.monotonic() - began
+            took += time.monotonic() - asked
+        is_work = look.due or read or look.free_leases or any(moment <= look.now for moment in due.values())
+        self._tell_neighbours(began, is_work=is_work)
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
+        self._polled_at = time.monotonic()
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause

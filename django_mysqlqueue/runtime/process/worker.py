@@ -325,7 +325,7 @@ class Worker:
             ),
         )
         stop_listening = wakeups.listen(self.using, self._topics(), self.inbox.wake)
-        self.poller.bell = self._listen()
+        self.poller.listen(self._listen())
         try:
             if self.handlers:
                 self.heart.start()
