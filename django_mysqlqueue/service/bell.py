@@ -38,7 +38,7 @@ FRESH = 1_000_000_000
 LONGEST_PATH = 107
 """Bytes of the path of a socket on Linux (``sun_path``)."""
 
-Wake = Callable[[], None]
+Wake = Callable[[], object]
 
 
 class Unavailable(Exception):
@@ -147,16 +147,20 @@ def listeners(using: str, topic: str) -> tuple[str, ...]:
     return found
 
 
-def ring(sockets: Iterable[str]) -> None:
-    """Wake the processes that listen on sockets. What cannot be reached is skipped; what has died is removed."""
+def ring(using: str, topics: Iterable[str]) -> None:
+    """Wake the other processes of this host that listen for one of some topics.
+
+    What cannot be reached is skipped; what has died is removed.
+    """
     global _sender  # one for the process, made when it is needed
-    if _sender is None:
+    sockets = {path for topic in topics for path in listeners(using, topic)}
+    if sockets and _sender is None:
         _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         atexit.register(_sender.close)
     own = f"/{os.getpid()}-"
     for path in sockets:
-        if own in path:
-            continue  # The subscribers of this process are woken without it.
+        if _sender is None or own in path:
+            continue  # Who listens in this process is woken without it.
         try:
             _sender.sendto(b".", path)
         except OSError as error:

@@ -16,7 +16,7 @@ from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import job_rows, job_stages
+from django_mysqlqueue.service import job_rows, job_stages, wakeups
 from django_mysqlqueue.service.deliveries import JobEnd, JobEnds
 from django_mysqlqueue.service.job_rows import (
     EXCEPTIONS,
@@ -125,6 +125,7 @@ def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
 
     Without ``waits``, results of released jobs that another transaction has locked stay RUNNING until their next claim.
     """
+    wakeups.notify_on_commit(session, wakeups.RESULTS)
     by_job: dict[str, tuple[JobEnd, str]] = {}
     for one in jobs.ends:
         if one[0].id not in by_job or by_job[one[0].id][1] not in (SUCCESSFUL, FAILED):

@@ -1,4 +1,4 @@
-"""Subscribers are woken when a transaction with messages has committed: those of this process, and of this host."""
+"""Those who wait for a commit are woken by it: in the process that commits, and in the others of its host."""
 
 from __future__ import annotations
 
@@ -6,42 +6,64 @@ from collections.abc import Callable, Iterable
 
 from django.db import transaction
 
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import bell
 from django_mysqlqueue.sql.connection import last_commit_hook, tells_commit
 from django_mysqlqueue.sql.session import Session
 
+RESULTS = ":results"
+"""What those listen for who wait for the end of a job. No topic has this name."""
+
 eager: Callable[[str], None] | None = None
 """A function that delivers in the publisher's thread if the setting ``EAGER`` is on. Set by the app."""
 
-_listeners: dict[str, list[tuple[frozenset[str], Callable[[], None]]]] = {}
-"""Those of this process, by alias: the topics for which they listen."""
+_here: dict[str, list[Listening]] = {}
+"""Those who listen in this process, by alias."""
 
 
-def listen(using: str, topics: Iterable[str], wake: Callable[[], None]) -> Callable[[], None]:
-    """Call ``wake`` after every commit of this process with messages of some topics, until the result is called."""
-    listener = (frozenset(topics), wake)
-    _listeners.setdefault(using, []).append(listener)
+class Listening:
+    """Call ``wake`` after every commit with messages of some topics, until it is stopped.
 
-    def stop() -> None:
-        _listeners[using].remove(listener)
+    Args:
+        using: alias of the queue's database.
+        topics: the topics, or ``RESULTS``.
+        wake: called in the thread that commits, or in one of its own. It must neither block nor raise.
+    """
 
-    return stop
+    def __init__(self, using: str, topics: Iterable[str], wake: Callable[[], object]) -> None:
+        self._using = using
+        self.topics = frozenset(topics)
+        self.wake = wake
+        self.bell: bell.Listener | None = None
+        """What other processes of this host ring; None if they cannot."""
+        self.reason = ""
+        """Why they cannot; empty if the setting says so."""
+        _here.setdefault(using, []).append(self)
+        if get_settings().bell is not None:
+            try:
+                self.bell = bell.Listener(using, self.topics, wake)
+            except bell.Unavailable as error:
+                self.reason = str(error)
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        _here[self._using].remove(self)
+        if self.bell is not None:
+            self.bell.stop()
 
 
 def has_listeners(using: str, topic: str) -> bool:
     """Return whether anybody in this process, or on this host, listens for messages of a topic."""
-    return any(topic in topics for topics, _ in _listeners.get(using, ())) or bool(bell.listeners(using, topic))
+    return any(topic in one.topics for one in _here.get(using, ())) or bool(bell.listeners(using, topic))
 
 
 def notify(using: str, topics: Iterable[str]) -> None:
     """Wake all that listen for one of some topics."""
     topics = set(topics)
-    for wanted, wake in list(_listeners.get(using, ())):
-        if not wanted.isdisjoint(topics):
-            wake()
-    sockets = {socket for topic in topics for socket in bell.listeners(using, topic)}
-    if sockets:
-        bell.ring(sockets)
+    for listening in list(_here.get(using, ())):
+        if not listening.topics.isdisjoint(topics):
+            listening.wake()
+    bell.ring(using, topics)
 
 
 def notify_on_commit(session: Session, topic: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -12,7 +14,7 @@ from django.db import connections
 from django_mysqlqueue.arguments import checked, sync_only
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.names.rules import job_topic
-from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling
+from django_mysqlqueue.service import job_progress, job_results, job_rows, scheduling, wakeups
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.service.job_rows import JobRow
 from django_mysqlqueue.sql.session import Session, run
@@ -23,6 +25,8 @@ from django_mysqlqueue.tasks.results import as_result, change
 SHORTEST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 """Seconds between two queries of ``wait``."""
+OTHERS = 0.1
+"""The part of a pause that is left before the next query after the end of a job, which may be another one."""
 REFRESHED = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
 """The fields of a result that change."""
 
@@ -45,26 +49,34 @@ def wait(*results: AnyResult, timeout: float | None = None) -> None:
         TaskResultDoesNotExist: there is no result with this id any more.
         InvalidTask: a job of another backend has not ended.
     """
-    waiting = _Waiting(results)
-    for pause in _pauses(timeout):
-        if waiting.are_over():
-            break
-        if pause is None:
-            raise waiting.timed_out(timeout)
-        time.sleep(pause)
+    waiting, ended = _Waiting(results), threading.Event()
+    with waiting.woken(ended.set):
+        for pause in _pauses(timeout):
+            ended.clear()  # Before the query, which may miss what ends after it.
+            if waiting.are_over():
+                break
+            if pause is None:
+                raise waiting.timed_out(timeout)
+            if ended.wait(pause):
+                time.sleep(pause * OTHERS)
     for result in waiting.results:
         result.refresh()
 
 
 async def async_wait(*results: AnyResult, timeout: float | None = None) -> None:
     """Wait in async code, as ``wait`` does."""
-    waiting = await sync_to_async(_Waiting)(results)
-    for pause in _pauses(timeout):
-        if await sync_to_async(waiting.are_over)():
-            break
-        if pause is None:
-            raise waiting.timed_out(timeout)
-        await asyncio.sleep(pause)
+    waiting, ended = await sync_to_async(_Waiting)(results), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with waiting.woken(lambda: loop.call_soon_threadsafe(ended.set)):
+        for pause in _pauses(timeout):
+            ended.clear()
+            if await sync_to_async(waiting.are_over)():
+                break
+            if pause is None:
+                raise waiting.timed_out(timeout)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), pause)
+                await asyncio.sleep(pause * OTHERS)
     for result in waiting.results:
         await result.arefresh()
 
@@ -96,6 +108,14 @@ class _Waiting:
                     f"wait() in a transaction of {alias!r}: a job that it has enqueued cannot start before it commits. "
                     "Wait after the transaction."
                 )
+
+    @contextlib.contextmanager
+    def woken(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Call a function whenever jobs have ended in one of the databases."""
+        with contextlib.ExitStack() as stack:
+            for alias in self._ids:
+                stack.callback(wakeups.Listening(alias, [wakeups.RESULTS], wake).stop)
+            yield
 
     def are_over(self) -> bool:
         """Return whether all jobs have ended."""

@@ -177,7 +177,7 @@ def test_from_async_code(db):
 def test_a_message_that_is_brought_forward_wakes_this_process(db):
     publish("t", 1, id="x", delay=1000)
     woken = []
-    stop = wakeups.listen(USING, ["t"], lambda: woken.append(1))
+    stop = wakeups.Listening(USING, ["t"], lambda: woken.append(1)).stop
     try:
         with transaction.atomic():
             reschedule("x", topic="t", delay=0)

@@ -15,7 +15,7 @@ from tests.support.publishing import Undo, committed, one_or_many, rolled_back, 
 def woken(db):
     """What listeners saw when they were woken: the rows in the outbox at that moment."""
     seen = []
-    stop = wakeups.listen(USING, ["t"], lambda: seen.append(len(stored())))
+    stop = wakeups.Listening(USING, ["t"], lambda: seen.append(len(stored()))).stop
     yield seen
     stop()
     assert not wakeups.has_listeners(USING, "t")
@@ -57,7 +57,7 @@ def test_a_listener_that_raises_does_not_fail_the_publisher(db):
     def broken():
         raise Undo
 
-    stop = wakeups.listen(USING, ["t"], broken)
+    stop = wakeups.Listening(USING, ["t"], broken).stop
     try:
         with transaction.atomic():
             publish("t", 1)
@@ -69,7 +69,7 @@ def test_a_listener_that_raises_does_not_fail_the_publisher(db):
 @one_or_many
 def test_listeners_of_another_alias_sleep_on(db, send):
     seen = []
-    stop = wakeups.listen("other", ["t"], lambda: seen.append(1))
+    stop = wakeups.Listening("other", ["t"], lambda: seen.append(1)).stop
     try:
         send("t", 1)
     finally:
@@ -79,8 +79,8 @@ def test_listeners_of_another_alias_sleep_on(db, send):
 
 def test_every_listener_is_woken_until_it_stops(db):
     seen = []
-    first = wakeups.listen(USING, ["t"], lambda: seen.append("first"))
-    second = wakeups.listen(USING, ["t"], lambda: seen.append("second"))
+    first = wakeups.Listening(USING, ["t"], lambda: seen.append("first")).stop
+    second = wakeups.Listening(USING, ["t"], lambda: seen.append("second")).stop
     publish("t", 1)
     first()
     publish("t", 1)

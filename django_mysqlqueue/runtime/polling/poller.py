@@ -392,7 +392,7 @@ class Poller:
 
     def _is_looked_for(self) -> bool:
         """Put an idle process's poll off if another one of this host has found nothing since."""
-        if self._looks is None or not self._idle_polls:
+        if self._looks is None or not self._idle_polls or any(group.writer.waits_for_poll() for group in self.groups):
             return False
         left = self._pace.delay(self._idle_polls + 1) - self._looks.age()
         if left <= 0 or time.monotonic() - self._polled_at > OWN_POLL * self.context.settings.lease_renewal_interval:
@@ -406,7 +406,7 @@ class Poller:
         if self._looks is None:
             return
         if is_work and self._idle_polls:  # Else somebody has rung, or they poll often.
-            bell.ring({socket for topic in self.by_topic for socket in bell.listeners(self.context.using, topic)})
+            bell.ring(self.context.using, self.by_topic)
         if not is_work and self.context.heartbeat.good():
             self._looks.note(began)
 

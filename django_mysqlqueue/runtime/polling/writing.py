@@ -130,6 +130,10 @@ class Writer:
             memory.unfinished |= {delivery.key for delivery, _ in claim.dead}
             self._counts.claimed(claim)
 
+    def waits_for_poll(self) -> bool:
+        """Return whether something is to be tried again after the next poll."""
+        return bool(self._memory.skipped or self._memory.locked)
+
     def polled(self) -> None:
         """Retry, after each poll, rows that another transaction had locked."""
         memory = self._memory

@@ -32,7 +32,7 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.registering import register, register_schedules
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.schedules.definitions import Definition
-from django_mysqlqueue.service import bell, groups, heartbeats, leasing, polling, releasing, wakeups
+from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from django_mysqlqueue.service.subsets import Subset
@@ -324,8 +324,10 @@ class Worker:
                 idle=max(2.0, 2 * longest_silence(self.handlers.values(), settings)), lock_wait=2, network=2, read=20
             ),
         )
-        stop_listening = wakeups.listen(self.using, self._topics(), self.inbox.wake)
-        self.poller.listen(self._listen())
+        listening = wakeups.Listening(self.using, {ref.topic for ref in self.handlers}, self.inbox.wake)
+        if listening.reason:
+            event(logging.WARNING, "bell.unavailable", database=self.using, error=listening.reason)
+        self.poller.listen(listening.bell)
         try:
             if self.handlers:
                 self.heart.start()
@@ -339,21 +341,7 @@ class Worker:
             self.poller.run(self.must_stop)
             self._shut_down()
         finally:
-            stop_listening()
-            if self.poller.bell is not None:
-                self.poller.bell.stop()
-
-    def _topics(self) -> set[str]:
-        return {ref.topic for ref in self.handlers}
-
-    def _listen(self) -> bell.Listener | None:
-        """Let the publishers of this host wake the poller, if they can."""
-        try:
-            return bell.Listener(self.using, self._topics(), self.inbox.wake)
-        except bell.Unavailable as error:
-            if self.plan.settings.bell is not None:
-                event(logging.WARNING, "bell.unavailable", database=self.using, error=error)
-            return None
+            listening.stop()
 
     def must_stop(self) -> bool:
         """Return whether the poller shall stop, and make the process stop if this worker cannot continue."""
