@@ -37,7 +37,9 @@ def test_every_setting_is_in_the_reference():
         if name == "BACKOFF":
             value = validators.backoff(value)
         elif name == "HEALTH":
-            value = conf._health(value)
+            value = conf._parsed(conf.HealthSettings, value)
+        elif name == "BELL":
+            value = conf._bell(value)
         assert value == default, name
 
 

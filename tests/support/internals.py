@@ -29,7 +29,7 @@ from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, KEY_LENGTH, rel
 from django_mysqlqueue.operations import dead_lettering, recurring, redriving, retrying, scheduled, seeking, steps
 from django_mysqlqueue.options.allowed_users import is_allowed, parse_allowed_users
 from django_mysqlqueue.options.backoff import Backoff
-from django_mysqlqueue.options.conf import HealthSettings, Settings, get_settings, problems
+from django_mysqlqueue.options.conf import BellSettings, HealthSettings, Settings, get_settings, problems
 from django_mysqlqueue.options.table import IN_CODE, OPTIONS, OVERRIDABLE, as_text, parse_text, storable
 from django_mysqlqueue.options.topic_settings import TopicSettings
 from django_mysqlqueue.outcomes import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -12,7 +13,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.options import conf
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.table import check_option
-from tests.support.internals import HealthSettings, get_settings
+from tests.support.internals import BellSettings, HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 
@@ -22,6 +23,7 @@ DEFAULTS = {
     "DATABASE": None,
     "POLL_INTERVAL": 0.1,
     "MAX_POLL_INTERVAL": 1,
+    "BELL": BellSettings(),
     "CLAIM_SIZE": 100,
     "PREFETCH": 200,
     "PRIORITY_SHARE": 16,
@@ -114,6 +116,10 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("REDACT", str.upper, str.upper),
         ("REDACT", "shop.privacy.redact", "shop.privacy.redact"),
         ("METRICS_TOKEN", "", None),
+        ("BELL", None, None),
+        ("BELL", {}, BellSettings()),
+        ("BELL", {"DIRECTORY": "/run/shop"}, BellSettings(directory="/run/shop")),
+        ("BELL", {"DIRECTORY": Path("/run/shop"), "GROUP": "shop"}, BellSettings(directory="/run/shop", group="shop")),
         ("HEALTH", {}, HealthSettings()),
         ("HEALTH", {"WINDOW": 60, "MIN_ATTEMPTS": 1}, HealthSettings(window=60.0, min_attempts=1)),
         ("HEALTH", {"MAX_ROUND_TRIP": None}, HealthSettings(max_round_trip=None)),
@@ -164,6 +170,8 @@ WRONG = [
     *(("ARCHIVE_REQUIRED", value) for value in (None, 1, "yes")),
     *(("RECURRING", value) for value in (None, [], "nightly")),
     *(("METRICS_TOKEN", value) for value in ("short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
+    *(("BELL", value) for value in (5, True, "", [], {"DIRECTORY": "run"}, {"DIRECTORY": b"/run"}, {"DIRECTORY": 1})),
+    *(("BELL", value) for value in ({"GROUP": ""}, {"GROUP": 5}, {"GROUPS": "shop"})),
     *(("HEALTH", value) for value in (None, 5, [], "", {"WINDOW": 59}, {"WINDOW": 21_601}, {"WINDOWS": 60})),
     *(("HEALTH", {"MAX_FAILURE_RATIO": value}) for value in (-0.1, 1.1, True, "0.5", float("nan"))),
     *(("HEALTH", {"MAX_RECENT_DEAD_LETTERS": value}) for value in (-1, 10_000, 1.5, True)),
