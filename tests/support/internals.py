@@ -73,7 +73,7 @@ from django_mysqlqueue.runtime.polling.entered import Entered
 from django_mysqlqueue.runtime.polling.group import Group
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
 from django_mysqlqueue.runtime.polling.ordered import TAKE_OVER, OrderedMode
-from django_mysqlqueue.runtime.polling.poller import Poller
+from django_mysqlqueue.runtime.polling.poller import OWN_POLL, Poller
 from django_mysqlqueue.runtime.polling.relays import PassSize, Relay, Relays
 from django_mysqlqueue.runtime.polling.shared import SharedMode
 from django_mysqlqueue.runtime.polling.ticking import Ticker

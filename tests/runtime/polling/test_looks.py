@@ -1,0 +1,156 @@
+"""Idle subscribers of a host look for work once for all."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from django.db import connection
+
+from django_mysqlqueue import publish
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.internals import OWN_POLL, bell, polling
+from tests.support.still_time import Time
+
+pytestmark = pytest.mark.promise("Wake-ups")
+MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
+
+@pytest.fixture
+def still(db, settings, tmp_path_factory, monkeypatch):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "BELL": {"DIRECTORY": str(tmp_path_factory.mktemp("b"))}}
+    return Time(monkeypatch)
+
+
+@pytest.fixture
+def polls(monkeypatch):
+    """How often each subscriber has polled."""
+    found, real = Counter(), polling.poll
+
+    def poll(session, refs=()):
+        found["polls"] += 1
+        return real(session, refs)
+
+    monkeypatch.setattr(polling, "poll", poll)
+    return found
+
+
+class Pair:
+    """Two idle subscribers with the same groups, as in two processes, and who is rung."""
+
+    def __init__(self, still, polls, monkeypatch, mode="ordered"):
+        self.still, self.polls, self.rung = still, polls, []
+        self.subs = [Sub(handler(mode=mode), name=name) for name in "ab"]
+        monkeypatch.setattr(bell, "ring", lambda using, topics: self.rung.append(sorted(topics)))
+        self.listeners = [bell.Listener(USING, ["t"], lambda: None) for _ in self.subs]
+        for sub, listener in zip(self.subs, self.listeners, strict=True):
+            sub.settle()
+            sub.poller.listen(listener)
+            sub.poller._idle_polls = 50
+        self.rung.clear()
+
+    def turn(self, sub, seconds=2.0):
+        """Let time pass and the subscriber have a turn; return whether it has polled."""
+        self.still.move(round(seconds * 1000))
+        for one in self.subs:
+            one.beat()
+        before = self.polls["polls"]
+        sub.poller._next_tick = float("inf")
+        sub.poller._next_poll = 0.0
+        sub.poller.step()
+        return self.polls["polls"] > before
+
+
+@pytest.fixture(params=["ordered", "shared"])
+def pair(request, still, polls, monkeypatch):
+    found = Pair(still, polls, monkeypatch, request.param)
+    yield found
+    for listener in found.listeners:
+        listener.stop()
+
+
+def test_what_one_has_not_found_the_other_need_not_look_for(pair):
+    one, other = pair.subs
+    assert pair.turn(one)
+    assert not pair.turn(other, 0.5)
+    assert not pair.turn(other, 0.3)
+    assert pair.turn(other, 0.5), "the look was too long ago"
+    assert not pair.turn(one, 0.5)
+    assert pair.rung == []
+
+
+def test_who_finds_something_rings(pair):
+    one, other = pair.subs
+    publish("t", 1, key="k")
+    pair.rung.clear()
+    assert pair.turn(one)
+    assert pair.rung == [["t"]]
+    assert pair.turn(other, 0.0), "what the first one has found is for the other one, too"
+
+
+def test_what_is_due_again_is_no_empty_look(pair):
+    """Whoever has looked may have no thread for it."""
+    one, other = pair.subs
+    publish("t", 1, key="k")
+    sequence()
+    other.step()
+    other.work()
+    pair.turn(one)
+    one.poller._idle_polls = 50
+    assert pair.turn(other, 0.0) or pair.subs[0].inbox.waiting(one.poller.groups[0].ref)[0] == 0
+
+
+def test_whoever_may_be_at_the_wrong_server_tells_nobody_that_it_found_nothing(pair, monkeypatch):
+    one, other = pair.subs
+    monkeypatch.setattr(one.heart, "good", lambda: False)
+    assert pair.turn(one)
+    assert pair.turn(other, 0.1)
+
+
+def test_retries_after_the_next_poll_are_not_put_off(pair):
+    one, other = pair.subs
+    assert pair.turn(one)
+    other.poller.groups[0].memory.skipped.add("k")
+    assert pair.turn(other, 0.1)
+
+
+def test_each_polls_itself_from_time_to_time(pair):
+    one, other = pair.subs
+    assert pair.turn(other)
+    polled = []
+    for _ in range(100):
+        one.poller._looks.note(time.monotonic())
+        polled.append(pair.turn(other, 0.5))
+    interval = OWN_POLL * one.settings.lease_renewal_interval
+    assert polled.count(True) == 50 // interval
+    assert polled.index(True) == pytest.approx(2 * interval, abs=2)
+
+
+def test_a_time_from_before_the_host_started_does_not_count(pair):
+    one, other = pair.subs
+    pair.turn(one)
+    pair.still.move(-3_000_000)
+    assert pair.turn(other, 0.0)
+
+
+def test_others_with_other_groups_look_themselves(pair):
+    other = Sub(handler(group="h"), name="c")
+    other.settle()
+    listener = bell.Listener(USING, ["t"], lambda: None)
+    other.poller.listen(listener)
+    other.poller._idle_polls = 50
+    pair.subs.append(other)
+    assert pair.turn(pair.subs[0])
+    assert pair.turn(other, 0.1)
+    listener.stop()
+
+
+def test_without_a_bell_nobody_relies_on_others(still, polls, settings, monkeypatch):
+    pair = Pair(still, polls, monkeypatch)
+    for sub, listener in zip(pair.subs, pair.listeners, strict=True):
+        listener.stop()
+        sub.poller._looks = None
+    assert pair.turn(pair.subs[0])
+    assert pair.turn(pair.subs[1], 0.1)
+    assert connection.connection is not None
