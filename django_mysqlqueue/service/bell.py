@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import grp
 import hashlib
 import math
@@ -251,37 +252,52 @@ class Listener:
 
 
 class Looks:
-    """When one of the processes of this host that look for the same work has last found none.
+    """When one of the processes of this host that look for the same work has last found none, and whether one looks.
 
     The time is that of the clock that all processes of a host share and nobody can set, as the file's time of change.
+    The lock of the file ends with the process that holds it.
 
     Args:
         using: alias of the queue's database.
         what: what they look for.
+
+    Raises:
+        Unavailable: the file cannot be used.
     """
 
     def __init__(self, using: str, what: object) -> None:
         place = named_place(connections[using])
-        self._path = f"{_directory(using, _name(using))}/look.{_short(repr((place, what)))}"
+        path = f"{_directory(using, _name(using))}/look.{_short(repr((place, what)))}"
+        try:
+            self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o660)
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror}") from error
 
     def age(self) -> float:
         """Return how many seconds ago that was; infinity if it is not known."""
-        try:
-            found = os.stat(self._path).st_mtime_ns / 1e9
-        except OSError:
-            return math.inf
-        age = time.monotonic() - found
-        return age if age >= 0 else math.inf  # from before the host started
+        age = time.monotonic() - os.fstat(self._file).st_mtime_ns / 1e9
+        return age if age >= 0 else math.inf  # from before the host started, or the file is new
 
     def note(self, at: float) -> None:
         """Note that nothing was found at a time, by the monotonic clock."""
-        times = (int(at * 1e9), int(at * 1e9))
+        with contextlib.suppress(OSError):  # It may be another user's.
+            os.utime(self._file, ns=(int(at * 1e9), int(at * 1e9)))
+
+    def begin(self) -> bool:
+        """Return whether no other process is looking, until ``end`` is called."""
         try:
-            os.utime(self._path, ns=times)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            with contextlib.suppress(OSError):
-                os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o660))
-                os.utime(self._path, ns=times)
+            return False
+        return True
+
+    def end(self) -> None:
+        """Let another process look."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
 
 def _clean(directory: Path) -> None:

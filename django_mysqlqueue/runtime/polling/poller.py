@@ -65,6 +65,8 @@ CUT_OFF_ROWS = 1000
 RINGS_PER_SECOND = 150
 """How many rings the subscribers of a host answer together, at most: they would look more often than without the bell.
 """
+LOOKING = 0.25
+"""Seconds for which an idle process waits for what another one finds that is looking."""
 OWN_POLL = 3
 """Number of renewal intervals after which an idle process polls, though another one has looked for it."""
 LOOK_PAUSE = 10
@@ -213,7 +215,11 @@ class Poller:
             self.next_deliver_at = None  # The poll sets the next one.
             self.poll_soon()
         if now >= self._next_poll and not self._is_looked_for():
-            self._poll()
+            try:
+                self._poll()
+            finally:
+                if self._looks is not None:
+                    self._looks.end()
         self.groups[:] = [*self.groups[1:], *self.groups[:1]]
         for group in self.groups:
             if time.monotonic() >= group.health.rests_until:
@@ -394,10 +400,11 @@ class Poller:
         """Put an idle process's poll off if another one of this host has found nothing since."""
         if self._looks is None or not self._idle_polls or any(group.writer.waits_for_poll() for group in self.groups):
             return False
-        left = self._pace.delay(self._idle_polls + 1) - self._looks.age()
-        if left <= 0 or time.monotonic() - self._polled_at > OWN_POLL * self.context.settings.lease_renewal_interval:
+        pause, age = self._pace.delay(self._idle_polls + 1), self._looks.age()
+        may_wait = time.monotonic() - self._polled_at < OWN_POLL * self.context.settings.lease_renewal_interval
+        if not may_wait or age > pause + LOOKING or (age >= pause and self._looks.begin()):
             return False
-        self._next_poll = time.monotonic() + left
+        self._next_poll = time.monotonic() + max(pause - age, LOOKING / 10)
         self._idle_polls += 1
         return True
 
