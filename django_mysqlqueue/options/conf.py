@@ -200,7 +200,7 @@ def _parsers(declared: type) -> dict[str, Callable[[Any], Any]]:
 def _parsed(declared: Any, value: Any) -> Any:
     """Return a setting that is a dict, as the class that declares its keys."""
     if isinstance(value, declared):
-        value = {name.name.upper(): getattr(value, name.name) for name in fields(declared)}
+        value = {name.upper(): item for name, item in value._asdict().items()}
     if not isinstance(value, Mapping):
         raise validators.Invalid("must be a dict")
     parsers = {name.upper(): parse for name, parse in _parsers(declared).items()}
