@@ -94,7 +94,7 @@ class Settings:
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
-    bell: Annotated[BellSettings | None, or_none(_bell)] = BellSettings()
+    bell: Annotated[BellSettings | None, or_none(_bell)] = field(default_factory=BellSettings)
     """How publishers wake subscribers; None: they do not."""
     recurring: Annotated[Mapping[str, Any], validators.mapping] = field(default_factory=dict)
     sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from django_mysqlqueue.runtime import forks, transactions
 from django_mysqlqueue.runtime.transactions import HandlerTransaction
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import (
+    Begin,
     begin_in_one_statement,
     drop_connection,
     ends_transaction,
@@ -168,6 +169,24 @@ def _execute_set_up(connection: Any) -> None:
     if statement is not None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
+
+
+REST = 60.0
+"""Seconds for which a session may be idle while no transaction is open: a process that freezes then holds no lock."""
+
+
+def rests(using: str) -> bool:
+    """Return whether this thread's session rests: it has begun no transaction since ``rest``."""
+    begin = getattr(connections[using], "_start_transaction_under_autocommit", None)
+    return isinstance(begin, Begin) and begin.rests()
+
+
+def rest(using: str) -> None:
+    """Let this thread's session be idle for ``REST`` seconds, until its next transaction, which has its own limit."""
+    connection, timeouts = connections[using], _role.timeouts.get(using)
+    begin = getattr(connection, "_start_transaction_under_autocommit", None)
+    if timeouts is not None and isinstance(begin, Begin):
+        begin.rest(REST, timeouts.idle)
 
 
 def _begin_watch(watch: _Watch) -> None:

@@ -59,7 +59,7 @@ def beat(
             (*flat(rows), *took),
         )
 
-    run(using, write)
+    run(using, write, alone=True)
 
 
 def report(

@@ -179,6 +179,11 @@ def _has_rollback_on_timeout(raw: Any) -> bool:
     return _rolls_back_on_timeout[raw]
 
 
+def idle_limit(seconds: float) -> str:
+    """Return the statement that makes the server close the session when it has been idle for some seconds."""
+    return f"SET SESSION wait_timeout = {math.ceil(seconds)}"
+
+
 def client_timeouts(*, read: float, connect: float) -> dict[str, int]:
     """Return mysqlclient's timeout options in seconds. Without them, it waits for the server without a limit."""
     seconds = math.ceil(read)

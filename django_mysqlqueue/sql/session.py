@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -276,12 +277,12 @@ def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
     return list(chain.from_iterable(rows))
 
 
-def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMPTS) -> T:
+def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMPTS, alone: bool = False) -> T:
     """Run an operation in a READ COMMITTED transaction of its own, and commit it.
 
     After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``attempts``
     times in all. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation
-    level, and runs only once.
+    level, and runs only once. ``alone``: whether the operation is one statement, which needs no BEGIN and no COMMIT.
 
     Raises:
         CommitOutcomeUnknown: the connection broke during COMMIT.
@@ -297,7 +298,7 @@ def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMP
             statement = session.dialect.read_committed(connection)
             if statement is not None:
                 session.execute(statement)
-            with transaction.atomic(using):
+            with contextlib.nullcontext() if alone and connection.get_autocommit() else transaction.atomic(using):
                 result = operation(session)
                 committing = True
         except Retry:

@@ -193,10 +193,13 @@ class Poller:
         self.maintenance.reset()
 
     def keep_alive(self) -> None:
-        """Send a statement to the server before the session's idle timeout expires."""
-        if time.monotonic() - self._spoke_at > self._silence:
-            Session(self.context.using).row("SELECT 1")
+        """Let the session rest before its idle timeout expires."""
+        if time.monotonic() >= self._speaks_at():
+            sessions.rest(self.context.using)
             self._spoke_at = time.monotonic()
+
+    def _speaks_at(self) -> float:
+        return self._spoke_at + (sessions.REST / 2 if sessions.rests(self.context.using) else self._silence)
 
     def step(self) -> None:
         """Run one turn: verify leases, tick, run schedules, poll, write, claim, maintain; each only if it is due."""
@@ -350,7 +353,7 @@ class Poller:
     def sleep(self) -> None:
         """Sleep until something is due, or until something happens in this process."""
         now = time.monotonic()
-        until = min(self._next_poll, self._next_tick, self.maintenance.next_at, now + self._silence)
+        until = min(self._next_poll, self._next_tick, self.maintenance.next_at, self._speaks_at())
         until = min(until, self.context.ticker.next_at, self._reached(self.next_deliver_at, now))
         for group in self.groups:
             with self._apart(group):
