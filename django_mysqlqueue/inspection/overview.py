@@ -184,6 +184,17 @@ class GroupOverview:
         return waiting_since(at, self.registered_at, self.sought_at)
 
 
+class HostBell(NamedTuple):
+    """Whether publishers wake the live subscribers of a host."""
+
+    host: str
+    subscribers: int
+    rung_at: int | None
+    """When one of them was last rung, in epoch milliseconds; None if none was since it started."""
+    error: str
+    """Why one of them cannot be; empty if all can."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
     """The queue on one database, or some of its groups. Times are in epoch milliseconds of the database's clock."""
@@ -244,6 +255,22 @@ class QueueOverview:
         """How long the database takes to answer the polls of live subscribers, by name."""
         live = (row for group in self.groups for row in group.live)
         return {row.name: row.round_trip for row in live if row.round_trip is not None}
+
+    @property
+    def bells(self) -> tuple[HostBell, ...]:
+        """Whether publishers wake the live subscribers, by host; without those of a host where the bell is off."""
+        by_host: dict[str, dict[str, SubscriberStatus]] = {}
+        for row in (row for group in self.groups for row in group.live if "no_bell" in row.info):
+            by_host.setdefault(str(row.info.get("host", "")), {})[row.name] = row
+        return tuple(
+            HostBell(
+                host,
+                len(rows),
+                max((row.rung_at for row in rows.values() if row.rung_at is not None), default=None),
+                next((row.no_bell for row in rows.values() if row.no_bell), ""),
+            )
+            for host, rows in sorted(by_host.items())
+        )
 
     @property
     def slowest_round_trip(self) -> RoundTrip | None:

@@ -47,6 +47,10 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "Time that the database takes to answer a poll of the slowest live subscriber, by quantile.",
         (*DATABASE, "quantile"),
     ),
+    "bell_age_seconds": (
+        "Time since a publisher last woke a live subscriber of the host; missing if none has.",
+        (*DATABASE, "host"),
+    ),
     "debounced": ("Debounced messages that later ones have replaced before they entered the log.", DATABASE),
     "last_offset": ("The highest offset of the log. It grows with every message.", DATABASE),
     "more_groups": (f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE),
@@ -149,6 +153,9 @@ def _add_queue(families: Families, state: QueueOverview) -> None:
     if (took := state.slowest_round_trip) is not None:
         for quantile, seconds in (("0.5", took.p50), ("0.95", took.p95)):
             families["round_trip_seconds"].add_metric((state.using, quantile), seconds)
+    for bell in state.bells:
+        if bell.rung_at is not None:
+            families["bell_age_seconds"].add_metric((state.using, bell.host), _age(bell.rung_at, state.now))
     for relay in state.relays:
         families["relay_waiting"].add_metric((state.using, relay.target), relay.messages.value)
         families["relay_oldest_age_seconds"].add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))

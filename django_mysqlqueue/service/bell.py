@@ -34,8 +34,12 @@ from django_mysqlqueue.sql.connection import named_database, named_place
 
 TOGETHER = 0.002
 """Seconds within which rings are one."""
+NEW = 10.0
+"""Seconds for which a file that nobody listens at is left: its process may be about to."""
 FRESH = 1_000_000_000
 """Nanoseconds for which a folder's time of change may hide a further change: filesystems note it coarsely."""
+DEAD = (errno.ECONNREFUSED, errno.ENOENT)
+"""Errors that say that no process listens at a socket."""
 LONGEST_PATH = 107
 """Bytes of the path of a socket on Linux (``sun_path``)."""
 
@@ -165,7 +169,7 @@ def ring(using: str, topics: Iterable[str]) -> None:
         try:
             _sender.sendto(b".", path)
         except OSError as error:
-            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+            if error.errno in DEAD:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
@@ -191,8 +195,8 @@ class Listener:
         if settings is None or directory is None:
             raise Unavailable("it is off")
         self._wake = wake
-        self.rings = 0
-        """Number of times that it was rung."""
+        self.rung_at: float | None = None
+        """When it was last rung, by the monotonic clock."""
         self._stopped = False
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         self.path = f"{directory}/{name}"
@@ -218,17 +222,22 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name=f"mysqlqueue-bell-{using}", daemon=True)
         self._thread.start()
 
+    def is_reachable(self) -> bool:
+        """Return whether nobody has removed the socket, or a link to it, or its folders."""
+        return all(map(os.path.exists, (self.path, *self._links)))
+
     def neighbours(self) -> int:
         """Return how many processes, this one included, listen for the topic for which most do."""
-        folders = {os.path.dirname(link) for link in self._links}
-        return max((len(os.listdir(folder)) for folder in folders), default=1)
+        with contextlib.suppress(OSError):
+            return max(len(os.listdir(os.path.dirname(link))) for link in self._links)
+        return 1
 
     def _run(self) -> None:
         while True:
             self._socket.recv(16)
             if self._stopped:
                 return
-            self.rings += 1
+            self.rung_at = time.monotonic()
             # What is taken here was rung before the wake, so the poll after it finds what it was rung for.
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -308,6 +317,6 @@ def _clean(directory: Path) -> None:
             try:
                 probe.connect(str(path))
             except OSError as error:
-                if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
-                    with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):
+                    if error.errno in DEAD and time.time() - path.lstat().st_mtime > NEW:
                         path.unlink()

@@ -38,25 +38,25 @@ def beat(
     subscriber: str,
     refs: Sequence[GroupRef],
     info: Mapping[str, Any],
-    round_trip: RoundTrip | None = None,
+    facts: Mapping[str, str | int] | None = None,
 ) -> None:
     """Write a subscriber's heartbeat for all its groups, with the database's time.
 
-    The first one also writes ``info``, with the time as ``started_at``; the later ones the round trip, in microseconds.
+    The first one also writes ``info``, with the time as ``started_at``; the later ones change it by ``facts``.
     """
 
     def write(session: Session) -> None:
         now = session.dialect.now_ms
-        assign, took = {"heartbeat_at": now, "deregistered_at": "0"}, []
-        if round_trip is not None:
-            assign["info"] = "JSON_SET(info, '$.p50_us', %s, '$.p95_us', %s)"
-            took = [round(seconds * 1e6) for seconds in round_trip]
+        assign = {"heartbeat_at": now, "deregistered_at": "0"}
+        if facts:
+            changes = "".join(f", '$.{name}', %s" for name in facts)
+            assign["info"] = f"JSON_SET(info{changes})"
         rows = sorted((*ref, subscriber, json.dumps(info)) for ref in refs)
         session.execute(
             f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at) VALUES "
             + session.dialect.placeholders(len(rows), f"(%s, %s, %s, JSON_SET(%s, '$.started_at', {now}), {now})")
             + session.dialect.on_conflict(KEY, assign),
-            (*flat(rows), *took),
+            (*flat(rows), *(facts or {}).values()),
         )
 
     run(using, write, alone=True)

@@ -31,7 +31,7 @@ class Listening:
     """
 
     def __init__(self, using: str, topics: Iterable[str], wake: Callable[[], object]) -> None:
-        self._using = using
+        self.using = using
         self.topics = frozenset(topics)
         self.wake = wake
         self.bell: bell.Listener | None = None
@@ -39,15 +39,25 @@ class Listening:
         self.reason = ""
         """Why they cannot; empty if the setting says so."""
         _here.setdefault(using, []).append(self)
-        if get_settings().bell is not None:
-            try:
-                self.bell = bell.Listener(using, self.topics, wake)
-            except bell.Unavailable as error:
-                self.reason = str(error)
+        self.check()
+
+    def check(self) -> None:
+        """Listen for other processes, again if somebody has removed the socket."""
+        if self.bell is not None and self.bell.is_reachable():
+            return
+        if self.bell is not None:
+            self.bell.stop()
+            self.bell = None
+        if get_settings().bell is None:
+            return
+        try:
+            self.bell, self.reason = bell.Listener(self.using, self.topics, self.wake), ""
+        except bell.Unavailable as error:
+            self.reason = str(error)
 
     def stop(self) -> None:
         """Listen no longer."""
-        _here[self._using].remove(self)
+        _here[self.using].remove(self)
         if self.bell is not None:
             self.bell.stop()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,8 +18,12 @@ import pytest
 from django.db import connection, transaction
 
 from django_mysqlqueue import publish
-from tests.support.harness import USING
-from tests.support.internals import bell
+from django_mysqlqueue.inspection import get_overview
+from django_mysqlqueue.inspection.overview import HostBell
+from django_mysqlqueue.metrics.queue import QueueCollector
+from tests.support.commands import run
+from tests.support.harness import USING, Sub, handler
+from tests.support.internals import Session, bell, heartbeats, wakeups
 from tests.support.publishing import rolled_back
 
 pytestmark = pytest.mark.promise("Wake-ups")
@@ -138,6 +145,70 @@ def test_a_ring_while_the_listener_wakes_is_not_lost(heard, monkeypatch):
     while len(woken) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     assert len(woken) == 2
+
+
+def test_what_somebody_has_removed_is_there_again(directory):
+    heard = threading.Event()
+    listening = wakeups.Listening(USING, ["t", "u"], heard.set)
+    for gone in ("socket", "link", "folder"):
+        bell.ring(USING, ["t"])
+        if gone == "socket":
+            os.unlink(listening.bell.path)
+        elif gone == "link":
+            os.unlink(bell.listeners(USING, "t")[0])
+        else:
+            shutil.rmtree(directory)
+        listening.check()
+        assert listening.bell.is_reachable()
+        assert len(bell.listeners(USING, "t")) == len(bell.listeners(USING, "u")) == 1
+    before = listening.bell
+    listening.check()
+    assert listening.bell is before
+    listening.stop()
+    assert bell.listeners(USING, "t") == ()
+
+
+def test_what_is_new_is_not_removed(directory):
+    """Between the two steps of a bind, nobody listens at a socket."""
+    listening = wakeups.Listening(USING, ["t"], lambda: None)
+    half = Path(listening.bell.path).parent / "1-bound"
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as bound:
+        bound.bind(str(half))
+    wakeups.Listening(USING, ["t"], lambda: None).stop()
+    assert half.exists()
+    os.utime(half, (0, 0))
+    wakeups.Listening(USING, ["t"], lambda: None).stop()
+    assert not half.exists()
+    listening.stop()
+
+
+def test_each_host_shows_whether_it_is_rung(directory):
+    sub = Sub(handler())
+    ref = sub.poller.groups[0].ref
+    listening = wakeups.Listening(USING, ["t"], lambda: None)
+    sub.poller.listen(listening)
+
+    def shown():
+        for _ in range(2):  # The first heartbeat tells nothing of this.
+            heartbeats.beat(USING, "p:1", [ref], {"host": "h1"}, sub.progress.facts())
+        (found,) = get_overview().bells
+        return found
+
+    assert shown() == HostBell("h1", 1, None, "")
+    listening.bell.rung_at = time.monotonic() - 3600
+    assert shown().rung_at == pytest.approx(Session(USING).now() - 3_600_000, abs=60_000)
+    ages = [
+        (sample.labels["host"], round(sample.value / 3600))
+        for metric in QueueCollector().collect()
+        if metric.name == "mysqlqueue_bell_age_seconds"
+        for sample in metric.samples
+    ]
+    assert ages == [("h1", 1)]
+    assert "1 h ago" in run("queuestatus")
+    listening.stop()
+    listening.bell, listening.reason = None, "there is no group 'x'"
+    assert shown().error == "there is no group 'x'"
+    assert "there is no group 'x'" in run("queuestatus")
 
 
 LISTEN = """

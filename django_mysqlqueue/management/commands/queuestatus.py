@@ -139,6 +139,7 @@ class Command(ReadingCommand):
             "sequenced_at": queue.sequenced_at,
             "debounced": queue.debounced,
             "topics": [dataclasses.asdict(topic) for topic in found.topics],
+            "bells": [bell._asdict() for bell in queue.bells],
             "moves": [
                 {
                     "topic": topic,
@@ -366,6 +367,19 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
             (*ref, owner or "(no owner)", count)
             for ref, shares in sorted(status.leases.items())
             for owner, count in sorted(shares.items())
+        ],
+    )
+    yield (
+        "Bell",
+        ("host", "subscribers", "last rung", "error"),
+        [
+            (
+                bell.host,
+                bell.subscribers,
+                "never" if bell.rung_at is None else f"{duration((queue.now - bell.rung_at) / 1000)} ago",
+                bell.error or "-",
+            )
+            for bell in queue.bells
         ],
     )
 

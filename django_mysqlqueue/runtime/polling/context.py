@@ -18,6 +18,7 @@ from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.service.wakeups import Listening
 
 
 class Heartbeat(Protocol):
@@ -43,13 +44,14 @@ LATELY = 60.0
 
 
 class Progress:
-    """When the poller's thread last made progress, by the monotonic clock, and how fast its database answers.
+    """When the poller's thread last made progress, by the monotonic clock, how fast its database answers, and its bell.
 
     Other threads watch it.
     """
 
     def __init__(self) -> None:
         self.at = time.monotonic()
+        self.listening: Listening | None = None
         self._polls: deque[tuple[float, float]] = deque(maxlen=NEWEST)
         """When the newest polls were answered, by the monotonic clock, and after how many seconds."""
 
@@ -69,6 +71,16 @@ class Progress:
         since = min(time.monotonic() - LATELY, polls[-1][0])
         took = sorted(seconds for at, seconds in polls if at >= since)
         return RoundTrip(took[(len(took) - 1) // 2], took[math.ceil(0.95 * len(took)) - 1])
+
+    def facts(self) -> dict[str, str | int]:
+        """Return what heartbeats show of this: round trips in microseconds, and since when nobody has rung."""
+        found: dict[str, str | int] = {}
+        if (took := self.round_trip()) is not None:
+            found |= {"p50_us": round(took.p50 * 1e6), "p95_us": round(took.p95 * 1e6)}
+        bell, reason = (None, "") if self.listening is None else (self.listening.bell, self.listening.reason)
+        if bell is not None:
+            found["rung_ms"] = -1 if bell.rung_at is None else round(1000 * (time.monotonic() - bell.rung_at))
+        return found if bell is None and not reason else {**found, "no_bell": reason}
 
 
 class Stealing:

@@ -40,6 +40,7 @@ from django_mysqlqueue.service import (
     releasing,
     rollups,
     sequencing,
+    wakeups,
 )
 from django_mysqlqueue.service.deliveries import Settlement
 from django_mysqlqueue.service.refs import GroupRef
@@ -99,7 +100,9 @@ class Poller:
         for group in self.groups:
             self.by_topic.setdefault(group.ref.topic, []).append(group)
         self.entered = Entered()
-        self.bell: bell.Listener | None = None
+        self._listening: wakeups.Listening | None = None
+        self._is_rung = False
+        self._no_bell = ""
         self._looks: bell.Looks | None = None
         self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
@@ -389,15 +392,33 @@ class Poller:
 
     # -- polling --------------------------------------------------------------
 
-    def listen(self, listener: bell.Listener | None) -> None:
+    def listen(self, listening: wakeups.Listening) -> None:
         """Answer rings, and look for work together with the other processes of this host that work for the same groups.
 
         Whoever finds something rings for the others.
         """
-        self.bell = listener
-        if listener is not None:
+        self._listening = self.context.progress.listening = listening
+        if listening.bell is not None:
             refs = sorted(group.ref for group in self.groups)
             self._looks = bell.Looks(self.context.using, (refs, str(self.context.subset)))
+        self._check_bell()
+
+    def _check_bell(self) -> None:
+        """Make up for sockets that were removed, and answer as many rings as the number of processes allows."""
+        listening = self._listening
+        if listening is None:
+            return
+        listening.check()
+        if listening.bell is None:
+            if listening.reason != self._no_bell:
+                self._no_bell = listening.reason
+                event(logging.WARNING, "bell.unavailable", database=listening.using, error=listening.reason)
+            return
+        self._no_bell = ""
+        self._ring_pause = listening.bell.neighbours() / RINGS_PER_SECOND
+        if not self._is_rung and listening.bell.rung_at is not None:
+            self._is_rung = True
+            event(logging.INFO, "bell.rung", database=listening.using)
 
     def _is_looked_for(self) -> bool:
         """Put an idle process's poll off if another one of this host has found nothing since."""
@@ -522,8 +543,7 @@ class Poller:
     def _tick(self) -> None:
         """Check the groups' settings and the leases. Runs once per renewal interval, and when leases are free."""
         self._ticked_at = time.monotonic()
-        if self.bell is not None:
-            self._ring_pause = self.bell.neighbours() / RINGS_PER_SECOND
+        self._check_bell()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
         for group in self.groups:

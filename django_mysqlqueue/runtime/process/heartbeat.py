@@ -33,8 +33,8 @@ class Heart:
         interval: seconds between two heartbeats.
         lease: seconds for which a heartbeat keeps leases.
         info: host, process id, version, subset and threads, for the heartbeat rows.
-        progress: time of the poller's last progress, and its round trips, which the heartbeat shows. Without progress
-            for ``lease`` seconds, no heartbeat is sent, so that other subscribers take over.
+        progress: time of the poller's last progress, and facts that the heartbeat shows. Without progress for ``lease``
+            seconds, no heartbeat is sent, so that other subscribers take over.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Heart:
         before = connection.connection
         sent = time.monotonic()
         try:
-            heartbeats.beat(self._using, self._subscriber, self._refs, self._info, self._progress.round_trip())
+            heartbeats.beat(self._using, self._subscriber, self._refs, self._info, self._progress.facts())
         except (Error, QueueError) as error:
             self._failures += 1
             failing(logging.WARNING, "heartbeat.failed", error=error, failures=self._failures)

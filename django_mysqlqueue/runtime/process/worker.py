@@ -325,9 +325,7 @@ class Worker:
             ),
         )
         listening = wakeups.Listening(self.using, {ref.topic for ref in self.handlers}, self.inbox.wake)
-        if listening.reason:
-            event(logging.WARNING, "bell.unavailable", database=self.using, error=listening.reason)
-        self.poller.listen(listening.bell)
+        self.poller.listen(listening)
         try:
             if self.handlers:
                 self.heart.start()

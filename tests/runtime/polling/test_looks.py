@@ -10,7 +10,7 @@ from django.db import connection
 
 from django_mysqlqueue import publish
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import OWN_POLL, bell, polling
+from tests.support.internals import OWN_POLL, bell, polling, wakeups
 from tests.support.still_time import Time
 
 pytestmark = pytest.mark.promise("Wake-ups")
@@ -43,10 +43,10 @@ class Pair:
         self.still, self.polls, self.rung = still, polls, []
         self.subs = [Sub(handler(mode=mode), name=name) for name in "ab"]
         monkeypatch.setattr(bell, "ring", lambda using, topics: self.rung.append(sorted(topics)))
-        self.listeners = [bell.Listener(USING, ["t"], lambda: None) for _ in self.subs]
-        for sub, listener in zip(self.subs, self.listeners, strict=True):
+        self.listenings = [wakeups.Listening(USING, ["t"], lambda: None) for _ in self.subs]
+        for sub, listening in zip(self.subs, self.listenings, strict=True):
             sub.settle()
-            sub.poller.listen(listener)
+            sub.poller.listen(listening)
             sub.poller._idle_polls = 50
         self.rung.clear()
 
@@ -66,8 +66,8 @@ class Pair:
 def pair(request, still, polls, monkeypatch):
     found = Pair(still, polls, monkeypatch, request.param)
     yield found
-    for listener in found.listeners:
-        listener.stop()
+    for listening in found.listenings:
+        listening.stop()
 
 
 def test_what_one_has_not_found_the_other_need_not_look_for(pair):
@@ -137,19 +137,19 @@ def test_a_time_from_before_the_host_started_does_not_count(pair):
 def test_others_with_other_groups_look_themselves(pair):
     other = Sub(handler(group="h"), name="c")
     other.settle()
-    listener = bell.Listener(USING, ["t"], lambda: None)
-    other.poller.listen(listener)
+    listening = wakeups.Listening(USING, ["t"], lambda: None)
+    other.poller.listen(listening)
     other.poller._idle_polls = 50
     pair.subs.append(other)
     assert pair.turn(pair.subs[0])
     assert pair.turn(other, 0.1)
-    listener.stop()
+    listening.stop()
 
 
 def test_without_a_bell_nobody_relies_on_others(still, polls, settings, monkeypatch):
     pair = Pair(still, polls, monkeypatch)
-    for sub, listener in zip(pair.subs, pair.listeners, strict=True):
-        listener.stop()
+    for sub, listening in zip(pair.subs, pair.listenings, strict=True):
+        listening.stop()
         sub.poller._looks = None
     assert pair.turn(pair.subs[0])
     assert pair.turn(pair.subs[1], 0.1)

@@ -167,7 +167,7 @@ def test_a_slow_database_is_shown_and_is_a_problem(db, monkeypatch):
     sub.step(times=3)
     sub.poller.look_now()
     sub.step()
-    heartbeats.beat(USING, sub.name, [REF], {}, sub.progress.round_trip())
+    heartbeats.beat(USING, sub.name, [REF], {}, sub.progress.facts())
     overview = get_overview(using=USING)
     assert 0.03 <= overview.slowest_round_trip.p50 < 5
     kinds = {one.kind for one in find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02))}
