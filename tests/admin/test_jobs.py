@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from html import unescape
 
 import pytest
@@ -13,6 +14,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_mysqlqueue.admin.pages import job as job_page
 from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.options.topics import dlq_topic
@@ -20,7 +22,7 @@ from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import bound
 from tests.support.harness import USING, sequence
-from tests.support.internals import DeadLetterFilter, job_progress
+from tests.support.internals import DeadLetterFilter, job_progress, wakeups
 from tests.support.job_pages import NOW, ended, errors, job
 from tests.support.topic_permissions import OnTopics
 
@@ -648,3 +650,48 @@ def test_cancelling_needs_the_permission_on_the_queues(make, two_queues):
     ):
         for send in (client.get, client.post):
             assert send(f"{ROOT}do/cancel-jobs/", {"row": row(*names)}).status_code == (200 if may else 403), names
+
+
+# -- a refresh that waits for the end -------------------------------------------
+
+REFRESH = {"headers": {"X-Requested-With": "fetch"}, "wsgi.multithread": True}
+
+
+@pytest.fixture
+def running(db, monkeypatch):
+    """A running job that ends between the first and the second time that a page reads it, and how often one does."""
+    job("r", status="RUNNING")
+    reads = []
+    details = job_page.JobPage._details
+
+    def read(page, job_id):
+        found = details(page, job_id)
+        reads.append(found.summary.status)
+        JobResult.objects.filter(id=job_id).update(status="SUCCESSFUL", finished_at=NOW)
+        wakeups.notify(USING, [wakeups.RESULTS])
+        return found
+
+    monkeypatch.setattr(job_page.JobPage, "_details", read)
+    monkeypatch.setattr(job_page, "WAIT", 60)
+    return reads
+
+
+def test_a_refresh_waits_for_the_end_of_the_job(client, running):
+    answer = client.get(f"{ROOT}job/", {"id": "r"}, **REFRESH)
+    assert running == ["RUNNING", "SUCCESSFUL"]
+    assert answer.context["job"].has_ended
+    client.get(f"{ROOT}job/", {"id": "r"}, **REFRESH)
+    assert len(running) == 3, "of a job that has ended nothing is awaited"
+
+
+@pytest.mark.parametrize("lacks", ["headers", "wsgi.multithread", "bell", "room"])
+def test_who_does_not_wait(client, running, settings, monkeypatch, lacks):
+    """A person who opens the page, a server with one thread, a bell that is off; others wait already."""
+    if lacks == "bell":
+        settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "BELL": None}
+    if lacks == "room":
+        monkeypatch.setattr(job_page, "_waiting", threading.BoundedSemaphore(1))
+        job_page._waiting.acquire()
+    answer = client.get(f"{ROOT}job/", {"id": "r"}, **{k: v for k, v in REFRESH.items() if k != lacks})
+    assert running == ["RUNNING"]
+    assert f'data-live="{1 if lacks in ("headers", "room") else 4}"' in answer.content.decode()

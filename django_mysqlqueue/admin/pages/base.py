@@ -69,6 +69,8 @@ class Page:
     """True if the navigation may have it: it is not about one object."""
     live: bool = True
     """True if the page refreshes itself."""
+    pause: int = 4
+    """Seconds between two refreshes."""
     exports: ClassVar[bool] = False
     """True if the page has its list as CSV, too: ``export``."""
     shows_all_databases: ClassVar[bool] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,17 @@ from django_mysqlqueue.names.rules import JOB_GROUP
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import job_stages
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.wakeups import RESULTS, Listening
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import duration
 
 SHOWN_ERRORS = 20
 SHOWN_SUBSCRIBERS = 20
+WAIT = 3.0
+"""Seconds for which a refresh waits for the end of a job."""
+_waiting = threading.BoundedSemaphore(4)
+"""How many threads of a process do so: the others are for other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class JobPage(Page):
             raise BadQuery(_("The parameter %(name)s is required.") % {"name": "id"})
         self.about = self.text("topic")
         session = self.session
-        found = jobs.read(session, job_id, most=SHOWN_CHARACTERS + 1)
+        found = self._read(job_id)
         if found is None or (self.about is not None and found.summary.queue not in jobs.queues_of([self.about])):
             return {"job": None}
         job = found.summary
@@ -93,6 +99,27 @@ class JobPage(Page):
             "shown_errors": SHOWN_ERRORS,
             **self._contents(found),
         }
+
+    def _read(self, job_id: str) -> JobDetails | None:
+        """Read the job; a refresh of the page waits until a job has ended, where that blocks no other request."""
+        if not self.request.META.get("wsgi.multithread") or get_settings().bell is None:
+            return self._details(job_id)
+        self.pause = 1
+        if self.request.headers.get("X-Requested-With") != "fetch" or not _waiting.acquire(blocking=False):
+            return self._details(job_id)
+        ended = threading.Event()
+        listening = Listening(self.using, [RESULTS], ended.set)
+        try:
+            found = self._details(job_id)
+            if found is not None and not found.summary.has_ended and ended.wait(WAIT):
+                found = self._details(job_id)
+            return found
+        finally:
+            listening.stop()
+            _waiting.release()
+
+    def _details(self, job_id: str) -> JobDetails | None:
+        return jobs.read(self.session, job_id, most=SHOWN_CHARACTERS + 1)
 
     # -- its contents ---------------------------------------------------------
 
