@@ -19,6 +19,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import MODELS, QueueMessage
 from django_mysqlqueue.options import conf
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.service import bell
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases, same_databases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.sequencing import log_id
@@ -81,6 +82,24 @@ def check_redact(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     message = f"MYSQLQUEUE['REDACT'] = {path!r} names an object of type {type(found).__name__}, not a function."
     return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
+
+
+@checks.register("django_mysqlqueue")
+def check_bell(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if publishers cannot wake the subscribers of this host (W032)."""
+    if conf.problems() or (settings := conf.get_settings().bell) is None:
+        return []
+    try:
+        bell.require_usable(settings)
+    except bell.Unavailable as error:
+        return [
+            checks.Warning(
+                f"Publishers cannot wake the subscribers of this host: {error}",
+                hint="Correct MYSQLQUEUE['BELL'], or set it to None.",
+                id="django_mysqlqueue.W032",
+            )
+        ]
+    return []
 
 
 @checks.register("django_mysqlqueue")

@@ -12,8 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import fcntl
-import grp
 import hashlib
 import math
 import os
@@ -32,6 +30,10 @@ from django.db import connections
 from django_mysqlqueue.options.conf import BellSettings, get_settings
 from django_mysqlqueue.sql.connection import named_database, named_place
 
+with contextlib.suppress(ImportError):  # Windows has neither of them, and no bell.
+    import fcntl
+    import grp
+
 TOGETHER = 0.002
 """Seconds within which rings are one."""
 NEW = 10.0
@@ -42,6 +44,8 @@ DEAD = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that say that no process listens at a socket."""
 LONGEST_PATH = 107
 """Bytes of the path of a socket on Linux (``sun_path``)."""
+LONGEST_NAME = "4194304-123456"
+"""A name of a socket that has as many bytes as one can have: the process id, at most 2²², and six digits."""
 
 Wake = Callable[[], object]
 
@@ -105,6 +109,13 @@ def require_private(path: Path, settings: BellSettings) -> None:
             if group >= 0:
                 os.chown(path, -1, group)
                 path.chmod(mode)
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}") from error
+    _judge(path, settings)
+
+
+def _judge(path: Path, settings: BellSettings) -> None:
+    try:
         found = path.lstat()
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}") from error
@@ -121,6 +132,28 @@ def _group_id(name: str) -> int:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         raise Unavailable(f"there is no group {name!r}") from None
+
+
+def _require_short(directory: str) -> None:
+    longest = len(os.fsencode(f"{directory}/{_short('')}/{LONGEST_NAME}"))
+    if longest > LONGEST_PATH:
+        raise Unavailable(f"the path of a socket in {directory} has {longest} bytes, at most {LONGEST_PATH} work")
+
+
+def require_usable(settings: BellSettings) -> None:
+    """Check, without a change to it, that sockets can be in the runtime directory.
+
+    Raises:
+        Unavailable: they cannot.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise Unavailable("this platform has no Unix sockets")
+    path = Path(settings.directory or default_directory())
+    _require_short(f"{path}/{_short('')}")
+    if settings.group is not None:
+        _group_id(settings.group)
+    if path.exists():
+        _judge(path, settings)
 
 
 # -- ringing ------------------------------------------------------------------
@@ -200,9 +233,7 @@ class Listener:
         self._stopped = False
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         self.path = f"{directory}/{name}"
-        longest = len(os.fsencode(f"{directory}/{_short('')}/{name}"))
-        if longest > LONGEST_PATH:
-            raise Unavailable(f"the path of a socket in {directory} has {longest} bytes, at most {LONGEST_PATH} work")
+        _require_short(directory)
         require_private(Path(directory).parent, settings)
         require_private(Path(directory), settings)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

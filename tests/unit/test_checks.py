@@ -397,6 +397,26 @@ def test_a_setting_of_a_similar_name_is_told_of(settings, name):
     assert name in warning.msg
 
 
+def test_a_bell_that_cannot_work_is_warned_of(settings, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("b")
+
+    def warning(**bell):
+        settings.MYSQLQUEUE = {"BELL": {"DIRECTORY": str(tmp_path / "b"), **bell}}
+        return [one.msg for one in checks.check_bell() if one.id == "django_mysqlqueue.W032"]
+
+    assert warning() == []
+    assert not (tmp_path / "b").exists(), "a check makes nothing: it may be run by another user"
+    assert "no group 'nobody-has-this'" in warning(GROUP="nobody-has-this")[0]
+    assert "bytes, at most 107 work" in warning(DIRECTORY=f"/{'long' * 25}")[0]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b").chmod(0o777)
+    assert "can be written to by every user" in warning()[0]
+    (tmp_path / "file").touch()
+    assert "is not a directory" in warning(DIRECTORY=str(tmp_path / "file"))[0]
+    settings.MYSQLQUEUE = {"BELL": None}
+    assert checks.check_bell() == []
+
+
 def test_the_models_look_into_the_queues_database(settings):
     """Without a router too: a row written to the default database's unused tables would never be handled."""
     assert OutboxMessage.objects.all().db == "default"
