@@ -4,8 +4,8 @@
     python tools/servers.py run mariadb -- python benchmarks/latency.py
 
 Some threads publish messages to 20 partitions, one per transaction, at a steady rate that does not depend on the
-subscriber (an open loop). The publisher records when each COMMIT was answered, the subscriber when each handler
-started. Both processes run on the same machine and use the same clock.
+subscriber (an open loop), with and without the bell by turns. The publisher records when each COMMIT was answered, the
+subscriber when each handler started. Both processes run on the same machine and use the same clock.
 """
 
 from __future__ import annotations
@@ -60,10 +60,19 @@ def publish_steadily(
     return committed
 
 
-def measure(rate: float, seconds: float) -> dict[str, float]:
-    """Return p50, p95, p99 and the maximum in milliseconds, and the rate that was reached."""
+def measure(rate: float, seconds: float, **settings: Any) -> dict[str, float]:
+    """Return p50, p95, p99 and the maximum in milliseconds, and the rate that was reached.
+
+    Args:
+        rate: messages per second.
+        seconds: how long.
+        settings: those of the queue, of the publisher and of the subscriber.
+    """
+    from django.test import override_settings
+
     common.reset()
-    with common.subscribers(1, "--topic", "latency", "--group", "g1") as running:
+    arguments = ("--topic", "latency", "--group", "g1")
+    with override_settings(MYSQLQUEUE=settings), common.subscribers(1, *arguments, **settings) as running:
         from django_mysqlqueue.models import SubscriberHeartbeat
 
         common.wait_for(lambda: SubscriberHeartbeat.objects.exists())
@@ -84,24 +93,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds per rate and round (default: 20)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
     parser.add_argument(
-        "--rate", type=float, action="append", help="messages per second; may be repeated (default: 10, 100, 1000)"
+        "--rate", type=float, action="append", help="messages per second; may be repeated (default: 0.2, 10, 100, 1000)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
     environment = common.environment()
-    rates = options.rate or [10.0, 100.0, 1000.0]
-    found: dict[float, list[dict[str, float]]] = {rate: [] for rate in rates}
+    rates = options.rate or [0.2, 10.0, 100.0, 1000.0]
+    cases: dict[str, dict[str, Any]] = {"with the bell": {}, "without": {"BELL": None}}
+    found: dict[tuple[float, str], list[dict[str, float]]] = {(rate, case): [] for rate in rates for case in cases}
     for number in range(options.rounds):
-        for rate in rates:
-            found[rate].append(measure(rate, max(options.seconds, 200 / rate)))
-            print(f"  round {number + 1}  {rate:6.0f}/s  {found[rate][-1]}", file=sys.stderr, flush=True)
+        for rate, case in found:
+            took = measure(rate, max(options.seconds, min(60.0, 200 / rate)), **cases[case])
+            found[rate, case].append(took)
+            print(f"  round {number + 1}  {rate:g}/s {case}  {took}", file=sys.stderr, flush=True)
     table = [["commit to handler, ms (medians)", "p50", "p95", "p99", "max", "messages/s"]]
     result: dict[str, Any] = {}
-    for rate, rounds in found.items():
+    for (rate, case), rounds in found.items():
         row = {name: round(common.median([one[name] for one in rounds]), 1) for name in rounds[0]}
-        result[f"{rate:g}"] = row
-        table.append([f"{rate:g} messages/s", *(f"{value:,}" for value in row.values())])
+        result[f"{rate:g}, {case}"] = row
+        table.append([f"{rate:g} messages/s, {case}", *(f"{value:,}" for value in row.values())])
     settings = {"seconds": options.seconds, "rounds": options.rounds}
     common.report("latency", {**settings, "environment": environment, "results": result}, table, options.json)
 
