@@ -21,8 +21,6 @@ from django_mysqlqueue.runtime import forks, transactions
 from django_mysqlqueue.runtime.transactions import HandlerTransaction
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import (
-    Begin,
-    begin_in_one_statement,
     drop_connection,
     ends_transaction,
     expires_at,
@@ -42,6 +40,7 @@ from django_mysqlqueue.sql.connection import (
     outermost_block,
     used_connections,
 )
+from django_mysqlqueue.sql.packets import packets_of, use_packets
 from django_mysqlqueue.sql.statements import is_call, is_plain, shortened
 
 _distrusted: dict[str, float] = {}
@@ -105,7 +104,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
-        begin_in_one_statement(connection)
+        use_packets(connection)
 
 
 def _take(using: str, timeouts: Timeouts | None) -> None:
@@ -166,7 +165,10 @@ def _execute_set_up(connection: Any) -> None:
         else dialect.session_timeouts(idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network)
     )
     statement = dialect.set_session(more)
-    if statement is not None:
+    packets = packets_of(connection)
+    if statement is not None and packets is not None:
+        packets.probe(statement)
+    elif statement is not None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
@@ -177,16 +179,15 @@ REST = 60.0
 
 def rests(using: str) -> bool:
     """Return whether this thread's session rests: it has begun no transaction since ``rest``."""
-    begin = getattr(connections[using], "_start_transaction_under_autocommit", None)
-    return isinstance(begin, Begin) and begin.rests()
+    packets = packets_of(connections[using])
+    return packets is not None and packets.rests()
 
 
 def rest(using: str) -> None:
     """Let this thread's session be idle for ``REST`` seconds, until its next transaction, which has its own limit."""
-    connection, timeouts = connections[using], _role.timeouts.get(using)
-    begin = getattr(connection, "_start_transaction_under_autocommit", None)
-    if timeouts is not None and isinstance(begin, Begin):
-        begin.rest(REST, timeouts.idle)
+    packets, timeouts = packets_of(connections[using]), _role.timeouts.get(using)
+    if packets is not None and timeouts is not None:
+        packets.rest(REST, timeouts.idle)
 
 
 def _begin_watch(watch: _Watch) -> None:

@@ -48,11 +48,12 @@ def claim(using: str, request: ClaimRequest) -> Claim:
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:
     claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.rules.shared
-    fence = groups.fence(session, ref, claimant.clock)
     keys = {want.key for want in request.wants}
-    lost: set[str] = set() if shared else leasing.lock_lost(session, ref, claimant.subscriber, keys)
     touched = keys | set(request.also) | {settlement.delivery.key for settlement in request.settlements}
-    offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
+    asked_fence = groups.ask_fence(session, ref, claimant.clock)
+    asked_lost = None if shared else leasing.ask_lost(session, ref, claimant.subscriber, keys)
+    asked_offsets = watermarks.ask_lock(session, ref, touched, skip_locked=shared)
+    fence, lost, offsets = asked_fence(), asked_lost() if asked_lost else set(), asked_offsets()
 
     jobs = jobs_of(session, ref)
     flushed = settling.apply(

@@ -193,22 +193,32 @@ def fence(session: Session, ref: GroupRef, clock: DatabaseClock | None = None) -
 
     ``clock``: the clock that the caller knows, to be compared with the database's time.
     """
+    return ask_fence(session, ref, clock)()
+
+
+def ask_fence(session: Session, ref: GroupRef, clock: DatabaseClock | None = None) -> Callable[[], Fence | None]:
+    """Do the same as ``fence``, and as ``Session.ask``."""
     asked_at = time.monotonic()
-    row = session.row(
+    answer = session.ask(
         f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode, "
         f"{', '.join(OptionColumns._fields)} FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
         ref,
     )
-    if row is None:
-        return None
-    paused, start, now, operation, after_seek, mode, *options = row
-    if clock is not None:
-        # At once: a wait for the locks that follow, or a slow flush, would look like a step back.
-        clock.check(int(now), time.monotonic() - asked_at)
-    return Fence(
-        bool(paused), int(start), int(now), int(operation), after_seek, mode, OptionColumns(*options), asked_at
-    )
+
+    def read() -> Fence | None:
+        rows = answer()
+        if not rows:
+            return None
+        paused, start, now, operation, after_seek, mode, *options = rows[0]
+        if clock is not None:
+            # At once: a slow flush before it would look like a step back.
+            clock.check(int(now), time.monotonic() - asked_at)
+        return Fence(
+            bool(paused), int(start), int(now), int(operation), after_seek, mode, OptionColumns(*options), asked_at
+        )
+
+    return read
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:

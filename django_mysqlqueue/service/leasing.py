@@ -9,7 +9,7 @@ or with a lost one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Unpack
 
 from django.utils.translation import gettext_lazy
@@ -21,7 +21,7 @@ from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
-from django_mysqlqueue.sql.session import UNION_TERMS, Session, above, above_values, flat, pieces, run
+from django_mysqlqueue.sql.session import UNION_TERMS, Answer, Session, above, above_values, flat, pieces, run
 
 RELEASE = audit.Action("release", gettext_lazy("Release leases"), audit.LEASES)
 
@@ -104,10 +104,18 @@ def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: b
     return owners(session, ref, keys, session.dialect.skip_locked if skip_locked else session.dialect.for_update)
 
 
-def lock_lost(session: Session, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
-    """Lock the leases of partitions in order of key, and return those that a subscriber does not own."""
-    owned = lock(session, ref, sorted(keys))
-    return {key for key in keys if owned.get(key) != subscriber}
+def ask_lost(session: Session, ref: GroupRef, subscriber: str, keys: Collection[str]) -> Callable[[], set[str]]:
+    """Lock the leases of partitions in order of key, and return those that a subscriber does not own.
+
+    As ``Session.ask``.
+    """
+    answer = _ask_owners(session, ref, keys, session.dialect.for_update)
+
+    def read() -> set[str]:
+        owned: dict[str, str] = dict(answer())
+        return {key for key in keys if owned.get(key) != subscriber}
+
+    return read
 
 
 def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = "") -> dict[str, str]:
@@ -115,8 +123,12 @@ def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = 
 
     ``locking``: the clause that locks the rows (default: do not lock).
     """
+    return dict(_ask_owners(session, ref, keys, locking)())
+
+
+def _ask_owners(session: Session, ref: GroupRef, keys: Collection[str], locking: str) -> Answer:
     joins = f"{session.dialect.join_to(LEASES, 's')} ON {BY_KEY}{locking}"
-    return dict(session.joined("SELECT s.partition_key, s.leased_by", "k", keys, joins, after=ref, plain=True))
+    return session.ask_joined("SELECT s.partition_key, s.leased_by", "k", keys, joins, after=ref)
 
 
 class Acquired(NamedTuple):

@@ -7,9 +7,10 @@ highest visible offset. Watermarks, GC and all other readers depend on that.
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,10 +19,9 @@ from django.db import Error
 
 from django_mysqlqueue.db.columns import COPIED_COLUMNS
 from django_mysqlqueue.db.tables import LOG, OUTBOX, SEQUENCER, SEQUENCER_ID
-from django_mysqlqueue.models import Sequencer
 from django_mysqlqueue.names.rules import RELAY_MARK
 from django_mysqlqueue.service import coalescing, debouncing, quarantine
-from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.sql.session import Answer, Session, run
 
 logger = logging.getLogger("django_mysqlqueue.service")
 
@@ -93,10 +93,12 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
 
 
 def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool = False) -> Sequenced:
-    mutex = take_mutex(session)
+    asked_mutex, asked_at_once = _ask_mutex(session), _ask_at_once(session, max_rows)
+    asked_scheduled = _ask_scheduled(session, START, max_rows)
+    mutex = _taken(session, asked_mutex)
     if mutex is None:
         return Sequenced(0, more=False, busy=True)
-    due = _find_due(session, max_rows, max_bytes)
+    due = _find_due(session, asked_at_once(), asked_scheduled(), max_rows, max_bytes)
     debounced = debouncing.decide(session, due.keyed, max_bytes=max_bytes) if due.keyed else debouncing.Decision()
     scheduled = [outbox_id for outbox_id in due.scheduled if outbox_id not in debounced.kept] + debounced.added
     ids = sorted(due.immediate + scheduled)
@@ -121,11 +123,14 @@ def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool
                 quarantined += quarantine.append_each(session, append, chunk)
             else:
                 append(chunk)
-    session.delete(OUTBOX, ("outbox_id",), ids, "s.outbox_id = v.outbox_id")
+    for chunk in session.chunks(ids):
+        session.later(
+            session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
+        )
     if due.has_keys:
         coalescing.follow(session, mutex.last_offset)
     end = f"{session.dialect.greatest}({SEQUENCER}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
-    session.execute(
+    session.later(
         f"UPDATE {SEQUENCER} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s",
         (SEQUENCER_ID,),
     )
@@ -142,11 +147,19 @@ class Mutex(NamedTuple):
 
 def take_mutex(session: Session) -> Mutex | None:
     """Lock the mutex row if it is free, and return it, else None. A missing row (a flushed database) is inserted."""
-    mutex = Sequencer.objects.using(session.using).filter(pk=SEQUENCER_ID)
-    for row in mutex.select_for_update(skip_locked=True).values_list(*Mutex._fields):
-        return Mutex(*row)
+    return _taken(session, _ask_mutex(session))
+
+
+def _ask_mutex(session: Session) -> Answer:
+    locking = session.dialect.skip_locked
+    return session.ask(f"SELECT last_offset, routes FROM {SEQUENCER} WHERE id = %s{locking}", (SEQUENCER_ID,))
+
+
+def _taken(session: Session, answer: Answer) -> Mutex | None:
+    for last_offset, routes in answer():
+        return Mutex(last_offset, json.loads(routes))
     # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
-    if mutex.exists():
+    if session.rows(f"SELECT id FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,)):
         return None
     session.execute(
         f"INSERT INTO {SEQUENCER} (id, log_id) VALUES (%s, %s){session.dialect.on_conflict_keep(SEQUENCER, ('id',))}",
@@ -191,15 +204,19 @@ class _Due(NamedTuple):
     """Whether any of all may have a coalesce key."""
 
 
-def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
-    """Return the messages to move now.
+def _find_due(
+    session: Session,
+    at_once: list[list[tuple[int, int, bool, int]]],
+    scheduled: list[_Waiting],
+    max_rows: int,
+    max_bytes: int,
+) -> _Due:
+    """Return the messages to move now, from the first ones of each kind.
 
     The index is always read from its start: with a lower bound, the order would break when an old transaction commits
     late. Each kind has its share, so that none starves another: of the messages without a delay, those with a priority
     above 0, without one, and with one below 0; and scheduled ones. What a kind leaves of its share, larger kinds have.
     """
-    at_once = _at_once(session, max_rows)
-    scheduled = _scheduled(session, START, max_rows)
     every: list[Sequence[tuple[Any, ...]]] = [*at_once, scheduled]
     kinds = sorted(filter(None, every), key=len)
     immediate: list[int] = []
@@ -227,8 +244,8 @@ def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
     )
 
 
-def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool, int]]]:
-    """Return the first rows of each kind without a delay.
+def _ask_at_once(session: Session, limit: int) -> Callable[[], list[list[tuple[int, int, bool, int]]]]:
+    """Return the first rows of each kind without a delay, as ``Session.ask``.
 
     Of each, outbox_id, size, whether it may have a coalesce key, and the number of its kind.
     """
@@ -240,10 +257,15 @@ def _at_once(session: Session, limit: int) -> list[list[tuple[int, int, bool, in
             for kind, condition in enumerate(AT_ONCE)
         )
     )
-    found: list[list[tuple[int, int, bool, int]]] = [[] for _ in AT_ONCE]
-    for row in session.rows(sql, (limit,) * len(AT_ONCE)):
-        found[row[3]].append(row)
-    return found
+    answer = session.ask(sql, (limit,) * len(AT_ONCE))
+
+    def read() -> list[list[tuple[int, int, bool, int]]]:
+        found: list[list[tuple[int, int, bool, int]]] = [[] for _ in AT_ONCE]
+        for row in answer():
+            found[row[3]].append(row)
+        return found
+
+    return read
 
 
 class _Place(NamedTuple):
@@ -267,19 +289,20 @@ class _Waiting(NamedTuple):
     place: _Place
 
 
-def _scheduled(session: Session, after: _Place, limit: int) -> list[_Waiting]:
-    """Return the next rows that have come due."""
+def _ask_scheduled(session: Session, after: _Place, limit: int) -> Callable[[], list[_Waiting]]:
+    """Return the next rows that have come due, as ``Session.ask``."""
     at, rank, last = after
-    return [
+    answer = session.ask(
+        "SELECT outbox_id, size, deliver_at, priority "
+        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
+        f"AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s)) ORDER BY {DUE_ORDER} "
+        "LIMIT %s",
+        (at, at, rank, rank, last, limit),
+    )
+    return lambda: [
         _Waiting(outbox_id, size, _Place(deliver_at, -priority, outbox_id))
-        for outbox_id, size, deliver_at, priority in session.rows(
-            "SELECT outbox_id, size, deliver_at, priority "
-            f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
-            f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
-            f"AND (deliver_at > %s OR -priority > %s OR (-priority = %s AND outbox_id > %s)) ORDER BY {DUE_ORDER} "
-            "LIMIT %s",
-            (at, at, rank, rank, last, limit),
-        )
+        for outbox_id, size, deliver_at, priority in answer()
     ]
 
 
@@ -307,7 +330,7 @@ def _take_scheduled(
             return ids, True, keyed
         if not cut and len(page) < limit:
             return ids, False, keyed
-        page = _scheduled(session, page[len(wanted) - 1].place, limit)
+        page = _ask_scheduled(session, page[len(wanted) - 1].place, limit)()
     return ids, bool(ids), keyed
 
 
@@ -364,7 +387,7 @@ def _append(session: Session, ids: Sequence[int], *, order: str, routes: Mapping
     places = ", ".join(["%s"] * len(ids))
     # Duplicates are dropped here, by an upsert that changes nothing.
     keep = session.dialect.on_conflict_keep(LOG, ("topic", "partition_key", "id"))
-    session.execute(
+    session.later(
         f"INSERT INTO {LOG} ({columns}, created_at, published_at) "
         f"SELECT {topic}{columns.removeprefix('topic')}, created_at, {session.dialect.now_ms} "
         f"FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} WHERE outbox_id IN ({places}) ORDER BY {order}{keep}",

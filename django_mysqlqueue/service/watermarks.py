@@ -7,14 +7,14 @@ could be delivered again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import OFFSETS, STATE
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Retry, Session, flat, last_row, run
+from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
 LOOK_AHEAD = 100
 """Number of settled rows that one flush deletes from a partition, in addition to those that it settles itself."""
@@ -77,11 +77,18 @@ def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]
 
 def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False) -> dict[str, Offsets]:
     """Lock the offsets rows of partitions in order of key, and return them."""
+    return ask_lock(session, ref, keys, skip_locked=skip_locked)()
+
+
+def ask_lock(
+    session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool
+) -> Callable[[], dict[str, Offsets]]:
+    """Do the same as ``lock``, and as ``Session.ask``."""
     locking = session.dialect.skip_locked if skip_locked else session.dialect.for_update
     select = "SELECT s.partition_key, s.offset_acked, s.offset_claimed"
     joins = f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}{locking}"
-    rows = session.joined(select, "k", keys, joins, after=ref, plain=True)
-    return {key: Offsets(acked, claimed) for key, acked, claimed in rows}
+    answer = session.ask_joined(select, "k", keys, joins, after=ref)
+    return lambda: {key: Offsets(acked, claimed) for key, acked, claimed in answer()}
 
 
 def store(
@@ -102,7 +109,7 @@ def store(
         if moved != place:
             places.append((key, *moved))
     changes = {"offset_acked": "v.a", "offset_claimed": "v.c", "updated_at": session.dialect.now_ms}
-    session.update(OFFSETS, "kac", places, BY_KEY, changes, after=ref)
+    session.update_later(OFFSETS, "kac", places, BY_KEY, changes, after=ref)
 
 
 def reset_offsets(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
@@ -214,14 +221,9 @@ def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, in
     A range (``message_offset <= w``) would also lock the first row after it.
     """
     for chunk in session.chunks(rows):
-        deleted = session.execute(
-            session.dialect.delete_joined(
-                STATE, ("k", "o", "t"), len(chunk), BY_ROW, where="s.acked = %s OR s.delivery_token = v.t"
-            ),
-            (*flat(chunk), *ref, True),
-        )
-        if deleted != len(chunk):
-            raise Retry
+        where = "s.acked = %s OR s.delivery_token = v.t"
+        sql = session.dialect.delete_joined(STATE, ("k", "o", "t"), len(chunk), BY_ROW, where)
+        session.later(sql, (*flat(chunk), *ref, True), rows=len(chunk))
 
 
 def pass_rows(using: str, ref: GroupRef, keys: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Everything that depends on undocumented parts of Django's connections, or on a connection's engine.
 
-Review this module when a new version of Django is released: no other module of the package uses private parts of a
-connection.
+Review this module, and ``packets``, when a new version of Django is released: no other module of the package uses
+private parts of a connection.
 """
 
 from __future__ import annotations
@@ -227,43 +227,6 @@ def last_commit_hook(connection: Any) -> Callable[[], object] | None:
         return None
     savepoints, hook, _ = connection.run_on_commit[-1]
     return hook if savepoints == set(connection.savepoint_ids) else None
-
-
-class Begin:
-    """Begin a transaction by START TRANSACTION; ``rest`` lets a session be idle for longer until then."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._rested: Any = None
-        self._limit = ""
-
-    def __call__(self) -> None:
-        with self._connection.wrap_database_errors:
-            raw = self._connection.connection
-            if self.rests():
-                raw.query(self._limit)
-            self._rested = None
-            raw.query("START TRANSACTION")
-
-    def rests(self) -> bool:
-        """Return whether no transaction was begun since the session was last told to rest."""
-        return self._rested is not None and self._rested is self._connection.connection
-
-    def rest(self, seconds: float, idle: float) -> None:
-        """Make the server keep the session for some seconds, and after the begin of a transaction for ``idle``."""
-        execute_unseen(self._connection, mysql.idle_limit(seconds))
-        self._rested, self._limit = self._connection.connection, mysql.idle_limit(idle)
-
-
-def begin_in_one_statement(connection: Any) -> None:
-    """Make ``atomic()`` begin with START TRANSACTION, instead of switching autocommit off and later on again.
-
-    This saves one round trip per transaction, an eighth of the cost of a claim. The hook is Django's own for backends
-    (``BaseDatabaseWrapper.set_autocommit``); that of SQLite uses it. Do not call this for handlers: after a statement
-    that commits implicitly (DDL), each further one would commit by itself and could not be rolled back.
-    """
-    if is_server(connection):
-        connection._start_transaction_under_autocommit = Begin(connection)
 
 
 def in_savepoint(connection: BaseDatabaseWrapper) -> bool:

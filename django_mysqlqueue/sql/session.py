@@ -16,6 +16,7 @@ from django.db import DatabaseError, Error, connections, transaction
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.packets import Packets, packets_of
 
 logger = logging.getLogger("django_mysqlqueue.service")
 
@@ -34,6 +35,7 @@ UNION_TERMS = 200
 
 T = TypeVar("T")
 R = TypeVar("R")
+Answer = Callable[[], list[tuple[Any, ...]]]
 
 
 class Retry(Exception):
@@ -85,6 +87,42 @@ class Session:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return int(cursor.rowcount)
+
+    def _packets(self) -> Packets | None:
+        packets = packets_of(self.connection)
+        return packets if packets is not None and packets.is_usable and self.connection.in_atomic_block else None
+
+    def later(self, sql: str, parameters: Sequence[Any] = (), *, rows: int | None = None) -> None:
+        """Execute a statement of a transaction at the latest with its COMMIT.
+
+        Raises, at the latest then:
+            Retry: it has not matched ``rows`` rows.
+        """
+        packets = self._packets()
+        if packets is None:
+            if self.execute(sql, parameters) != rows and rows is not None:
+                raise Retry
+            return
+        packets.add(sql, parameters)
+        if rows is not None:
+            packets.require(rows, Retry)
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+        """Return a function that returns the rows of a SELECT, which is sent with those that were asked for before.
+
+        Call the functions in the order in which they were asked for, before anything else is executed.
+        """
+        packets = self._packets()
+        if packets is None:
+            return lambda: self.rows(sql, parameters)
+        waiting = packets.add(sql, parameters)
+
+        def answer() -> list[tuple[Any, ...]]:
+            if waiting.rows is None:
+                packets.send()
+            return list(waiting.rows or ())
+
+        return answer
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a SELECT."""
@@ -161,6 +199,16 @@ class Session:
             found += read(sql, (*before, *_values(names, chunk), *after))
         return found
 
+    def ask_joined(
+        self, select: str, names: Sequence[str], keys: Iterable[Any], joins: str, *, after: Sequence[Any] = ()
+    ) -> Answer:
+        """Do the same as ``joined`` with plain tuples, and as ``ask``."""
+        answers = [
+            self.ask(f"{select} FROM {self.dialect.rows(names, len(chunk))} {joins}", (*_values(names, chunk), *after))
+            for chunk in self.chunks(sorted(set(keys)))
+        ]
+        return lambda: [row for answer in answers for row in answer()]
+
     def among(
         self, sql: str, keys: Iterable[Any], *, before: Sequence[Any] = (), after: Sequence[Any] = ()
     ) -> list[tuple[Any, ...]]:
@@ -201,6 +249,21 @@ class Session:
             sql = self.dialect.update_joined(table, names, len(chunk), on, assign, where)
             changed += self.execute(sql, (*_values(names, chunk), *after))
         return changed
+
+    def update_later(
+        self,
+        table: str,
+        names: Sequence[str],
+        rows: Sequence[Any],
+        on: str,
+        assign: Mapping[str, str],
+        *,
+        after: Sequence[Any] = (),
+    ) -> None:
+        """Do the same as ``update`` and as ``later``."""
+        for chunk in self.chunks(rows):
+            sql = self.dialect.update_joined(table, names, len(chunk), on, assign)
+            self.later(sql, (*_values(names, chunk), *after))
 
     def delete(
         self,
@@ -305,7 +368,9 @@ def run(using: str, operation: Callable[[Session], T], *, attempts: int = ATTEMP
             if attempt == attempts:
                 raise
         except Error as error:
-            if committing and not session.dialect.is_retryable(error):
+            packets = packets_of(connection)
+            is_undone = packets is not None and packets.undone is error
+            if committing and not is_undone and not session.dialect.is_retryable(error):
                 raise CommitOutcomeUnknown(f"COMMIT on {using!r} failed: {error}") from error
             if attempt == attempts or not session.dialect.is_retryable(error):
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from django.db import connection, connections
 from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import refusing
 from tests.support.harness import USING
-from tests.support.internals import dialect_of, drop_connection
+from tests.support.internals import dialect_of, drop_connection, packets_of, use_packets
 from tests.support.proxy import COM_QUERY, Link, Proxy
 
 ALIAS = "fragile"
@@ -55,6 +56,10 @@ of them (``TEST_CRASHES=cut``) and kills the process on the other; ``make test-s
 
 FROM_HERE = "DO 'from here on by', "
 """After this statement, with the number of its process, a connection's statements are counted."""
+BETWEEN = re.compile("; (?=[A-Z(])")
+"""Between two statements of a packet."""
+REFUSAL = re.compile(rb"\xff..#[0-9A-Z]{5}", re.DOTALL)
+"""The server's answer that a statement has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class Plan:
     committed: bool = False
     sent: list[str] = field(default_factory=list)
     sessions: set[int] = field(default_factory=set)
+    packets: bool = False
+    """Statements are sent together where they can be, and counted one by one."""
     over: threading.Event = field(default_factory=threading.Event)
     """The session that lives on may end."""
     waited_for: bool = False
@@ -96,15 +103,22 @@ class Gate(Proxy):
         self.plan = Plan()
         self._watch = connections.create_connection(USING)
         self._watch.inc_thread_sharing()
+        self._watching = threading.Lock()
         super().__init__(path, target)
 
     def close(self) -> None:
         super().close()
         self._watch.close()
 
+    def sleeps(self, session: int) -> bool:
+        """Whether the server waits for a session's next statement."""
+        with self._watching, self._watch.cursor() as cursor:
+            cursor.execute("SELECT command FROM information_schema.processlist WHERE id = %s", (session,))
+            return cursor.fetchone() in (("Sleep",), None)
+
     def somebody_waits(self) -> bool:
         """Whether a statement waits for a row that another session has locked."""
-        with self._watch.cursor() as cursor:
+        with self._watching, self._watch.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
             return int(cursor.fetchone()[1]) > 0
 
@@ -120,7 +134,7 @@ class CountingLink(Link):
         self._plan: Plan | None = None
         self._process = self._session = 0
         self._autocommit = True
-        self._keeps_answer = False
+        self._keeps_answer = self._had_committed = False
         self._answered = threading.Event()
         super().__init__(client, target, dark=False)
 
@@ -128,11 +142,26 @@ class CountingLink(Link):
         with contextlib.suppress(OSError), self._client.makefile("rb") as stream:
             while header := stream.read(4):
                 body = stream.read(int.from_bytes(header[:3], "little"))
-                if body[:1] == bytes([COM_QUERY]) and not self._lets_through(body[1:].decode(errors="replace")):
-                    self._linger(header + body)
-                    break
+                if body[:1] == bytes([COM_QUERY]):
+                    sql = body[1:].decode(errors="replace")
+                    statements = BETWEEN.split(sql)
+                    self._had_committed = self._plan is not None and self._plan.committed
+                    through = list(itertools.takewhile(self._lets_through, statements))
+                    if len(through) < len(statements):
+                        if through:
+                            self._send_beginning(header, body[: 1 + len("; ".join(through).encode())])
+                        if self._plan is not None and self._plan.mode in (KILL, GONE):
+                            os.kill(self._process, signal.SIGKILL)
+                        self._linger(header + body)
+                        break
                 self._server.sendall(header + body)
         self.close()
+
+    def _send_beginning(self, header: bytes, body: bytes) -> None:
+        """The statements of a packet before the one at which it ends, which are carried out."""
+        self._keeps_answer = True
+        self._server.sendall(len(body).to_bytes(3, "little") + header[3:] + body)
+        self._answered.wait(60)
 
     def _linger(self, packet: bytes) -> None:
         """Ends the client's side alone, where the plan says so, until the session may end."""
@@ -158,11 +187,19 @@ class CountingLink(Link):
                     # The greeting: a header, the protocol's version, the server's, the session's number.
                     place = data.index(b"\0", 5) + 1
                     self._session = int.from_bytes(data[place : place + 4], "little")
-                if self._keeps_answer:  # what is answered has been done
+                if self._plan is not None and self._plan.packets and REFUSAL.search(data):
+                    self._plan.committed = self._had_committed  # The COMMIT behind it was not executed.
+                if self._keeps_answer:
+                    self._await_all()
                     break
                 self._client.sendall(data)
         self._answered.set()
         self.close()
+
+    def _await_all(self) -> None:
+        """What is answered has been done; of a packet, the server answers the statements one after another."""
+        while self._plan is not None and self._plan.packets and not self._gate.sleeps(self._session):
+            time.sleep(0.001)
 
     def _lets_through(self, sql: str) -> bool:
         if sql.startswith(FROM_HERE):
@@ -179,8 +216,6 @@ class CountingLink(Link):
         if counts and plan.number == 0:
             plan.stopped = True
             if plan.mode != LOST:
-                if plan.mode in (KILL, GONE):
-                    os.kill(self._process, signal.SIGKILL)
                 return False
             self._keeps_answer = True
         plan.sent.append(sql)
@@ -194,6 +229,10 @@ class CountingLink(Link):
             self._autocommit = switch[1] == "1"
             return False
         verb = sql.split(None, 1)[0].upper()
+        if verb == "START":
+            self._autocommit = False
+        elif verb in ("COMMIT", "ROLLBACK") and " TO " not in sql and self._plan is not None and self._plan.packets:
+            self._autocommit = True
         return verb == "COMMIT" or (self._autocommit and verb in ("INSERT", "UPDATE", "DELETE", "REPLACE"))
 
 
@@ -204,16 +243,21 @@ class ServerCrashes:
         self._gate = gate
         self._target = target
 
-    def run(self, mode: str, number: int, operation: Callable[[], object]) -> Ended:
-        plan = self._gate.plan = Plan(mode, number)
+    def run(self, mode: str, number: int, operation: Callable[[], object], *, packets: bool = False) -> Ended:
+        plan = self._gate.plan = Plan(mode, number, packets=packets)
         connections[ALIAS].close()
         dies = mode in (KILL, GONE)
+        if packets:
+            use_packets(connections[ALIAS])
         options = connections[ALIAS].settings_dict["OPTIONS"]
         options["unix_socket"] = str(self._gate.path)
         try:
             error = (_in_child if dies else _here)(operation, self._count)
         finally:
             options["unix_socket"] = str(self._target)  # nothing is counted any more, and the gate takes time
+            if packets:
+                connections[ALIAS].close()
+                del connections[ALIAS]
         if plan.stopped and mode in LINGERS:
             assert plan.over.is_set() or plan.sessions <= self._sessions(), "the session has ended with its client"
         else:
@@ -235,6 +279,9 @@ class ServerCrashes:
     @staticmethod
     def _count() -> None:
         _execute(ALIAS, f"{FROM_HERE}{os.getpid()}")
+        packets = packets_of(connections[ALIAS])
+        if packets is not None:
+            packets.is_usable = True
 
     @staticmethod
     def _sessions() -> set[int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connections
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation, QueueMessage, Schedule
@@ -33,7 +34,7 @@ from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants, job_worlds, schedule_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, is_superseding, matches
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import GroupRef, audit, drop_connection, groups
+from tests.support.internals import GroupRef, audit, drop_connection, groups, packets_of, use_packets
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
 from tests.support.writers import watched, writing_functions
@@ -113,6 +114,53 @@ def test_ended_at_every_statement(db, crasher, name, mode):
     assert number > 1 or mode == LOST
 
 
+TOGETHER = (
+    "sequence",
+    "sequence priorities",
+    "sequence what the log refuses",
+    "acquire",
+    "claim",
+    "claim and flush",
+    "claim what a vanished subscriber held",
+    "claim, shared",
+    "claim with a filter and look deeper, ordered",
+    "claim and release slots",
+    "flush all kinds",
+    "flush all kinds, shared",
+    "sweep",
+)
+"""Operations that send several statements in a packet in a subscriber."""
+
+
+@pytest.mark.promise("Crashes")
+@pytest.mark.servers_only
+@pytest.mark.parametrize("mode", [CUT, KILL, LOST])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_ended_between_two_statements_of_a_packet(db, crasher, name, mode):
+    one = CASES[name]
+    start = Start(one, mode)
+    after = start.end()
+    drained: list[Any] = []
+    for number in itertools.count(1):
+        try:
+            ended = once(one, mode, number, crasher, start, after, drained, packets=True)
+        except BaseException as error:
+            error.add_note(f"{name}, {mode}, statement {number}")
+            raise
+        if not ended.stopped:
+            break
+    assert number > 1
+    world, _, _ = start.again()
+    use_packets(connections[ALIAS])
+    with CaptureQueriesContext(connections[ALIAS]) as sent:
+        packets_of(connections[ALIAS]).is_usable = True
+        one.operation(world)
+    several = sum("; " in query["sql"] for query in sent)
+    drop_connection(connections[ALIAS])
+    del connections[ALIAS]
+    assert several
+
+
 @pytest.mark.promise("Crashes")
 @pytest.mark.skipif(CUT in MODES, reason="there the connection is cut at every statement")
 @pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.lives])
@@ -153,10 +201,19 @@ def test_a_process_outlives_every_failed_statement(db, crasher, name):
     assert number > 5
 
 
-def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: Picture, drained: list[Any]) -> Ended:
+def once(
+    one: Case,
+    mode: str,
+    number: int,
+    crasher: Any,
+    start: Start,
+    after: Picture,
+    drained: list[Any],
+    **options: Any,
+) -> Ended:
     """One run that is stopped at a statement, and all that follows; ``drained``: what has been drained before."""
     world, observer, first = start.again()
-    ended: Ended = crasher.run(mode, number, lambda: one.operation(world))
+    ended: Ended = crasher.run(mode, number, lambda: one.operation(world), **options)
     if not ended.stopped and mode != KILL:
         assert ended.error is None
         return ended

@@ -190,6 +190,7 @@ from django_mysqlqueue.sql.connection import (
     is_server,
 )
 from django_mysqlqueue.sql.mysql import DIALECT, INNODB_TRANSACTIONS, LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
+from django_mysqlqueue.sql.packets import packets_of, use_packets
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
 from django_mysqlqueue.sql.several import Unread, read_each, start_each
 from django_mysqlqueue.subscriptions import registry

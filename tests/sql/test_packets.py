@@ -1,0 +1,259 @@
+"""Several statements in one packet, on the connections of a subscriber's threads."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from tests.app.models import Effect
+from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.internals import Retry, Session, drop_connection, packets_of, run, sequencing, sessions
+from tests.support.publishing import rolled_back
+
+pytestmark = pytest.mark.servers_only
+TABLE = Effect._meta.db_table
+INSERT = f"INSERT INTO {TABLE} (name, value) VALUES (%s, %s)"
+TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=2, network=5, read=60)
+
+
+def in_subscriber(function):
+    """Run a function in a thread with a connection as that of a poller."""
+
+    def work():
+        sessions.adopt(USING, TIMEOUTS)
+        connections[USING].ensure_connection()
+        return function()
+
+    return in_thread(work)
+
+
+@contextlib.contextmanager
+def sent():
+    """The packets that are sent meanwhile."""
+    found = []
+    with CaptureQueriesContext(connections[USING]) as queries:
+        yield found
+    found += [query["sql"] for query in queries]
+
+
+def names():
+    return sorted(Effect.objects.values_list("name", flat=True))
+
+
+def test_what_waits_is_sent_with_the_next_statement_and_with_the_commit(db):
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        count = session.ask(f"SELECT COUNT(*) FROM {TABLE} WHERE name <> %s", ("50%",))
+        first = session.ask(f"SELECT name FROM {TABLE} WHERE name LIKE 'a%%'")
+        found = count(), first()
+        session.later(INSERT, ("b%", 2))
+        session.later(f"UPDATE {TABLE} SET value = 3 WHERE name = %s", ("a",), rows=1)
+        return found
+
+    def work():
+        with sent() as packets:
+            found = run(USING, operation)
+        return found, packets
+
+    found, packets = in_subscriber(work)
+    assert found == ([(1,)], [("a",)])
+    assert [packet.count("; ") for packet in packets] == [3, 3]
+    assert packets[0].startswith("START TRANSACTION; INSERT")
+    assert packets[1].endswith("; COMMIT")
+    assert names() == ["a", "b%"]
+
+
+def test_a_transaction_without_statements_sends_nothing(db):
+    def work():
+        with sent() as packets:
+            with transaction.atomic(USING):
+                pass
+            with rolled_back():
+                pass
+        return packets
+
+    assert in_subscriber(work) == []
+
+
+@pytest.mark.parametrize("ends", ["commit", "statement", "answer"])
+def test_a_row_that_is_not_there_fails_the_transaction(db, ends):
+    """Before the COMMIT behind it is executed: nothing is committed, and everything is tried again."""
+    tries = []
+
+    def operation(session):
+        tries.append(1)
+        session.later(INSERT, (f"try {len(tries)}", 1))
+        name = "a" if len(tries) == 1 else f"try {len(tries)}"
+        if ends == "answer":
+            answer = session.ask("SELECT 1")
+        session.later(f"UPDATE {TABLE} SET value = 3 WHERE name = %s", (name,), rows=1)
+        if ends == "statement":
+            session.row("SELECT 1")
+        if ends == "answer":
+            answer()
+
+    def work():
+        run(USING, operation)
+        with pytest.raises(Retry):
+            run(USING, lambda session: session.later(f"DELETE FROM {TABLE} WHERE name = 'z'", rows=1), attempts=1)
+        assert connections[USING].get_autocommit()
+        assert not connections[USING].in_atomic_block
+
+    in_subscriber(work)
+    assert names() == ["try 2"]
+
+
+def test_an_error_before_the_commit_is_no_unknown_outcome(db):
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        session.later(f"INSERT INTO {TABLE} (id, name, value) SELECT MAX(id), 'b', 1 FROM {TABLE}")
+        session.later(INSERT, ("c", 1))
+
+    def work():
+        with pytest.raises(IntegrityError):
+            run(USING, operation)
+        run(USING, lambda session: session.later(INSERT, ("d", 1)))
+
+    in_subscriber(work)
+    assert names() == ["d"]
+
+
+def test_a_connection_that_is_killed_before_the_commit(db):
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        session.later("KILL CONNECTION_ID()")
+
+    def work():
+        with pytest.raises((CommitOutcomeUnknown, OperationalError)):
+            run(USING, operation)
+
+    in_subscriber(work)
+    assert names() == []
+
+
+def test_what_waited_on_a_lost_connection_is_not_sent_on_the_next_one(db):
+    def work():
+        with contextlib.suppress(OperationalError), transaction.atomic(USING):
+            session = Session(USING)
+            session.row("SELECT 1")
+            session.later(INSERT, ("a", 1))
+            drop_connection(connections[USING])
+        session = Session(USING)
+        assert session.row("SELECT 2") == (2,)
+        with transaction.atomic(USING):
+            session.later(INSERT, ("b", 1))
+
+    in_subscriber(work)
+    assert names() == ["b"]
+
+
+def test_savepoints_and_hooks(db):
+    done = []
+
+    def work():
+        session = Session(USING)
+        with transaction.atomic(USING):
+            session.later(INSERT, ("a", 1))
+            with rolled_back():
+                session.later(INSERT, ("b", 1))
+            with pytest.raises(IntegrityError), transaction.atomic(USING):
+                session.later(f"INSERT INTO {TABLE} (id, name, value) SELECT MAX(id), 'c', 1 FROM {TABLE}")
+            with transaction.atomic(USING):
+                session.later(INSERT, ("d", 1))
+            transaction.on_commit(lambda: done.append(names()), using=USING)
+            assert done == []
+
+    in_subscriber(work)
+    assert done == [["a", "d"]]
+
+
+def test_many_values_are_sent_in_several_packets(db):
+    def work():
+        with sent() as packets:
+            run(USING, lambda session: [session.later(INSERT, (f"{number:04}", 1)) for number in range(1200)])
+        return len(packets)
+
+    assert in_subscriber(work) == 3
+    assert len(names()) == 1200
+
+
+def test_a_connection_that_takes_one_statement_only(db, monkeypatch):
+    """As behind a proxy that decides by the first one: it is found out once, when the connection is opened."""
+    options = {**connections[USING].settings_dict["OPTIONS"], "multi_statements": False}
+
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        assert session.ask(f"SELECT name FROM {TABLE}")() == [("a",)]
+        session.later(f"UPDATE {TABLE} SET value = 3 WHERE name = %s", ("a",), rows=1)
+
+    def work():
+        sessions.adopt(USING, TIMEOUTS)
+        connections[USING].settings_dict = {**connections[USING].settings_dict, "OPTIONS": options}
+        with sent() as packets:
+            run(USING, operation)
+        assert not packets_of(connections[USING]).is_usable
+        with pytest.raises(Retry):
+            run(USING, lambda session: session.later(f"DELETE FROM {TABLE} WHERE name = 'z'", rows=1), attempts=1)
+        return packets
+
+    packets = in_thread(work)
+    assert not any("; " in packet for packet in packets)
+    assert names() == ["a"]
+
+
+def test_a_server_that_refuses_several_statements_is_noticed(db, monkeypatch):
+    """The settings say nothing of it."""
+
+    def work():
+        sessions.adopt(USING, TIMEOUTS)
+        connect = connections[USING].get_new_connection
+        one_only = {"multi_statements": False}
+        monkeypatch.setattr(connections[USING], "get_new_connection", lambda given: connect({**given, **one_only}))
+        run(USING, lambda session: session.later(INSERT, ("a", 1)))
+        return packets_of(connections[USING]).is_usable
+
+    assert in_thread(work) is False
+    assert names() == ["a"]
+
+
+def test_a_session_that_rests_has_its_limit_again_in_a_transaction(db):
+    def limit():
+        return Session(USING).row("SELECT @@wait_timeout")[0]
+
+    def work():
+        sessions.rest(USING)
+        assert sessions.rests(USING)
+        resting = limit()
+        with transaction.atomic(USING):
+            inside = limit()
+        assert not sessions.rests(USING)
+        return resting, inside, limit()
+
+    assert in_subscriber(work) == (sessions.REST, 60, 60)
+
+
+@pytest.mark.promise("Delivery")
+def test_a_subscriber_sends_half_as_many_packets(db):
+    """What is sequenced, claimed and acked in the same way."""
+
+    def work(topic):
+        sub = Sub(handler(topic=topic))
+        sub.settle()
+        publish(topic, 1, key="k")
+        with sent() as packets:
+            sequencing.sequence(USING)
+            sub.step(tick=False)
+            sub.work()
+            sub.step(tick=False)
+        assert lag(topic=topic) == 0
+        return packets
+
+    publish("t", 0, key="k")
+    publish("u", 0, key="k")
+    together, alone = in_subscriber(lambda: work("t")), in_thread(lambda: work("u"))
+    assert len(together) < len(alone) * 0.6
