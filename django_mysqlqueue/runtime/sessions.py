@@ -40,7 +40,7 @@ from django_mysqlqueue.sql.connection import (
     outermost_block,
     used_connections,
 )
-from django_mysqlqueue.sql.packets import packets_of, use_packets
+from django_mysqlqueue.sql.packets import packets_of, takes_several, use_packets
 from django_mysqlqueue.sql.statements import is_call, is_plain, shortened
 
 _distrusted: dict[str, float] = {}
@@ -165,12 +165,12 @@ def _execute_set_up(connection: Any) -> None:
         else dialect.session_timeouts(idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network)
     )
     statement = dialect.set_session(more)
-    packets = packets_of(connection)
-    if statement is not None and packets is not None:
-        packets.probe(statement)
-    elif statement is not None:
+    if statement is not None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
+    packets = packets_of(connection)
+    if packets is not None:
+        packets.is_usable = takes_several(connection)
 
 
 REST = 60.0

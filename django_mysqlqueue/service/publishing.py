@@ -350,7 +350,7 @@ def _insert_rows(session: Session, chunk: list[OutboxRow]) -> None:
     try:
         # As Model.save() does: after a deadlock, which rolls back everything, a caller that catches it must not commit.
         with transaction.mark_for_rollback_on_error(session.using):
-            session.execute(
+            session.later(
                 f"INSERT INTO {OUTBOX} ({', '.join(columns)}) VALUES {values}",
                 flat(zip(*columns.values(), strict=True)),
             )

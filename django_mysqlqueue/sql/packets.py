@@ -1,4 +1,4 @@
-"""Several statements in one packet, on the connections of the subscriber's own threads.
+"""Several statements of a transaction of the queue's in one packet.
 
 A statement whose answer is not needed at once waits for the next one, and is sent with it: START TRANSACTION with the
 first lock, the rows of a claim with its COMMIT. The server executes them in their order and stops at the first one that
@@ -10,8 +10,9 @@ As ``connection``, this depends on undocumented parts of Django's connections.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from django.db import Error, OperationalError
 from django.db.backends.utils import debug_transaction
@@ -19,9 +20,9 @@ from django.db.backends.utils import debug_transaction
 from django_mysqlqueue.sql.mysql import idle_limit
 from django_mysqlqueue.sql.statements import execute_unseen
 
-MOST_VALUES = 1000
-"""Maximum number of values of the statements that wait. If all are keys of the greatest length, they fit into a
-megabyte, the smallest ``max_allowed_packet`` in use."""
+LONGEST = 131_072
+"""Characters of the statements in a packet, unless it is one statement. With four bytes per character and escaped, they
+fit into a megabyte, the smallest ``max_allowed_packet`` in use."""
 OUT_OF_RANGE = 1690
 CLIENT_ERRORS = range(2000, 3000)
 """Errors of the driver, above all of a connection that was lost. The others are the server's answer."""
@@ -54,7 +55,7 @@ class Packets:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._waiting: list[Waiting] = []
-        self._values = 0
+        self._length = 0
         self.is_usable = False
         """Whether the connection takes several statements."""
         self._rested: Any = None
@@ -68,29 +69,21 @@ class Packets:
         connection._rollback = self.rollback
         connection.execute_wrappers.append(self._send_with)
 
-    def probe(self, statement: str) -> None:
-        """Execute the first statement of a session, and find out whether the connection takes several."""
-        self._take()
-        self.is_usable = False
-        with self._connection.cursor() as cursor:
-            if self._connection.get_connection_params().get("multi_statements", True):
-                with contextlib.suppress(Error):
-                    cursor.execute(f"{statement}; SELECT 1")
-                    cursor.nextset()
-                    self.is_usable = cursor.fetchall() == ((1,),)
-                    return
-            cursor.execute(statement)
-
     # -- statements ---------------------------------------------------------------
 
     def add(self, sql: str, values: Sequence[Any]) -> Waiting:
         """Let a statement of the open transaction wait."""
-        if self._values + len(values) > MOST_VALUES:
-            self.send()
+        self._make_room(sql, values)
         waiting = Waiting(sql, values)
         self._waiting.append(waiting)
-        self._values += len(values)
         return waiting
+
+    def _make_room(self, sql: str, values: Iterable[Any]) -> None:
+        """Send what waits if it is too long to be sent with a statement."""
+        length = len(sql) + sum(len(value) for value in values if value.__class__ is str or value.__class__ is bytes)
+        if self._length + length > LONGEST:
+            self.send()
+        self._length += length
 
     def require(self, rows: int, otherwise: type[Exception]) -> None:
         """Make the transaction fail unless the statement that was added last matches so many rows."""
@@ -99,7 +92,7 @@ class Packets:
     def send(self) -> None:
         """Send what waits."""
         if self._waiting:
-            last = self._waiting.pop()
+            last, self._length = self._waiting.pop(), 0
             with self._connection.cursor() as cursor:
                 try:
                     cursor.execute(last.sql, last.values)
@@ -116,12 +109,11 @@ class Packets:
         context: dict[str, Any],
     ) -> Any:
         """Send what waits in one packet with a statement."""
-        if not self._waiting:
-            return execute(sql, params, many, context)
-        if many or not self._connection.in_atomic_block:
-            if many:
-                self.send()
+        if self._waiting and not self._connection.in_atomic_block:
             self._take()  # Of a transaction that was lost with its connection.
+        if self._waiting:
+            self.send() if many else self._make_room(sql, params or ())
+        if not self._waiting:
             return execute(sql, params, many, context)
         waiting, cursor, place = self._take(), context["cursor"], 0
         text, values = _joined(waiting, sql if params is not None else sql.replace("%", "%%"), params or ())
@@ -136,7 +128,7 @@ class Packets:
         return found
 
     def _take(self) -> list[Waiting]:
-        waiting, self._waiting, self._values = self._waiting, [], 0
+        waiting, self._waiting, self._length = self._waiting, [], 0
         return waiting
 
     # -- transactions -------------------------------------------------------------
@@ -205,8 +197,15 @@ class Packets:
 
     def rest(self, seconds: float, idle: float) -> None:
         """Make the server keep the session for some seconds, and after the begin of a transaction for ``idle``."""
+        self._connection.ensure_connection()
         execute_unseen(self._connection, idle_limit(seconds))
         self._rested, self._limit = self._connection.connection, idle_limit(idle)
+
+    def detach(self) -> None:
+        """Leave the connection as it was."""
+        del self._connection._start_transaction_under_autocommit
+        del self._connection._commit, self._connection._rollback, self._connection.queue_packets
+        self._connection.execute_wrappers.remove(self._send_with)
 
 
 def _joined(waiting: Iterable[Waiting], sql: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -217,8 +216,53 @@ def _joined(waiting: Iterable[Waiting], sql: str, values: Sequence[Any]) -> tupl
 
 def _meant(error: Error, *failed: Waiting) -> Exception:
     """Return what the first of some statements raises if the error is that of ``require``."""
-    is_required = bool(failed) and failed[0].raises is not None and error.args[:1] == (OUT_OF_RANGE,)
-    return failed[0].raises() if is_required and failed[0].raises is not None else error
+    raises = failed[0].raises if failed else None
+    return error if raises is None or error.args[:1] != (OUT_OF_RANGE,) else raises()
+
+
+_takes: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""By connection of the driver, whether it takes several statements."""
+
+
+def takes_several(connection: Any) -> bool:
+    """Return whether a connection takes several statements, by trying it once.
+
+    Behind a proxy that sends them where the first one leads, set ``"multi_statements": False`` in ``OPTIONS``.
+    """
+    raw = connection.connection
+    if raw not in _takes:
+        _takes[raw] = False
+        if connection.get_connection_params().get("multi_statements", True):
+            with contextlib.suppress(connection.Database.Error), contextlib.closing(raw.cursor()) as cursor:
+                cursor.execute("SELECT 1; SELECT 2")
+                cursor.nextset()
+                _takes[raw] = cursor.fetchall() == ((2,),)
+    return _takes[raw]
+
+
+@contextlib.contextmanager
+def together(connection: Any) -> Iterator[None]:
+    """Send the statements of a transaction that begins and ends in the block together, if the connection takes several.
+
+    It is a connection of the project's. What the queue executes in the transaction, and what receivers of its signals
+    do, must neither begin nor end one.
+    """
+    connection.close_if_health_check_failed()
+    if (
+        connection.vendor != "mysql"
+        or connection.in_atomic_block
+        or not connection.get_autocommit()
+        or packets_of(connection) is not None
+        or not takes_several(connection)
+    ):
+        yield
+        return
+    packets = connection.queue_packets = Packets(connection)
+    packets.is_usable = True
+    try:
+        yield
+    finally:
+        packets.detach()
 
 
 def use_packets(connection: Any) -> None:

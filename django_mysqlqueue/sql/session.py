@@ -223,11 +223,14 @@ class Session:
         return found
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any], end: str = "") -> None:
-        """Insert rows, in chunks. ``end``: the end of the statement, such as the clause for keys that exist."""
+        """Insert rows, in chunks, as ``later``.
+
+        ``end``: the end of the statement, such as the clause for keys that exist.
+        """
         row = f"({', '.join(['%s'] * len(columns))})"
         for chunk in self.chunks(rows):
             values = self.dialect.placeholders(len(chunk), row)
-            self.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}{end}", flat(chunk))
+            self.later(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}{end}", flat(chunk))
 
     def update(
         self,

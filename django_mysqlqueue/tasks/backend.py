@@ -32,6 +32,7 @@ from django_mysqlqueue.service import job_rows, job_stages, publishing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.job_rows import JobRow, NewResult
 from django_mysqlqueue.service.messages import encode
+from django_mysqlqueue.sql.packets import together
 from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.tasks import importing
@@ -337,6 +338,7 @@ def _all_or_none(aliases: Iterable[str]) -> Iterator[None]:
             publishing.require_transaction(alias)
         for alias in sorted(aliases):
             in_block = connections[alias].in_atomic_block
+            transactions.enter_context(together(connections[alias]))
             transactions.enter_context(
                 transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias)
             )
