@@ -220,7 +220,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
     common = {"status": f"'{RUNNING}'", "last_attempted_at": str(now), "unique_key": "NULL", "progress": "''"}
     for ids in session.chunks(most):
         sets = ", ".join([f"{name} = {value}" for name, value in common.items()] + [f"{name} = %s" for name in columns])
-        session.execute(
+        session.later(
             f"UPDATE {RESULTS}{session.dialect.force_index('PRIMARY')} SET {sets} "
             f"WHERE id IN ({session.dialect.placeholders(len(ids), '%s')})",
             (*values, *ids),
