@@ -80,7 +80,7 @@ class Packets:
 
     def _make_room(self, sql: str, values: Iterable[Any]) -> None:
         """Send what waits if it is too long to be sent with a statement."""
-        length = len(sql) + sum(len(value) for value in values if value.__class__ is str or value.__class__ is bytes)
+        length = len(sql) + sum([len(value) for value in values if value.__class__ is str or value.__class__ is bytes])
         if self._length + length > LONGEST:
             self.send()
         self._length += length
