@@ -103,7 +103,9 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
         _begin_watch(_Watch())
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
-    if not watch:
+    if watch:
+        connection.ends_together = is_server(connection)  # type: ignore[attr-defined]
+    else:
         use_packets(connection)
 
 
@@ -171,6 +173,8 @@ def _execute_set_up(connection: Any) -> None:
     packets = packets_of(connection)
     if packets is not None:
         packets.is_usable = takes_several(connection)
+    elif getattr(connection, "ends_together", False):
+        takes_several(connection)  # Now, and not in a handler's transaction.
 
 
 REST = 60.0

@@ -44,6 +44,11 @@ ONE_ROW = (
     "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
     "AND delivery_token = %s AND acked = %s"
 )
+ACK_ONE = f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}"
+
+
+class NotAcked(Exception):
+    """The delivery that a handler's transaction was to ack is stale."""
 
 
 def _one(delivery: Claimed) -> tuple[object, ...]:
@@ -59,12 +64,8 @@ def ack_here(using: str, delivery: Claimed) -> None:
     Raises:
         StaleDelivery: the delivery was revoked, claimed again or settled.
     """
-    if not _ack_one(Session(using), delivery):
+    if not Session(using).execute(ACK_ONE, (True, *_one(delivery))):
         raise StaleDelivery(_stale_text(delivery), delivery=delivery)
-
-
-def _ack_one(session: Session, delivery: Claimed) -> bool:
-    return bool(session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))))
 
 
 def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[Claimed, str]]) -> set[Claimed]:
@@ -72,10 +73,14 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
 
     Returns:
         The deliveries that are stale. If there are any, the caller must roll the transaction back.
+
+    Raises, at the latest with the COMMIT:
+        NotAcked: the only delivery is stale.
     """
     session = Session(using)
     if len(acked) == 1 and not rejected:  # A handler of single messages needs only one statement.
-        return set() if _ack_one(session, acked[0]) else {acked[0]}
+        session.later(ACK_ONE, (True, *_one(acked[0])), rows=1, otherwise=NotAcked)
+        return set()
     everything = [*acked, *(delivery for delivery, _ in rejected)]
     ref = everything[0].ref
     places = sorted((delivery.key, delivery.offset) for delivery in everything)

@@ -42,6 +42,8 @@ class Waiting:
 
 
 START = "START TRANSACTION"
+AND_ON = "COMMIT; SET autocommit=1"
+"""The end of a transaction that Django has begun by switching autocommit off. It then need not switch it on again."""
 
 
 class Packets:
@@ -148,16 +150,18 @@ class Packets:
     def commit(self) -> None:
         """Commit, with the statements that wait."""
         waiting = self._take()
-        if not waiting:
+        raw = self._connection.connection
+        if waiting or (raw is not None and not raw.get_autocommit()):
+            if not waiting or waiting[-1].sql != START:  # If it was, nothing was executed.
+                self._commit_with(waiting)
+        else:
             type(self._connection)._commit(self._connection)
-        elif waiting[-1].sql != START:  # If it was, nothing was executed.
-            self._commit_with(waiting)
 
     def _commit_with(self, waiting: list[Waiting]) -> None:
         connection, place = self._connection, 0
         if connection.connection is None:
             raise OperationalError("The connection was lost before the COMMIT.")
-        text, values = _joined(waiting, "COMMIT", ())
+        text, values = _joined(waiting, "COMMIT" if connection.connection.get_autocommit() else AND_ON, ())
         try:
             with (
                 debug_transaction(connection, text),
@@ -168,6 +172,8 @@ class Packets:
                 for one in waiting:
                     one.rows = cursor.fetchall()
                     place += 1
+                    cursor.nextset()
+                with contextlib.suppress(connection.Database.Error):  # It has committed.
                     cursor.nextset()
         except Error as error:
             meant = _meant(error, *waiting[place:])
@@ -263,6 +269,30 @@ def together(connection: Any) -> Iterator[None]:
         yield
     finally:
         packets.detach()
+
+
+@contextlib.contextmanager
+def ending(connection: Any) -> Iterator[Callable[[], None]]:
+    """Yield a function that makes the rest of the open transaction, up to its COMMIT, wait to be sent together.
+
+    Only on connections of handlers' threads (``ends_together``).
+    """
+    packets: Packets | None = None
+
+    def begin() -> None:
+        nonlocal packets
+        is_outermost = len(connection.atomic_blocks) == 1 and not connection.needs_rollback
+        if not is_outermost or not getattr(connection, "ends_together", False) or packets_of(connection) is not None:
+            return
+        if takes_several(connection):
+            packets = connection.queue_packets = Packets(connection)
+            packets.is_usable = True
+
+    try:
+        yield begin
+    finally:
+        if packets is not None:
+            packets.detach()
 
 
 def use_packets(connection: Any) -> None:

@@ -92,20 +92,26 @@ class Session:
         packets = packets_of(self.connection)
         return packets if packets is not None and packets.is_usable and self.connection.in_atomic_block else None
 
-    def later(self, sql: str, parameters: Sequence[Any] = (), *, rows: int | None = None) -> None:
+    def later(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        rows: int | None = None,
+        otherwise: type[Exception] = Retry,
+    ) -> None:
         """Execute a statement of a transaction at the latest with its COMMIT.
 
-        Raises, at the latest then:
-            Retry: it has not matched ``rows`` rows.
+        ``rows``: the number of rows that it must match. ``otherwise``: what is raised if it does not, now or then.
         """
         packets = self._packets()
         if packets is None:
             if self.execute(sql, parameters) != rows and rows is not None:
-                raise Retry
+                raise otherwise
             return
         packets.add(sql, parameters)
         if rows is not None:
-            packets.require(rows, Retry)
+            packets.require(rows, otherwise)
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
         """Return a function that returns the rows of a SELECT, which is sent with those that were asked for before.

@@ -243,19 +243,28 @@ class ServerCrashes:
         self._gate = gate
         self._target = target
 
-    def run(self, mode: str, number: int, operation: Callable[[], object], *, packets: bool = False) -> Ended:
-        plan = self._gate.plan = Plan(mode, number, packets=packets)
+    def run(
+        self,
+        mode: str,
+        number: int,
+        operation: Callable[[], object],
+        *,
+        packets: bool = False,
+        ends_together: bool = False,
+    ) -> Ended:
+        plan = self._gate.plan = Plan(mode, number, packets=packets or ends_together)
         connections[ALIAS].close()
         dies = mode in (KILL, GONE)
         if packets:
             use_packets(connections[ALIAS])
+        connections[ALIAS].ends_together = ends_together  # type: ignore[attr-defined]
         options = connections[ALIAS].settings_dict["OPTIONS"]
         options["unix_socket"] = str(self._gate.path)
         try:
             error = (_in_child if dies else _here)(operation, self._count)
         finally:
             options["unix_socket"] = str(self._target)  # nothing is counted any more, and the gate takes time
-            if packets:
+            if packets or ends_together:
                 connections[ALIAS].close()
                 del connections[ALIAS]
         if plan.stopped and mode in LINGERS:

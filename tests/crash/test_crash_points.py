@@ -161,6 +161,27 @@ def test_ended_between_two_statements_of_a_packet(db, crasher, name, mode):
     assert several
 
 
+@pytest.mark.promise("Crashes", "Exactly-once effects")
+@pytest.mark.servers_only
+@pytest.mark.parametrize("mode", [CUT, KILL, LOST])
+@pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.atomic])
+def test_ended_between_an_ack_and_its_commit(db, crasher, name, mode):
+    """In the thread of a handler, they are sent together."""
+    one = CASES[name]
+    start = Start(one, mode)
+    after = start.end()
+    drained: list[Any] = []
+    for number in itertools.count(1):
+        try:
+            ended = once(one, mode, number, crasher, start, after, drained, ends_together=True)
+        except BaseException as error:
+            error.add_note(f"{name}, {mode}, statement {number}")
+            raise
+        if not ended.stopped:
+            break
+    assert number > 1
+
+
 @pytest.mark.promise("Crashes")
 @pytest.mark.skipif(CUT in MODES, reason="there the connection is cut at every statement")
 @pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.lives])

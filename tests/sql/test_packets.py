@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.models import DeliveryState
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread, lag
 from tests.support.internals import Retry, Session, drop_connection, packets_of, run, sequencing, sessions
@@ -258,3 +259,45 @@ def test_a_subscriber_sends_half_as_many_packets(db):
     publish("u", 0, key="k")
     together, alone = in_subscriber(lambda: work("t")), in_thread(lambda: work("u"))
     assert len(together) < len(alone) * 0.6
+
+
+# -- the end of an atomic handler's transaction ----------------------------------
+
+
+def handled(function):
+    """Let an atomic handler handle a message in a thread as that of a handler; return what is sent meanwhile."""
+
+    def work():
+        connections[USING].ends_together = True
+        sub = Sub(handler(function=function, atomic=True))
+        publish("t", 1, key="k")
+        sub.step(times=3)
+        with sent() as packets:
+            sub.work()
+        assert connections[USING].get_autocommit()
+        assert packets_of(connections[USING]) is None
+        assert connections[USING].execute_wrappers == []
+        return packets
+
+    return in_thread(work)
+
+
+@pytest.mark.promise("Exactly-once effects")
+def test_the_ack_of_an_atomic_handler_is_sent_with_the_commit(db):
+    packets = handled(lambda delivery: Effect.objects.create(name="a", value=1))
+    (end,) = (packet for packet in packets if "acked" in packet)
+    assert end.endswith("; COMMIT; SET autocommit=1")
+    assert "INSERT" not in end, "the handler's own statements wait for nothing"
+    assert names() == ["a"]
+    assert lag() == 0
+
+
+@pytest.mark.promise("Exactly-once effects")
+def test_an_ack_that_comes_too_late_keeps_the_commit_from_being_executed(db):
+    def revoked(delivery):
+        Effect.objects.create(name="a", value=1)
+        in_thread(lambda: DeliveryState.objects.update(delivery_token=7))
+
+    handled(revoked)
+    assert names() == []
+    assert lag() == 1

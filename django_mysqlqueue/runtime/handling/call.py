@@ -28,6 +28,7 @@ from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Sett
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
+from django_mysqlqueue.sql.packets import ending
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import filter_of
@@ -347,6 +348,7 @@ def _run_atomic(
     """
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
+            send_together = transaction_of_the_handler.enter_context(ending(connections[using]))
             _begin(transaction_of_the_handler, using)
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
@@ -358,6 +360,7 @@ def _run_atomic(
             ]
             if not acked and not rejected:
                 raise _Unsettled
+            send_together()
             stale = settling.settle_here(using, acked, rejected)
             if stale:
                 raise _Stale(stale)
@@ -372,12 +375,13 @@ def _run_atomic(
             errors.append(cause)
         first = deliveries[0]._claimed
         event(logging.ERROR, "on_commit.failed", **delivery_fields(first), error=error_line(cause), exc_info=cause)
-    except _Stale as error:
+    except (_Stale, settling.NotAcked) as error:
         # The flush detects the stale ones again, and logs them.
+        lost = error.deliveries if isinstance(error, _Stale) else set(acked)
         text = "The delivery was claimed again or settled in the meantime: the handler's writes were rolled back."
         return [
             Settlement(delivery._claimed, Action.NACK, 0, text)
-            if delivery._claimed in error.deliveries
+            if delivery._claimed in lost
             else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
