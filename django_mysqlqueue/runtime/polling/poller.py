@@ -457,7 +457,7 @@ class Poller:
         self.next_deliver_at = look.next_deliver_at
         self.outbox_idle = not look.due
         self._notice_free_leases(free=look.free_leases)
-        moved, again = self._sequence() if look.due else (False, False)
+        moved, again, busy = self._sequence() if look.due else (False, False, False)
         if self._tail is None:
             self._tail = log.end_of_log(session)
             self.entered.reset()
@@ -478,6 +478,8 @@ class Poller:
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
         self._polled_at = time.monotonic()
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
+        if busy and self._listening is not None and self._listening.bell is not None:
+            pause = self._ring_pause  # Nobody rings when the process that has the mutex has moved the messages.
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause
         for group in self.groups:
@@ -493,8 +495,12 @@ class Poller:
             self._next_tick = 0.0
             self._free_pause = self._free_ticks.add()
 
-    def _sequence(self) -> tuple[bool, bool]:
-        """Move due messages into the log; return whether that changed anything, and whether to poll again at once."""
+    def _sequence(self) -> tuple[bool, bool, bool]:
+        """Move due messages into the log.
+
+        Returns:
+            Whether that changed anything, whether to poll again at once, and whether another process is moving them.
+        """
         changed = 0
         for _ in range(SEQUENCER_PASSES):
             done = sequencing.sequence(self.context.using)
@@ -502,8 +508,8 @@ class Poller:
             changed += done.moved + done.replaced
             if done.busy or not done.more:
                 self.outbox_idle = not done.busy
-                return changed > 0, False
-        return changed > 0, True
+                return changed > 0, False, done.busy
+        return changed > 0, True, False
 
     def _read_news(self, session: Session) -> tuple[bool, bool]:
         """Notify the groups of partitions with new messages; return whether there are any, and whether to read more."""

@@ -10,7 +10,7 @@ from django.db import connection
 
 from django_mysqlqueue import publish
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import OWN_POLL, bell, polling, wakeups
+from tests.support.internals import OWN_POLL, bell, polling, sequencing, wakeups
 from tests.support.still_time import Time
 
 pytestmark = pytest.mark.promise("Wake-ups")
@@ -144,6 +144,20 @@ def test_others_with_other_groups_look_themselves(pair):
     assert pair.turn(pair.subs[0])
     assert pair.turn(other, 0.1)
     listening.stop()
+
+
+@pytest.mark.parametrize("has_bell", [True, False])
+def test_what_another_process_moves_is_looked_for_soon(pair, monkeypatch, has_bell):
+    """It does not ring for those that the publisher has rung."""
+    one, _ = pair.subs
+    publish("t", 1, key="k")
+    busy = sequencing.Sequenced(0, more=False, busy=True)
+    monkeypatch.setattr(sequencing, "sequence", lambda using: busy)
+    if not has_bell:
+        one.poller._listening = None
+    pair.turn(one)
+    waits = one.poller._next_poll - time.monotonic()
+    assert (waits <= 2 * one.poller._ring_pause) == has_bell
 
 
 def test_without_a_bell_nobody_relies_on_others(still, polls, settings, monkeypatch):
