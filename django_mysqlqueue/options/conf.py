@@ -53,6 +53,12 @@ class BellSettings(NamedTuple):
     """The runtime directory; None: one of the user's own, in memory."""
     group: Annotated[str | None, or_none(validators.name_of_group)] = None
     """The group of users whose processes wake each other; None: only those of the same user."""
+    listen: Annotated[validators.Address | None, or_none(validators.address)] = None
+    """Where the publishers of other hosts ring by UDP; None: they do not."""
+    announce: Annotated[validators.Address | None, or_none(validators.reachable_address)] = None
+    """The address of ``listen`` for other hosts; None: it is found out."""
+    secret: Annotated[validators.Secret | None, or_none(validators.secret)] = None
+    """The key of the rings between hosts; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +217,17 @@ def _parsed(declared: Any, value: Any) -> Any:
         try:
             given[key.lower()] = parsers[key](item)
         except validators.Invalid as error:
-            raise validators.Invalid(f"has {key} = {item!r}, which {error}") from None
+            raise validators.Invalid(f"has {key} = {_shown(key, item)}, which {error}") from None
     return declared(**given)
 
 
 def _bell(value: Any) -> BellSettings:
-    return _parsed(BellSettings, value)  # type: ignore[no-any-return]
+    found: BellSettings = _parsed(BellSettings, value)
+    if found.listen is not None and found.secret is None:
+        raise validators.Invalid("has LISTEN, which requires SECRET")
+    if found.announce is not None and found.listen is None:
+        raise validators.Invalid("has ANNOUNCE, which requires LISTEN")
+    return found
 
 
 _FIELDS = {name: option.parse for name, option in OPTIONS.items() if option.setting} | _parsers(Settings)
@@ -230,8 +241,14 @@ _MONITORING: dict[str, Callable[[Any], Any]] = {
     "health": partial(_parsed, HealthSettings),
 }
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
-_SECRETS = ("METRICS_TOKEN",)
-"""Settings whose values are not shown."""
+_SECRETS = ("METRICS_TOKEN", "SECRET")
+"""Settings, and keys of settings, whose values are not shown."""
+
+
+def _shown(key: object, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_shown(name, item)}' for name, item in value.items())}}}"
+    return "…" if key in _SECRETS else repr(value)
 
 
 def check_health_option(name: str, value: Any) -> Any:
@@ -269,8 +286,8 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
             try:
                 monitoring[key.lower()] = _MONITORING[key.lower()](value)
             except validators.Invalid as error:
-                shown = "…" if key in _SECRETS else repr(value)
-                problem = Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", "", optional=True)
+                message = f"MYSQLQUEUE[{key!r}] = {_shown(key, value)} {error}."
+                problem = Problem("E003", message, "", optional=True)
                 problems.append(problem)
                 monitoring[key.lower()] = ImproperlyConfigured(str(problem))
         elif key not in ("TOPICS", "GROUPS"):
@@ -279,7 +296,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
             except validators.Invalid as error:
                 default = getattr(Settings(), key.lower())
                 hint = f"The default is {default!r}."
-                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
+                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {_shown(key, value)} {error}.", hint))
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})

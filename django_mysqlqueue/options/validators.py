@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from os import PathLike, fspath
 from os.path import isabs
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
@@ -207,6 +209,61 @@ def name_of_group(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise Invalid("must be the name of a group of users")
     return value
+
+
+class Address(NamedTuple):
+    """A numeric IP address, and a port."""
+
+    ip: IPv4Address | IPv6Address
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``10.0.0.5:7070`` or ``[::1]:7070``. Raises ValueError for anything else, such as the name of a host."""
+        found = re.fullmatch(r"(?:([0-9.]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", text)
+        if found is None or not 0 < int(found[3]) < 65_536:
+            raise ValueError(text)
+        return cls(ip_address(found[1] or found[2]), int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.ip}:{self.port}" if self.ip.version == 4 else f"[{self.ip}]:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """The family of its sockets."""
+        return socket.AF_INET if self.ip.version == 4 else socket.AF_INET6
+
+
+def address(value: Any) -> Address:
+    """Parse a numeric IP address and a port."""
+    try:
+        return Address.parse(str(value))
+    except ValueError:
+        raise Invalid("must be a numeric IP address and a port, such as '10.0.0.5:7070' or '[::1]:7070'") from None
+
+
+def reachable_address(value: Any) -> Address:
+    """Parse the address that others are to send to."""
+    found = address(value)
+    if found.ip.is_unspecified:
+        raise Invalid("must be the address of one host, not of all its interfaces")
+    return found
+
+
+class Secret(str):
+    """A text that neither logs nor tracebacks show."""
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
+def secret(value: Any) -> Secret:
+    """Require a key of its own, and hide it."""
+    if not isinstance(value, str) or len(value) < 16:
+        raise Invalid("must be a string of at least 16 characters")
+    if value == django_settings.SECRET_KEY:
+        raise Invalid("must not be SECRET_KEY: who knows it can forge sessions")
+    return Secret(value)
 
 
 def suffix(value: Any) -> str:

@@ -95,6 +95,11 @@ def _name(using: str) -> str:
     return str(connections[using].settings_dict["NAME"])
 
 
+def folder_of(using: str, topic: str) -> str | None:
+    """Return the folder of a topic: that of its database, and its own; None: the bell is off."""
+    return _folder(using, _name(using), topic)
+
+
 def require_private(path: Path, settings: BellSettings) -> None:
     """Create a folder that only this user, or the configured group, can write to; refuse one that others can.
 
@@ -166,9 +171,12 @@ _sender: socket.socket | None = None
 
 def listeners(using: str, topic: str) -> tuple[str, ...]:
     """Return the sockets of the processes of this host that listen for a topic, without a query."""
-    folder = _folder(using, _name(using), topic)
-    if folder is None:
-        return ()
+    folder = folder_of(using, topic)
+    return () if folder is None else listeners_in(folder)
+
+
+def listeners_in(folder: str) -> tuple[str, ...]:
+    """Return the sockets in a topic's folder."""
     try:
         changed = os.stat(folder).st_mtime_ns
     except OSError:
@@ -186,19 +194,18 @@ def listeners(using: str, topic: str) -> tuple[str, ...]:
 
 
 def ring(using: str, topics: Iterable[str]) -> None:
-    """Wake the other processes of this host that listen for one of some topics.
+    """Wake the other processes of this host that listen for one of some topics."""
+    own = f"/{os.getpid()}-"  # Who listens in this process is woken without it.
+    send({path for topic in topics for path in listeners(using, topic) if own not in path})
 
-    What cannot be reached is skipped; what has died is removed.
-    """
+
+def send(sockets: Iterable[str]) -> None:
+    """Ring some sockets. What cannot be reached is skipped; what has died is removed."""
     global _sender  # one for the process, made when it is needed
-    sockets = {path for topic in topics for path in listeners(using, topic)}
-    if sockets and _sender is None:
-        _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        atexit.register(_sender.close)
-    own = f"/{os.getpid()}-"
     for path in sockets:
-        if _sender is None or own in path:
-            continue  # Who listens in this process is woken without it.
+        if _sender is None:
+            _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            atexit.register(_sender.close)
         try:
             _sender.sendto(b".", path)
         except OSError as error:
@@ -216,7 +223,7 @@ class Listener:
     Args:
         using: alias of the queue's database.
         topics: the topics for which it listens.
-        wake: called in the thread after a ring, or several within ``TOGETHER`` seconds. It must not block.
+        wake: called in the thread after a ring, or several within ``rest`` seconds. It must not block.
 
     Raises:
         Unavailable: the folder cannot be used.
@@ -230,14 +237,16 @@ class Listener:
         self._wake = wake
         self.rung_at: float | None = None
         """When it was last rung, by the monotonic clock."""
-        self._stopped = False
+        self.rest = TOGETHER
+        """Seconds after a wake within which rings are one."""
+        self._stopped = threading.Event()
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         self.path = f"{directory}/{name}"
         _require_short(directory)
         require_private(Path(directory).parent, settings)
         require_private(Path(directory), settings)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._links = [f"{_folder(using, _name(using), topic)}/{name}" for topic in sorted(set(topics))]
+        self._links = [f"{folder_of(using, topic)}/{name}" for topic in sorted(set(topics))]
         try:
             _clean(Path(directory))
             self._socket.bind(self.path)
@@ -266,7 +275,7 @@ class Listener:
     def _run(self) -> None:
         while True:
             self._socket.recv(16)
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             self.rung_at = time.monotonic()
             # What is taken here was rung before the wake, so the poll after it finds what it was rung for.
@@ -274,11 +283,11 @@ class Listener:
                 while True:
                     self._socket.recv(16, socket.MSG_DONTWAIT)
             self._wake()
-            time.sleep(TOGETHER)
+            self._stopped.wait(self.rest)
 
     def stop(self) -> None:
         """Stop listening, and remove the socket."""
-        self._stopped = True
+        self._stopped.set()
         with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as own:
             own.sendto(b".", self.path)
         self._thread.join(1)

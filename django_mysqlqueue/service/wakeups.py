@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from django.db import transaction
 
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import bell
+from django_mysqlqueue.service import bell, remote_bell
 from django_mysqlqueue.sql.connection import last_commit_hook, tells_commit
 from django_mysqlqueue.sql.session import Session
 
@@ -63,8 +63,10 @@ class Listening:
 
 
 def has_listeners(using: str, topic: str) -> bool:
-    """Return whether anybody in this process, or on this host, listens for messages of a topic."""
-    return any(topic in one.topics for one in _here.get(using, ())) or bool(bell.listeners(using, topic))
+    """Return whether anybody in this process, or on this host, listens for a topic, or on other hosts may do."""
+    if any(topic in one.topics for one in _here.get(using, ())) or bell.listeners(using, topic):
+        return True
+    return topic != RESULTS and remote_bell.is_on()
 
 
 def notify(using: str, topics: Iterable[str]) -> None:
@@ -74,6 +76,7 @@ def notify(using: str, topics: Iterable[str]) -> None:
         if not listening.topics.isdisjoint(topics):
             listening.wake()
     bell.ring(using, topics)
+    remote_bell.ring(using, topics - {RESULTS})
 
 
 def notify_on_commit(session: Session, topic: str) -> None:

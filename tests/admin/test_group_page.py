@@ -171,4 +171,4 @@ def test_a_message_waits_for_busy_subscribers(client):
 def test_heartbeats_have_the_number_of_threads(db):
     found = Subscriber({USING: {G: handler()}}, get_settings(), threads={USING: 3})
     (worker,) = found.workers
-    assert worker.heart._info["threads"] == 3
+    assert worker.heart.info["threads"] == 3

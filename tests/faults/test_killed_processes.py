@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import socket
 import time
 from collections import Counter
 
@@ -37,6 +38,42 @@ def test_sigkill_while_it_works(start):
     assert_ordered(effects("plain"))
     assert {number for _, _, number in effects("plain")} == set(range(400))
     assert not DeliveryState.objects.exists()
+
+
+@pytest.mark.promise("Wake-ups")
+def test_after_sigkill_the_next_process_listens_for_other_hosts(start, settings, monkeypatch, tmp_path_factory):
+    """They are on another host than this process, and hardly poll."""
+    ours, theirs = (str(tmp_path_factory.mktemp("b")) for _ in range(2))
+    secret = "a key of the rings alone"  # noqa: S105
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = probe.getsockname()
+
+    def listens():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                return True
+        return False
+
+    there = {"DIRECTORY": theirs, "SECRET": secret, "LISTEN": f"127.0.0.1:{address[1]}"}
+    first, second = (start("--group", "shared", BELL=there, POLL_INTERVAL=300, MAX_POLL_INTERVAL=300) for _ in range(2))
+    for worker in (first, second):
+        wait_for(worker.is_ready, worker)
+        wait_for(listens, worker)
+    settings.MYSQLQUEUE = {"BELL": {"DIRECTORY": ours, "SECRET": secret}}
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    publish("p.shared", {"n": 1})
+    wait_for(lambda: 1 in [number for _, _, number in effects("shared")], second)
+    first.send(signal.SIGKILL)
+    first.wait()
+    wait_for(listens, second)
+    publish("p.shared", {"n": 2})
+    wait_for(lambda: 2 in [number for _, _, number in effects("shared")], second)
+    second.send(signal.SIGKILL)
+    second.wait()
+    assert not listens()
 
 
 @pytest.mark.promise("Exactly-once effects", "Frozen processes")

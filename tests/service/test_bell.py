@@ -129,6 +129,17 @@ def test_rings_together_are_few(heard):
     assert heard.count <= 0.2 / bell.TOGETHER + 2
 
 
+def test_rings_while_the_listener_rests_are_one(heard):
+    heard.listener.rest = 600.0
+    publish("t", 1)
+    assert heard.hears()
+    for number in range(5):
+        publish("t", number)
+    assert not heard.hears(0.1)
+    heard.listener.stop()
+    assert not heard.listener._thread.is_alive(), "it need not rest until the end"
+
+
 def test_a_ring_while_the_listener_wakes_is_not_lost(heard, monkeypatch):
     """It may be for a message that the poll under way does not see."""
     woken = []

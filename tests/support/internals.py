@@ -122,6 +122,7 @@ from django_mysqlqueue.service import (
     redelivering,
     relaying,
     releasing,
+    remote_bell,
     retention,
     rollups,
     routing,

@@ -13,6 +13,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.options import conf
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.table import check_option
+from django_mysqlqueue.options.validators import Address, Secret
 from tests.support.internals import BellSettings, HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
@@ -120,6 +121,12 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("BELL", {}, BellSettings()),
         ("BELL", {"DIRECTORY": "/run/shop"}, BellSettings(directory="/run/shop")),
         ("BELL", {"DIRECTORY": Path("/run/shop"), "GROUP": "shop"}, BellSettings(directory="/run/shop", group="shop")),
+        ("BELL", {"SECRET": "s" * 16}, BellSettings(secret=Secret("s" * 16))),
+        (
+            "BELL",
+            {"LISTEN": "0.0.0.0:7070", "ANNOUNCE": "[FD00::1]:7071", "SECRET": "s" * 16},
+            BellSettings(None, None, Address.parse("0.0.0.0:7070"), Address.parse("[fd00::1]:7071"), Secret("s" * 16)),
+        ),
         ("HEALTH", {}, HealthSettings()),
         ("HEALTH", {"WINDOW": 60, "MIN_ATTEMPTS": 1}, HealthSettings(window=60.0, min_attempts=1)),
         ("HEALTH", {"MAX_ROUND_TRIP": None}, HealthSettings(max_round_trip=None)),
@@ -172,6 +179,10 @@ WRONG = [
     *(("METRICS_TOKEN", value) for value in ("short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
     *(("BELL", value) for value in (5, True, "", [], {"DIRECTORY": "run"}, {"DIRECTORY": b"/run"}, {"DIRECTORY": 1})),
     *(("BELL", value) for value in ({"GROUP": ""}, {"GROUP": 5}, {"GROUPS": "shop"})),
+    *(("BELL", {"LISTEN": value}) for value in ("", 7070, ":7070", "localhost:7070", "10.0.0.5", "10.0.0.5:0")),
+    *(("BELL", {"LISTEN": value}) for value in ("1.2.3.4:65536", "1.2.3:7070", "::1:7070", "[::1%lo]:7070")),
+    *(("BELL", {"ANNOUNCE": value}) for value in ("0.0.0.0:7070", "[::]:7070", "shop.example.com:7070", b"x")),
+    *(("BELL", value) for value in ({"LISTEN": "0.0.0.0:7070"}, {"ANNOUNCE": "10.0.0.5:7070"})),
     *(("HEALTH", value) for value in (None, 5, [], "", {"WINDOW": 59}, {"WINDOW": 21_601}, {"WINDOWS": 60})),
     *(("HEALTH", {"MAX_FAILURE_RATIO": value}) for value in (-0.1, 1.1, True, "0.5", float("nan"))),
     *(("HEALTH", {"MAX_RECENT_DEAD_LETTERS": value}) for value in (-1, 10_000, 1.5, True)),
@@ -196,6 +207,30 @@ def test_value_refused(mysqlqueue, name, value):
         assert f"MYSQLQUEUE[{name!r}] = {value!r}" in found[0].message
     with pytest.raises(ImproperlyConfigured, match=re.escape(f"MYSQLQUEUE[{name!r}]")):
         getattr(get_settings(), name.lower())
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        ({"SECRET": "fifteen letters"}, "has SECRET = …, which must be a string of at least 16 characters."),
+        ({"SECRET": b"sixteen  letters"}, "has SECRET = …, which must be a string of at least 16 characters."),
+        ({"SECRET": "the key of the site"}, "has SECRET = …, which must not be SECRET_KEY: .*"),
+        ({"SECRET": "of the rings alone", "ANNOUNCE": "10.0.0.5:7070"}, "has ANNOUNCE, which requires LISTEN."),
+        ({"LISTEN": "10.0.0.5:7070"}, "has LISTEN, which requires SECRET."),
+    ],
+)
+def test_an_error_of_the_bell_names_the_rule_and_not_the_secret(mysqlqueue, settings, value, rule):
+    settings.SECRET_KEY = "the key of the site"  # noqa: S105
+    (problem,) = mysqlqueue({"BELL": value})
+    assert re.fullmatch(f".*{rule}", problem.message)
+    assert "SECRET" not in value or str(value["SECRET"]) not in str(problem)
+
+
+def test_the_secret_of_the_bell_is_not_shown(mysqlqueue):
+    key = "of the rings alone"
+    assert mysqlqueue({"BELL": {"SECRET": key}}) == []
+    assert get_settings().bell.secret == key
+    assert key not in repr(get_settings())
 
 
 def test_every_setting_refuses_something():

@@ -38,6 +38,7 @@ from django_mysqlqueue.service import (
     log,
     polling,
     releasing,
+    remote_bell,
     rollups,
     sequencing,
     wakeups,
@@ -103,6 +104,8 @@ class Poller:
         self._listening: wakeups.Listening | None = None
         self._is_rung = False
         self._no_bell = ""
+        self.gateway: remote_bell.Gateway | None = None
+        self._gateway_error = ""
         self._looks: bell.Looks | None = None
         self._blocked = BlockedSequencer(context.using)
         self.maintenance = Maintenance(
@@ -125,6 +128,10 @@ class Poller:
         self._polled_at = float("-inf")
         self._ring_pause = 1 / RINGS_PER_SECOND
         """Seconds between two polls after rings."""
+        self._rung = False
+        """Whether there was a ring since the last poll."""
+        self._vain_rings = 0
+        """Number of polls in a row that came after a ring and found nothing."""
         self._next_tick = 0.0
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
@@ -362,8 +369,13 @@ class Poller:
             with self._apart(group):
                 until = min(until, self._turn_at(group, now))
         if self.context.inbox.wait(max(0.0, until - now)):
-            self._next_poll = min(self._next_poll, self._polled_at + self._ring_pause)
+            self._next_poll = min(self._next_poll, self._polled_at + self._pause_after_ring())
             self._idle_polls = 0
+            self._rung = True
+
+    def _pause_after_ring(self) -> float:
+        """Return the time between two polls after rings. Those for nothing cause no more polls than work does."""
+        return min(self._ring_pause * 2.0**self._vain_rings, max(self._ring_pause, self._pace.initial))
 
     def _turn_at(self, group: AnyGroup, now: float) -> float:
         """Return when a group needs a turn, by the monotonic clock."""
@@ -392,11 +404,14 @@ class Poller:
 
     # -- polling --------------------------------------------------------------
 
-    def listen(self, listening: wakeups.Listening) -> None:
+    def listen(self, listening: wakeups.Listening, gateway: remote_bell.Gateway | None = None) -> None:
         """Answer rings, and look for work together with the other processes of this host that work for the same groups.
 
         Whoever finds something rings for the others.
+
+        ``gateway``: what passes on the rings of other hosts, if no other process does.
         """
+        self.gateway = gateway
         self._listening = self.context.progress.listening = listening
         if listening.bell is not None:
             refs = sorted(group.ref for group in self.groups)
@@ -476,9 +491,14 @@ class Poller:
         is_work = look.due or read or look.free_leases or any(moment <= look.now for moment in due.values())
         self._tell_neighbours(began, is_work=is_work)
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
+        self._vain_rings = min(self._vain_rings + 1, 30) if self._rung and not is_work else 0
+        self._rung = False
+        listener = None if self._listening is None else self._listening.bell
+        if listener is not None:
+            listener.rest = max(bell.TOGETHER, self._pause_after_ring())
         self._polled_at = time.monotonic()
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
-        if busy and self._listening is not None and self._listening.bell is not None:
+        if busy and listener is not None:
             pause = self._ring_pause  # Nobody rings when the process that has the mutex has moved the messages.
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause
@@ -550,6 +570,7 @@ class Poller:
         """Check the groups' settings and the leases. Runs once per renewal interval, and when leases are free."""
         self._ticked_at = time.monotonic()
         self._check_bell()
+        self._open_gateway()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
         for group in self.groups:
@@ -570,6 +591,17 @@ class Poller:
                     ordered.mode.rebalance(
                         leases[ordered.ref], sorted(equals), steal=self.context.stealing.is_allowed()
                     )
+
+    def _open_gateway(self) -> None:
+        """Listen for other hosts, unless another process of this host does: it may have ended since the last tick."""
+        if self.gateway is None:
+            return
+        try:
+            self.gateway.open()
+        except bell.Unavailable as error:
+            if str(error) != self._gateway_error:
+                self._gateway_error = str(error)
+                event(logging.WARNING, "bell.unavailable", database=self.context.using, error=error)
 
     def _control(self, group: AnyGroup, controls: groups.GroupControls | None) -> None:
         """Apply the group's row, and release what the group holds while it is down."""

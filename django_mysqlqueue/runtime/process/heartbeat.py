@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import Error, connections
@@ -45,7 +45,7 @@ class Heart:
         *,
         interval: float,
         lease: float,
-        info: Mapping[str, Any],
+        info: dict[str, Any],
         progress: Progress,
     ) -> None:
         self._using = using
@@ -53,7 +53,8 @@ class Heart:
         self._refs = refs
         self._interval = interval
         self._lease = lease
-        self._info = info
+        self.info = info
+        """What the first heartbeat writes."""
         self._progress = progress
         self._stop = threading.Event()
         self._doubted_at = self._verified_at = float("-inf")
@@ -123,7 +124,7 @@ class Heart:
         before = connection.connection
         sent = time.monotonic()
         try:
-            heartbeats.beat(self._using, self._subscriber, self._refs, self._info, self._progress.facts())
+            heartbeats.beat(self._using, self._subscriber, self._refs, self.info, self._progress.facts())
         except (Error, QueueError) as error:
             self._failures += 1
             failing(logging.WARNING, "heartbeat.failed", error=error, failures=self._failures)

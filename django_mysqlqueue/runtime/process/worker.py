@@ -32,7 +32,7 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.registering import register, register_schedules
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.schedules.definitions import Definition
-from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
+from django_mysqlqueue.service import bell, groups, heartbeats, leasing, polling, releasing, remote_bell, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from django_mysqlqueue.service.subsets import Subset
@@ -325,7 +325,7 @@ class Worker:
             ),
         )
         listening = wakeups.Listening(self.using, {ref.topic for ref in self.handlers}, self.inbox.wake)
-        self.poller.listen(listening)
+        self.poller.listen(listening, self._announce() if listening.bell is not None else None)
         try:
             if self.handlers:
                 self.heart.start()
@@ -340,6 +340,20 @@ class Worker:
             self._shut_down()
         finally:
             listening.stop()
+            if self.poller.gateway is not None:
+                self.poller.gateway.stop()
+
+    def _announce(self) -> remote_bell.Gateway | None:
+        """Let the heartbeat show where other hosts ring, and return what listens there; None if nothing does."""
+        try:
+            address = remote_bell.announced(self.using)
+        except bell.Unavailable as error:
+            event(logging.WARNING, "bell.unavailable", database=self.using, error=error)
+            return None
+        if address is None:
+            return None
+        self.heart.info["bell"] = address
+        return remote_bell.Gateway()
 
     def must_stop(self) -> bool:
         """Return whether the poller shall stop, and make the process stop if this worker cannot continue."""
