@@ -64,11 +64,11 @@ class Packets:
         self._limit = ""
         self.undone: Error | None = None
         """The last error of a statement that was sent with a COMMIT, which the server has not executed for it."""
-        # The hook is Django's own for backends (``BaseDatabaseWrapper.set_autocommit``); that of SQLite uses it. It
-        # saves switching autocommit off and later on again.
-        connection._start_transaction_under_autocommit = self.begin
-        connection._commit = self.commit
-        connection._rollback = self.rollback
+        # The first hook is Django's own for backends (``BaseDatabaseWrapper.set_autocommit``); that of SQLite uses it.
+        # It saves switching autocommit off and later on again.
+        hooks = {"_start_transaction_under_autocommit": self.begin, "_commit": self.commit, "_rollback": self.rollback}
+        self._before = {name: vars(connection).get(name) for name in hooks}
+        vars(connection).update(hooks)
         connection.execute_wrappers.append(self._send_with)
 
     # -- statements ---------------------------------------------------------------
@@ -209,8 +209,12 @@ class Packets:
 
     def detach(self) -> None:
         """Leave the connection as it was."""
-        del self._connection._start_transaction_under_autocommit
-        del self._connection._commit, self._connection._rollback, self._connection.queue_packets
+        hooks = vars(self._connection)
+        for name, before in (*self._before.items(), ("queue_packets", None)):
+            if before is None:
+                del hooks[name]
+            else:
+                hooks[name] = before
         self._connection.execute_wrappers.remove(self._send_with)
 
 

@@ -88,8 +88,6 @@ class Plan:
     committed: bool = False
     sent: list[str] = field(default_factory=list)
     sessions: set[int] = field(default_factory=set)
-    packets: bool = False
-    """Statements are sent together where they can be, and counted one by one."""
     over: threading.Event = field(default_factory=threading.Event)
     """The session that lives on may end."""
     waited_for: bool = False
@@ -134,6 +132,7 @@ class CountingLink(Link):
         self._plan: Plan | None = None
         self._process = self._session = 0
         self._autocommit = True
+        self._began = False
         self._keeps_answer = self._had_committed = False
         self._answered = threading.Event()
         super().__init__(client, target, dark=False)
@@ -187,7 +186,7 @@ class CountingLink(Link):
                     # The greeting: a header, the protocol's version, the server's, the session's number.
                     place = data.index(b"\0", 5) + 1
                     self._session = int.from_bytes(data[place : place + 4], "little")
-                if self._plan is not None and self._plan.packets and REFUSAL.search(data):
+                if self._plan is not None and REFUSAL.search(data):
                     self._plan.committed = self._had_committed  # The COMMIT behind it was not executed.
                 if self._keeps_answer:
                     self._await_all()
@@ -198,7 +197,7 @@ class CountingLink(Link):
 
     def _await_all(self) -> None:
         """What is answered has been done; of a packet, the server answers the statements one after another."""
-        while self._plan is not None and self._plan.packets and not self._gate.sleeps(self._session):
+        while not self._gate.sleeps(self._session):
             time.sleep(0.001)
 
     def _lets_through(self, sql: str) -> bool:
@@ -230,9 +229,9 @@ class CountingLink(Link):
             return False
         verb = sql.split(None, 1)[0].upper()
         if verb == "START":
-            self._autocommit = False
-        elif verb in ("COMMIT", "ROLLBACK") and " TO " not in sql and self._plan is not None and self._plan.packets:
-            self._autocommit = True
+            self._began, self._autocommit = True, False
+        elif self._began and verb in ("COMMIT", "ROLLBACK") and " TO " not in sql:
+            self._began, self._autocommit = False, True
         return verb == "COMMIT" or (self._autocommit and verb in ("INSERT", "UPDATE", "DELETE", "REPLACE"))
 
 
@@ -252,7 +251,7 @@ class ServerCrashes:
         packets: bool = False,
         ends_together: bool = False,
     ) -> Ended:
-        plan = self._gate.plan = Plan(mode, number, packets=packets or ends_together)
+        plan = self._gate.plan = Plan(mode, number)
         connections[ALIAS].close()
         dies = mode in (KILL, GONE)
         if packets:

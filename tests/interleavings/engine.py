@@ -132,6 +132,9 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         _here.worker = self
         connection = connections[ALIAS]
+        # Each statement is a step, as on a connection that takes one at a time.
+        options = {**connection.settings_dict["OPTIONS"], "multi_statements": False}
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
         connection.ensure_connection()
         with connection.cursor() as cursor:
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT}")
