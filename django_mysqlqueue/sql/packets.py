@@ -69,7 +69,11 @@ class Packets:
         hooks = {"_start_transaction_under_autocommit": self.begin, "_commit": self.commit, "_rollback": self.rollback}
         self._before = {name: vars(connection).get(name) for name in hooks}
         vars(connection).update(hooks)
-        connection.execute_wrappers.append(self._send_with)
+        self._is_unseen = bool(getattr(connection, "ends_together", False))
+        """Whether execute wrappers watch what handlers do, and must not see what is added to it."""
+        # Otherwise they see whole packets.
+        wrappers = connection.execute_wrappers
+        wrappers.insert(len(wrappers) if self._is_unseen else 0, self._send_with)
 
     # -- statements ---------------------------------------------------------------
 
@@ -163,17 +167,13 @@ class Packets:
             raise OperationalError("The connection was lost before the COMMIT.")
         text, values = _joined(waiting, "COMMIT" if connection.connection.get_autocommit() else AND_ON, ())
         try:
-            with (
-                debug_transaction(connection, text),
-                connection.wrap_database_errors,
-                contextlib.closing(connection.connection.cursor()) as cursor,
-            ):
+            with self._cursor(text) as cursor:
                 cursor.execute(text, values)
                 for one in waiting:
                     one.rows = cursor.fetchall()
                     place += 1
                     cursor.nextset()
-                with contextlib.suppress(connection.Database.Error):  # It has committed.
+                with contextlib.suppress(Error, connection.Database.Error):  # It has committed.
                     cursor.nextset()
         except Error as error:
             meant = _meant(error, *waiting[place:])
@@ -182,6 +182,21 @@ class Packets:
             if meant is not error:
                 self._roll_back()
             raise meant from None
+
+    @contextlib.contextmanager
+    def _cursor(self, text: str) -> Iterator[Any]:
+        """Yield a cursor for the end of a transaction."""
+        connection = self._connection
+        if not self._is_unseen:
+            with connection.cursor() as cursor:
+                yield cursor
+            return
+        with (
+            debug_transaction(connection, text),
+            connection.wrap_database_errors,
+            contextlib.closing(connection.connection.cursor()) as cursor,
+        ):
+            yield cursor
 
     def _roll_back(self) -> None:
         """Do what ``atomic()`` does after an error of the database, and only then."""

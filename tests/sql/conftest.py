@@ -13,6 +13,7 @@ from django.db import connection, connections
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS
 from tests.sql.scenario import scenario
+from tests.support.one_at_a_time import one_at_a_time
 from tests.support.roles import Statements
 
 
@@ -52,6 +53,7 @@ def sent(_database: None) -> Sent:
     """What the scenario sends. It takes half a minute, so tests share it."""
     found = Sent()
     empty()
-    with _one_connection(), connection.execute_wrapper(found.of_roles), connection.execute_wrapper(found):
+    wrapped = connection.execute_wrapper
+    with _one_connection(), one_at_a_time(), wrapped(found.of_roles), wrapped(found):
         scenario()
     return found

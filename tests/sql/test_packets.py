@@ -13,7 +13,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import DeliveryState
 from tests.app.models import Effect
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import Retry, Session, drop_connection, packets_of, run, sequencing, sessions
+from tests.support.internals import Retry, Session, drop_connection, packets_of, run, sequencing, sessions, together
 from tests.support.publishing import rolled_back
 
 pytestmark = pytest.mark.servers_only
@@ -259,6 +259,24 @@ def test_a_subscriber_sends_half_as_many_packets(db):
     publish("u", 0, key="k")
     together, alone = in_subscriber(lambda: work("t")), in_thread(lambda: work("u"))
     assert len(together) < len(alone) * 0.6
+
+
+def test_execute_wrappers_see_all_that_an_enqueue_sends(db):
+    """Those of the project, as for tracing."""
+    seen = []
+
+    def trace(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    connection = connections[USING]
+    with connection.execute_wrapper(trace), together(connection), transaction.atomic():
+        Session(USING).later(INSERT, ("a", 1))
+        Session(USING).later(INSERT, ("b", 1))
+    assert [one.count("INSERT") for one in seen] == [2]
+    assert seen[0].endswith("; COMMIT")
+    assert connection.execute_wrappers == []
+    assert names() == ["a", "b"]
 
 
 # -- the end of an atomic handler's transaction ----------------------------------

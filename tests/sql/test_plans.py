@@ -21,6 +21,7 @@ from django.db import connection
 
 from tests.conftest import empty
 from tests.sql.scenario import scenario
+from tests.support.one_at_a_time import one_at_a_time
 from tests.support.recorded_statements import SMALL, excepted, sender, shape_of, unneeded
 from tests.support.statement_names import name_of
 from tests.support.statistics import SIZES, TABLES, pinned, reread
@@ -159,7 +160,7 @@ def test_every_statement_reads_by_the_index_that_it_is_written_for(db, alias):
         await_purge()
         with pinned(connection, size):
             plans.size = size
-            with connection.execute_wrapper(plans):
+            with one_at_a_time(), connection.execute_wrapper(plans):
                 scenario()
             empty()
             await_purge()

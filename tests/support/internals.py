@@ -180,7 +180,7 @@ from django_mysqlqueue.service.sequencing import Mutex, Sequenced, identify, seq
 from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql import connection, dialect_of, failures, mysql, session, several, sqlite, statements
+from django_mysqlqueue.sql import connection, dialect_of, failures, mysql, packets, session, several, sqlite, statements
 from django_mysqlqueue.sql.connection import (
     apart,
     bounded,
@@ -191,7 +191,7 @@ from django_mysqlqueue.sql.connection import (
     is_server,
 )
 from django_mysqlqueue.sql.mysql import DIALECT, INNODB_TRANSACTIONS, LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
-from django_mysqlqueue.sql.packets import packets_of, use_packets
+from django_mysqlqueue.sql.packets import packets_of, together, use_packets
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
 from django_mysqlqueue.sql.several import Unread, read_each, start_each
 from django_mysqlqueue.subscriptions import registry

@@ -15,6 +15,7 @@ from django.db import connection
 
 from tests.conftest import QUEUE_MODELS
 from tests.support.internals import dialect_of
+from tests.support.one_at_a_time import one_at_a_time
 from tests.support.rooms import module_of
 from tests.support.statement_names import name_of, without_lock
 
@@ -139,7 +140,7 @@ def unneeded(needed: set[tuple[str, str]], *kinds: str) -> list[str]:
 @contextlib.contextmanager
 def recorded() -> Iterator[Recorder]:
     recorder = Recorder()
-    with connection.execute_wrapper(recorder):
+    with one_at_a_time(), connection.execute_wrapper(recorder):
         yield recorder
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tests.support.one_at_a_time import one_at_a_time
 from tests.support.rooms import module_of, sources
 
 
@@ -43,7 +44,16 @@ def _writes(call: ast.Call) -> bool:
         return bool(call.keywords)
     if name == "delete":
         return not call.args
-    return name in ("execute", "create", "bulk_create", "save", "get_or_create", "update_or_create")
+    return name in (
+        "execute",
+        "later",
+        "update_later",
+        "create",
+        "bulk_create",
+        "save",
+        "get_or_create",
+        "update_or_create",
+    )
 
 
 @contextlib.contextmanager
@@ -61,6 +71,7 @@ def watched(seen: set[str], connections: Iterable[Any]) -> Iterator[None]:
         return execute(sql, params, many, context)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(one_at_a_time())
         for connection in connections:
             stack.enter_context(connection.execute_wrapper(watch))
         yield
