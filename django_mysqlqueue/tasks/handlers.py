@@ -66,6 +66,10 @@ UNKNOWN_GRACE = 3600
 LOCKED_DELAY = 1
 """Seconds after which a job that could not start is delivered again, because its result is still locked, or another
 message of it came first."""
+LONG = 10.0
+"""Seconds after which the transaction of an atomic job is long."""
+_long: set[str] = set()
+"""The tasks of which the log has said so."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
 
@@ -208,12 +212,17 @@ class JobHandler(Handler):
         _tell(task_started, attempt, result)
         arguments = [JobContext(attempt, result), *result.args] if task.takes_context else result.args
         timeout = None if attempt.options is None else attempt.options.timeout
-        with watching(attempt):
-            if timeout is None:
-                value = task.call(*arguments, **result.kwargs)
-            else:
-                called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
-                value = async_to_sync(called)(None)
+        began = time.monotonic()
+        try:
+            with watching(attempt):
+                if timeout is None:
+                    value = task.call(*arguments, **result.kwargs)
+                else:
+                    called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
+                    value = async_to_sync(called)(None)
+        finally:
+            if (seconds := time.monotonic() - began) > LONG and attempt.options is not None and attempt.options.atomic:
+                _ran_long(task.module_path, seconds)
         attempt.returned, attempt.value = _stored(task, value)
 
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
@@ -267,6 +276,13 @@ class JobHandler(Handler):
             is_final=is_rejected or is_last,
             job=attempt.end(errors),
         )
+
+
+def _ran_long(path: str, seconds: float) -> None:
+    """Log once for each task that its transactions are long."""
+    if path not in _long:
+        _long.add(path)
+        event(logging.WARNING, "job.long_transaction", task=path, seconds=round(seconds, 1))
 
 
 def _attempt_of(delivery: ReceivedMessage) -> Attempt | None:

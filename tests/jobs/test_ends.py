@@ -11,7 +11,7 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, JobResult, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.tasks import exceptions, job
+from django_mysqlqueue.tasks import exceptions, handlers, job
 from django_mysqlqueue.tasks.framework import InvalidTask, task_backends
 from django_mysqlqueue.tasks.handlers import Attempt
 from django_mysqlqueue.testing import deliver_all
@@ -455,3 +455,29 @@ def test_queues_are_declared_topics(settings):
 def test_job_needs_a_task_or_a_function():
     with pytest.raises(Exception, match="@job on 5: it is not a task or a function"):
         job(max_attempts=2)(5)
+
+
+def fields_of(caplog, name):
+    every = [getattr(one, "mysqlqueue", {}) for one in caplog.records]
+    return [fields for fields in every if fields.get("event") == name]
+
+
+@pytest.mark.parametrize("task", [jobs.add, jobs.fail])
+def test_a_long_transaction_is_logged_once_for_each_task(monkeypatch, caplog, task):
+    monkeypatch.setattr(handlers, "_long", set())
+
+    def logged():
+        return [fields["task"] for fields in fields_of(caplog, "job.long_transaction")]
+
+    for longest, expected in ((3600.0, []), (0.0, [task.module_path]), (0.0, [task.module_path])):
+        monkeypatch.setattr(handlers, "LONG", longest)
+        task.enqueue(1)
+        deliver_all(raise_exceptions=False)
+        assert logged() == expected
+
+
+def test_a_long_job_without_a_transaction_is_not_logged(monkeypatch, caplog):
+    monkeypatch.setattr(handlers, "LONG", 0.0)
+    jobs.plain.enqueue(1)
+    deliver_all()
+    assert fields_of(caplog, "job.long_transaction") == []
