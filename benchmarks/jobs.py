@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the jobs of this package with those of django-tasks-db, and with plain Django transactions, side by side.
+"""Compare the jobs of this package with those of other task backends, and with plain Django transactions, side by side.
 
     python tools/servers.py run mariadb -- python benchmarks/jobs.py
 
@@ -45,7 +45,7 @@ def results_done(query: rivals.Query, who: rivals.Contender, count: int) -> floa
     return float(query(f"SELECT MAX(finished_at) - MIN(started_at) FROM {who.table}")[0][0]) / 1e3
 
 
-THEIRS = rivals.RIVALS[0]
+THEIRS = rivals.RIVALS[:3]
 OWN = (
     rivals.Contender(
         f"{rivals.OURS}, jobs",
@@ -106,14 +106,23 @@ def _times(text: str) -> dict[int, float]:
 def ratios(found: rivals.Found) -> str:
     """Return the ratios within the rounds, as lines of text."""
     ours, atomic = (found.get(who.name) for who in OWN)
-    theirs, bare = found.get(THEIRS.name), found.get(rivals.BARE)
+    bare = found.get(rivals.BARE)
     lines = []
-    if ours and theirs:
-        lines.append(_line("no-op jobs processed, x django-tasks-db", ours.processed, theirs.processed))
-        lines.append(_line("enqueued one by one, x django-tasks-db", ours.single, theirs.single))
-        lines.append(_line("CPU of enqueueing one by one, x django-tasks-db", ours.single_cpu, theirs.single_cpu))
-        lines.append(_line("enqueued in bulk, x django-tasks-db one by one", ours.bulk, theirs.single))
-        lines.append(_line("time to start (p50), x django-tasks-db", ours.start_p50, theirs.start_p50))
+    for who in THEIRS:
+        theirs, name = found.get(who.name), who.name
+        if theirs is None:
+            continue
+        if ours:
+            lines.append(_line(f"no-op jobs processed, x {name}", ours.processed, theirs.processed))
+            lines.append(_line(f"CPU of a no-op job, x {name}", _cpu(ours), _cpu(theirs)))
+            lines.append(_line(f"enqueued in a transaction each, x {name}", ours.single, theirs.single))
+            lines.append(_line(f"enqueued outside of a transaction, x {name}", ours.alone, theirs.alone))
+            lines.append(_line(f"CPU of enqueueing one by one, x {name}", ours.single_cpu, theirs.single_cpu))
+            lines.append(_line(f"enqueued in bulk, x {name} one by one", ours.bulk, theirs.single))
+            lines.append(_line(f"time to start (p50), x {name}", ours.start_p50, theirs.start_p50))
+            lines.append(_line(f"time to start (p95), x {name}", ours.start_p95, theirs.start_p95))
+        if atomic:
+            lines.append(_line(f"atomic jobs processed, x {name}", atomic.processed, theirs.processed))
     if atomic and bare:
         lines.append(_line("atomic jobs, x a plain transaction", atomic.processed, bare.processed))
         lines.append(_line("CPU of an atomic job, x a plain transaction", _cpu(atomic), _cpu(bare)))
@@ -132,7 +141,7 @@ def _line(name: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
 def main() -> None:
     options = rivals.parser(__doc__).parse_args()
     rivals.begin()
-    found = rivals.compare(options, (THEIRS, *OWN), measure_start)
+    found = rivals.compare(options, (*THEIRS, *OWN), measure_start)
     print(ratios(found), file=sys.stderr)
 
 

@@ -3,19 +3,20 @@
 
     python tools/servers.py run mariadb -- python benchmarks/rivals.py
 
-django-tasks-db, django-ox, django-q2 (with its ORM broker) and this package run in turn on one server with full
-durability. All have the same small payload and jobs that do nothing. Each has its own workers and the settings that
-were fastest for it (see ``RIVALS`` below and ``rivals/with_*/settings.py``). The packages are installed into
-``.test/venv-rivals``, which needs the network once. They need Python 3.12 or later, because Django 6.1 does.
+django-tasks-db, dj-queue, Steady Queue, django-ox, django-q2 (with its ORM broker) and this package run in turn on one
+server with full durability. All have the same small payload and jobs that do nothing. Each has its own workers and the
+settings that were fastest for it (see ``RIVALS`` below and ``rivals/with_*/settings.py``). The packages are installed
+into ``.test/venv-rivals``, which needs the network once. They need Python 3.12 or later, because Django 6.1 does.
 
-*Enqueued*: one process enqueues one job per transaction (``single``), and with the library's own bulk call, 500 jobs at
-a time, if it has one.
+*Enqueued*: one process enqueues one job per transaction (``single``), one job at a time outside of a transaction
+(``alone``), and with the library's own bulk call, 500 jobs at a time, if it has one.
 
 *Processed*: the workers are running and idle. Then one transaction commits all jobs, and the time is measured from the
 start of the first job to the end of the last one. django-tasks-db and django-ox store both times in their rows. For the
 others, the tables are watched every 20 ms from before that COMMIT: django-q2 from the first locked row until the last
-row is deleted, this package from the first sequenced message until all watermarks are at the ends of their partitions,
-so that sequencing counts as processing. The jobs themselves do nothing for the measurement.
+row is deleted, dj-queue and Steady Queue from the first claimed row until none waits or is claimed, this package from
+the first sequenced message until all watermarks are at the ends of their partitions, so that sequencing counts as
+processing. The jobs themselves do nothing for the measurement.
 
 The results, with the settings of the server and of the machine, go to stdout as JSON (and to ``--output``), and a table
 goes to stderr.
@@ -148,6 +149,20 @@ def q2_done(query: Query, who: Contender, count: int) -> None:
     )
 
 
+def claims_begun(query: Query, who: Contender) -> object:
+    claimed = who.table.replace("ready", "claimed")
+    return query(f"SELECT 1 FROM {claimed} LIMIT 1")
+
+
+def claims_done(query: Query, who: Contender, count: int) -> None:
+    """Wait until no row waits, and none is claimed."""
+    for table in (who.table, who.table.replace("ready", "claimed")):
+        wait_until(
+            lambda table=table: not query(f"SELECT 1 FROM {table} LIMIT 1"),
+            lambda table=table: f"rows left in {table}: {query(f'SELECT COUNT(*) FROM {table}')}",
+        )
+
+
 def log_begun(query: Query, who: Contender) -> object:
     return query("SELECT 1 FROM queue_messages LIMIT 1")
 
@@ -204,6 +219,25 @@ RIVALS = (
         rows_done,
         settings="2 x db_worker --interval 0.1 --no-startup-delay --verbosity 0, CONN_MAX_AGE=None",
         table="django_tasks_database_dbtaskresult",
+    ),
+    Contender(
+        "dj-queue",
+        "with_dj_queue",
+        [["dj_queue"]],
+        claims_begun,
+        claims_done,
+        settings="dj_queue: processes 2, threads 8, polling_interval 0.1, prefetch_multiplier 8, CONN_MAX_AGE=None",
+        table="dj_queue_ready_executions",
+        bulk=True,
+    ),
+    Contender(
+        "Steady Queue",
+        "with_steady_queue",
+        [["steady_queue"]],
+        claims_begun,
+        claims_done,
+        settings="steady_queue: processes 2, threads 8, polling_interval 0.1, CONN_MAX_AGE=None",
+        table="steady_queue_readyexecution",
     ),
     Contender(
         "django-ox",
@@ -421,6 +455,7 @@ class Figures:
     settings: str
     jobs: int
     single: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
     single_cpu: list[float] = field(default_factory=list)
     """Milliseconds of CPU time, of the publisher and of the server, for each job that is enqueued one by one."""
     bulk: list[float] = field(default_factory=list)
@@ -436,6 +471,7 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         rounds = {
             "single": self.single,
+            "alone": self.alone,
             "single_cpu": self.single_cpu,
             "bulk": self.bulk,
             "processed": self.processed,
@@ -449,6 +485,7 @@ class Figures:
             "settings": self.settings,
             "jobs": self.jobs,
             "enqueued_per_second": _median(self.single),
+            "enqueued_alone_per_second": _median(self.alone),
             "bulk_enqueued_per_second": _median(self.bulk),
             "processed_per_second": _median(self.processed),
             "statements_per_job": _median(self.statements, digits=2),
@@ -474,6 +511,8 @@ def measure(server: Server, who: Contender, figures: Figures, log: Path, options
         rate, cpu = enqueue(who, "single", options.messages)
         figures.single.append(rate)
         figures.single_cpu.append(cpu + 1000 * (server.cpu() - server_cpu) / options.messages)
+        server.empty(who)
+        figures.alone.append(enqueue(who, "alone", options.messages)[0])
         if who.bulk:
             server.empty(who)
             figures.bulk.append(enqueue(who, "bulk", options.messages * 4)[0])
@@ -541,7 +580,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     from importlib.metadata import version
 
-    names = ("Django", "mysqlclient", "django-tasks-db", "django-ox", "django-q2", OURS)
+    names = ("Django", "mysqlclient", "django-tasks-db", "dj-queue", "steady-queue", "django-ox", "django-q2", OURS)
     return {name: version(name) for name in names}
 
 
@@ -556,6 +595,7 @@ def report(result: dict[str, Any]) -> str:
     head = [
         "",
         "enqueued/s",
+        "alone/s",
         "bulk/s",
         "processed/s",
         "statements",
@@ -565,7 +605,8 @@ def report(result: dict[str, Any]) -> str:
     ]
     lines = [head]
     for name, row in found.items():
-        cells = [row["enqueued_per_second"], row["bulk_enqueued_per_second"], row["processed_per_second"]]
+        names = ("enqueued_per_second", "enqueued_alone_per_second", "bulk_enqueued_per_second", "processed_per_second")
+        cells = [row[name] for name in names]
         ratios = [f"{row['processed_per_second'] / rate:.1f}" for rate in best.values()]
         lines.append(
             [

@@ -1,11 +1,12 @@
 """Enqueue jobs in the project of DJANGO_SETTINGS_MODULE, and print the seconds that it took, and those of CPU time.
 
-python enqueue.py single|bulk|preload COUNT [KIND]
+python enqueue.py single|alone|bulk|preload COUNT [KIND]
 python enqueue.py steady COUNT KIND RATE
 
-``single``: one job per transaction. ``bulk``: the library's own bulk call with 500 jobs per transaction. ``preload``:
-all jobs in one transaction, so that the idle workers see all jobs at once. ``steady``: one job per transaction, at a
-rate per second that does not depend on the workers; it prints the number of each job and the time of its COMMIT.
+``single``: one job per transaction. ``alone``: the same, outside of ``atomic()``. ``bulk``: the library's own bulk call
+with 500 jobs per transaction. ``preload``: all jobs in one transaction, so that the idle workers see all jobs at once.
+``steady``: one job per transaction, at a rate per second that does not depend on the workers; it prints the number of
+each job and the time of its COMMIT.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def main() -> None:
         for n in range(count):
             with transaction.atomic():
                 jobs.enqueue({"n": n, "text": TEXT}, kind)
+    elif way == "alone":
+        for n in range(count):
+            jobs.enqueue({"n": n, "text": TEXT}, kind)
     elif way == "bulk":
         for first in range(0, count, BULK):
             numbers = range(first, min(first + BULK, count))
