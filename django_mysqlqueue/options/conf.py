@@ -241,14 +241,14 @@ _MONITORING: dict[str, Callable[[Any], Any]] = {
     "health": partial(_parsed, HealthSettings),
 }
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
-_SECRETS = ("METRICS_TOKEN", "SECRET")
-"""Settings, and keys of settings, whose values are not shown."""
+_SECRETS = ("TOKEN", "SECRET")
+"""Parts of the names of settings, and of keys of settings, whose values are not shown."""
 
 
 def _shown(key: object, value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {_shown(name, item)}' for name, item in value.items())}}}"
-    return "…" if key in _SECRETS else repr(value)
+    return "…" if any(name in str(key).upper() for name in _SECRETS) else repr(value)  # It may be misspelled.
 
 
 def check_health_option(name: str, value: Any) -> Any:

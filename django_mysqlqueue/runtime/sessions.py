@@ -173,8 +173,6 @@ def _execute_set_up(connection: Any) -> None:
     packets = packets_of(connection)
     if packets is not None:
         packets.is_usable = takes_several(connection)
-    elif getattr(connection, "ends_together", False):
-        takes_several(connection)  # Now, and not in a handler's transaction.
 
 
 REST = 60.0

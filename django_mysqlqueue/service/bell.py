@@ -13,16 +13,18 @@ import atexit
 import contextlib
 import errno
 import hashlib
-import math
 import os
 import secrets
 import socket
 import stat
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from django.core.signals import setting_changed
 from django.db import connections
@@ -42,8 +44,8 @@ FRESH = 1_000_000_000
 """Nanoseconds for which a folder's time of change may hide a further change: filesystems note it coarsely."""
 DEAD = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that say that no process listens at a socket."""
-LONGEST_PATH = 107
-"""Bytes of the path of a socket on Linux (``sun_path``)."""
+LONGEST_PATH = 103 if sys.platform == "darwin" else 107
+"""Bytes of the path of a socket (``sun_path``)."""
 LONGEST_NAME = "4194304-123456"
 """A name of a socket that has as many bytes as one can have: the process id, at most 2²², and six digits."""
 
@@ -157,7 +159,7 @@ def require_usable(settings: BellSettings) -> None:
     _require_short(f"{path}/{_short('')}")
     if settings.group is not None:
         _group_id(settings.group)
-    if path.exists():
+    if os.path.exists(path):  # False, too, if this user may not look there.
         _judge(path, settings)
 
 
@@ -167,6 +169,10 @@ def require_usable(settings: BellSettings) -> None:
 _known: dict[str, tuple[int, tuple[str, ...]]] = {}
 """By folder, its time of change and the sockets in it."""
 _sender: socket.socket | None = None
+_own: set[str] = set()
+"""The names of the sockets at which this process listens."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_own.clear)
 
 
 def listeners(using: str, topic: str) -> tuple[str, ...]:
@@ -184,9 +190,14 @@ def listeners_in(folder: str) -> tuple[str, ...]:
     known = _known.get(folder)
     if known is not None and known[0] == changed:
         return known[1]
+    settings, path = get_settings().bell, Path(folder)
     try:
+        if settings is None:
+            return ()
+        for one in (path.parent.parent, path.parent, path):
+            _judge(one, settings)  # Another user could have made it.
         found = tuple(f"{folder}/{name}" for name in os.listdir(folder))
-    except OSError:
+    except (OSError, Unavailable):
         return ()
     if time.time_ns() - changed > FRESH:
         _known[folder] = changed, found
@@ -195,8 +206,9 @@ def listeners_in(folder: str) -> tuple[str, ...]:
 
 def ring(using: str, topics: Iterable[str]) -> None:
     """Wake the other processes of this host that listen for one of some topics."""
-    own = f"/{os.getpid()}-"  # Who listens in this process is woken without it.
-    send({path for topic in topics for path in listeners(using, topic) if own not in path})
+    # Who listens in this process is woken without it.
+    paths = {path for topic in topics for path in listeners(using, topic)}
+    send(path for path in paths if path.rpartition("/")[2] not in _own)
 
 
 def send(sockets: Iterable[str]) -> None:
@@ -204,14 +216,22 @@ def send(sockets: Iterable[str]) -> None:
     global _sender  # one for the process, made when it is needed
     for path in sockets:
         if _sender is None:
-            _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            _sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            _sender.settimeout(0)
             atexit.register(_sender.close)
         try:
             _sender.sendto(b".", path)
         except OSError as error:
             if error.errno in DEAD:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                _remove_link(path)
+
+
+def _remove_link(path: str) -> None:
+    """Remove a link or a socket, and nothing else."""
+    with contextlib.suppress(OSError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode) or stat.S_ISSOCK(mode):
+            os.unlink(path)
 
 
 # -- listening ----------------------------------------------------------------
@@ -245,10 +265,15 @@ class Listener:
         _require_short(directory)
         require_private(Path(directory).parent, settings)
         require_private(Path(directory), settings)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._links = [f"{folder_of(using, topic)}/{name}" for topic in sorted(set(topics))]
+        self._name = name
+        self._thread = threading.Thread(target=self._run, name=f"mysqlqueue-bell-{using}", daemon=True)
         try:
-            _clean(Path(directory))
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError as error:
+            raise Unavailable(str(error.strerror)) from error
+        try:
+            _own.add(name)
             self._socket.bind(self.path)
             os.chmod(self.path, 0o600 if settings.group is None else 0o660)
             if settings.group is not None:
@@ -256,11 +281,13 @@ class Listener:
             for link in self._links:
                 require_private(Path(link).parent, settings)
                 os.symlink(f"../{name}", link)
-        except OSError as error:
+            self._thread.start()
+        except (OSError, RuntimeError) as error:  # The latter: no thread can be started.
             self._remove()
-            raise Unavailable(f"{directory}: {error.strerror}") from error
-        self._thread = threading.Thread(target=self._run, name=f"mysqlqueue-bell-{using}", daemon=True)
-        self._thread.start()
+            raise Unavailable(f"{directory}: {getattr(error, 'strerror', error)}") from error
+        except Unavailable:
+            self._remove()
+            raise
 
     def is_reachable(self) -> bool:
         """Return whether nobody has removed the socket, or a link to it, or its folders."""
@@ -269,7 +296,7 @@ class Listener:
     def neighbours(self) -> int:
         """Return how many processes, this one included, listen for the topic for which most do."""
         with contextlib.suppress(OSError):
-            return max(len(os.listdir(os.path.dirname(link))) for link in self._links)
+            return max((len(os.listdir(os.path.dirname(link))) for link in self._links), default=1)
         return 1
 
     def _run(self) -> None:
@@ -288,22 +315,35 @@ class Listener:
     def stop(self) -> None:
         """Stop listening, and remove the socket."""
         self._stopped.set()
-        with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as own:
-            own.sendto(b".", self.path)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)  # It ends the wait for a ring.
         self._thread.join(1)
         self._remove()
 
     def _remove(self) -> None:
         for path in (*self._links, self.path):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            _remove_link(path)
         self._socket.close()
+        _own.discard(self._name)
+
+
+class Look(NamedTuple):
+    """What a process knew that looked and found nothing to do."""
+
+    at: float
+    """When it looked, by the monotonic clock, which all processes of a host share and nobody can set."""
+    tail: int
+    """The offset up to which it had read the log."""
+    next_deliver_at: int
+    """When the next scheduled message comes due, in epoch milliseconds; 0 if there is none."""
+
+
+LOOK = struct.Struct("<dqq")
 
 
 class Looks:
-    """When one of the processes of this host that look for the same work has last found none, and whether one looks.
+    """The last look of the processes of this host that look for the same work, and whether one of them is looking.
 
-    The time is that of the clock that all processes of a host share and nobody can set, as the file's time of change.
     The lock of the file ends with the process that holds it.
 
     Args:
@@ -315,22 +355,31 @@ class Looks:
     """
 
     def __init__(self, using: str, what: object) -> None:
-        place = named_place(connections[using])
+        settings, place = get_settings().bell, named_place(connections[using])
         path = f"{_directory(using, _name(using))}/look.{_short(repr((place, what)))}"
         try:
-            self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o660)
+            self._file = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            with contextlib.suppress(OSError):  # It is another user's of the group, who has done so.
+                if settings is not None and settings.group is not None:
+                    os.fchmod(self._file, 0o660)
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror}") from error
 
-    def age(self) -> float:
-        """Return how many seconds ago that was; infinity if it is not known."""
-        age = time.monotonic() - os.fstat(self._file).st_mtime_ns / 1e9
-        return age if age >= 0 else math.inf  # from before the host started, or the file is new
+    def last(self) -> Look | None:
+        """Return the last look; None if there is none since the host started."""
+        try:
+            text = os.pread(self._file, LOOK.size, 0)
+            if len(text) < LOOK.size or text != os.pread(self._file, LOOK.size, 0):
+                return None
+        except OSError:
+            return None
+        look = Look(*LOOK.unpack(text))
+        return look if look.at <= time.monotonic() else None
 
-    def note(self, at: float) -> None:
-        """Note that nothing was found at a time, by the monotonic clock."""
-        with contextlib.suppress(OSError):  # It may be another user's.
-            os.utime(self._file, ns=(int(at * 1e9), int(at * 1e9)))
+    def note(self, look: Look) -> None:
+        """Note a look that has found nothing."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, LOOK.pack(*look), 0)
 
     def begin(self) -> bool:
         """Return whether no other process is looking, until ``end`` is called."""
@@ -342,21 +391,26 @@ class Looks:
 
     def end(self) -> None:
         """Let another process look."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
 
-def _clean(directory: Path) -> None:
+def clean(using: str) -> None:
     """Remove what killed processes have left: sockets on which nobody listens, and links to them."""
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with contextlib.closing(probe):
-        for path in (*directory.glob("*-*"), *directory.glob("*/*-*")):
-            try:
-                probe.connect(str(path))
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    if error.errno in DEAD and time.time() - path.lstat().st_mtime > NEW:
-                        path.unlink()
+    directory = _directory(using, _name(using))
+    if directory is None:
+        return
+    with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as probe:
+        folders = [one.path for one in os.scandir(directory) if one.is_dir(follow_symlinks=False)]
+        for folder in (*folders, directory):
+            for name in os.listdir(folder):
+                path = f"{folder}/{name}"
+                try:
+                    probe.connect(path)
+                except OSError as error:
+                    if error.errno in DEAD and time.time() - os.lstat(path).st_mtime > NEW:
+                        _remove_link(path)

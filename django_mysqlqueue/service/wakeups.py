@@ -38,22 +38,23 @@ class Listening:
         """What other processes of this host ring; None if they cannot."""
         self.reason = ""
         """Why they cannot; empty if the setting says so."""
-        _here.setdefault(using, []).append(self)
         self.check()
+        _here.setdefault(using, []).append(self)
 
-    def check(self) -> None:
-        """Listen for other processes, again if somebody has removed the socket."""
+    def check(self) -> bool:
+        """Listen for other processes, again if somebody has removed the socket; return whether it was removed."""
         if self.bell is not None and self.bell.is_reachable():
-            return
+            return False
+        was_removed = self.bell is not None
         if self.bell is not None:
             self.bell.stop()
             self.bell = None
-        if get_settings().bell is None:
-            return
-        try:
-            self.bell, self.reason = bell.Listener(self.using, self.topics, self.wake), ""
-        except bell.Unavailable as error:
-            self.reason = str(error)
+        if get_settings().bell is not None:
+            try:
+                self.bell, self.reason = bell.Listener(self.using, self.topics, self.wake), ""
+            except bell.Unavailable as error:
+                self.reason = str(error)
+        return was_removed
 
     def stop(self) -> None:
         """Listen no longer."""

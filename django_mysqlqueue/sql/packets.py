@@ -10,11 +10,11 @@ As ``connection``, this depends on undocumented parts of Django's connections.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import Error, OperationalError
+from django.db import DatabaseError, Error, IntegrityError, OperationalError
 from django.db.backends.utils import debug_transaction
 
 from django_mysqlqueue.sql.mysql import idle_limit
@@ -24,8 +24,13 @@ LONGEST = 131_072
 """Characters of the statements in a packet, unless it is one statement. With four bytes per character and escaped, they
 fit into a megabyte, the smallest ``max_allowed_packet`` in use."""
 OUT_OF_RANGE = 1690
+OF_INTEGRITY = (1048, OUT_OF_RANGE, 3819, 4025)
+"""Errors that Django makes an IntegrityError, but only of the first statement in a packet."""
 CLIENT_ERRORS = range(2000, 3000)
-"""Errors of the driver, above all of a connection that was lost. The others are the server's answer."""
+"""Errors of the driver, above all of a connection that was lost. Others, from 1000 on, are the server's answer."""
+START, COMMIT = "START TRANSACTION", "COMMIT"
+AUTOCOMMIT = "SET autocommit=1"
+"""Ends, behind the COMMIT, what Django has begun by switching autocommit off. It then need not switch it on again."""
 
 
 class Waiting:
@@ -41,23 +46,28 @@ class Waiting:
         self.rows: Sequence[tuple[Any, ...]] | None = None
 
 
-START = "START TRANSACTION"
-AND_ON = "COMMIT; SET autocommit=1"
-"""The end of a transaction that Django has begun by switching autocommit off. It then need not switch it on again."""
-
-
 class Packets:
     """What waits to be sent on a connection, whose transactions it begins and ends.
 
     Args:
         connection: a connection to MySQL or MariaDB on which only the queue executes statements. After one that commits
             implicitly (DDL), each further one would commit by itself, and could not be rolled back.
+        once: whether to leave the connection as it was with the end of the transaction, before hooks run.
+        unseen: whether the end of the transaction must not be seen by execute wrappers.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, *, once: bool = False, unseen: bool = False) -> None:
         self._connection = connection
+        self._once = once
+        self._unseen = unseen
         self._waiting: list[Waiting] = []
         self._length = 0
+        self._text = ""
+        """The packet on its way."""
+        self._sent: list[Waiting] = []
+        """Its statements."""
+        self._place = 0
+        """The index of the one whose answer is read."""
         self.is_usable = False
         """Whether the connection takes several statements."""
         self._rested: Any = None
@@ -69,27 +79,34 @@ class Packets:
         hooks = {"_start_transaction_under_autocommit": self.begin, "_commit": self.commit, "_rollback": self.rollback}
         self._before = {name: vars(connection).get(name) for name in hooks}
         vars(connection).update(hooks)
-        self._is_unseen = bool(getattr(connection, "ends_together", False))
-        """Whether execute wrappers watch what handlers do, and must not see what is added to it."""
-        # Otherwise they see whole packets.
-        wrappers = connection.execute_wrappers
-        wrappers.insert(len(wrappers) if self._is_unseen else 0, self._send_with)
+        # The project's wrappers see whole packets, their errors, and how long they take.
+        connection.execute_wrappers.insert(0, self._add_waiting)
+        connection.execute_wrappers.append(self._read_answers)
+        connection.queue_packets = self
+
+    def detach(self) -> None:
+        """Leave the connection as it was."""
+        hooks = vars(self._connection)
+        if hooks.pop("queue_packets", None) is None:
+            return  # It has been left.
+        for name, before in self._before.items():
+            if before is None:
+                del hooks[name]
+            else:
+                hooks[name] = before
+        self._connection.execute_wrappers.remove(self._add_waiting)
+        self._connection.execute_wrappers.remove(self._read_answers)
 
     # -- statements ---------------------------------------------------------------
 
     def add(self, sql: str, values: Sequence[Any]) -> Waiting:
         """Let a statement of the open transaction wait."""
+        if self._connection.needs_rollback:
+            self._connection.validate_no_broken_transaction()
         self._make_room(sql, values)
         waiting = Waiting(sql, values)
         self._waiting.append(waiting)
         return waiting
-
-    def _make_room(self, sql: str, values: Iterable[Any]) -> None:
-        """Send what waits if it is too long to be sent with a statement."""
-        length = len(sql) + sum([len(value) for value in values if value.__class__ is str or value.__class__ is bytes])
-        if self._length + length > LONGEST:
-            self.send()
-        self._length += length
 
     def require(self, rows: int, otherwise: type[Exception]) -> None:
         """Make the transaction fail unless the statement that was added last matches so many rows."""
@@ -97,109 +114,170 @@ class Packets:
 
     def send(self) -> None:
         """Send what waits."""
-        if self._waiting:
-            last, self._length = self._waiting.pop(), 0
-            with self._connection.cursor() as cursor:
-                try:
-                    cursor.execute(last.sql, last.values)
-                except Error as error:
-                    raise _meant(error, last) from None
-                last.rows = cursor.fetchall()
+        if waiting := self._take():
+            self._execute(waiting)
 
-    def _send_with(  # An execute wrapper of Django.
+    def _execute(self, statements: list[Waiting]) -> None:
+        """Send statements, and read all their answers."""
+        self._text, values = _joined(statements)
+        self._sent = statements
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._text, values)
+
+    def _make_room(self, sql: str, values: Sequence[Any]) -> None:
+        """Send what waits if it is too long to be sent with a statement."""
+        length = len(sql) + sum([len(value) for value in values if value.__class__ is str or value.__class__ is bytes])
+        if self._length + length > LONGEST:
+            self.send()
+        self._length += length
+
+    def _take(self) -> list[Waiting]:
+        waiting, self._waiting, self._length = self._waiting, [], 0
+        if waiting:
+            self._rested = None
+        return waiting
+
+    def _drop(self) -> None:
+        """Forget what waits: nothing of it was executed."""
+        rested = self._rested
+        self._take()
+        self._rested = rested
+
+    # -- execute wrappers -----------------------------------------------------------
+
+    def _add_waiting(  # The outermost wrapper.
         self,
         execute: Callable[..., Any],
-        sql: str,
+        sql: Any,
         params: Any,
         many: bool,  # noqa: FBT001
         context: dict[str, Any],
     ) -> Any:
         """Send what waits in one packet with a statement."""
-        if self._waiting and not self._connection.in_atomic_block:
-            self._take()  # Of a transaction that was lost with its connection.
-        if self._waiting:
-            self.send() if many else self._make_room(sql, params or ())
-        if not self._waiting:
+        if not self._waiting or context["connection"] is not self._connection:
             return execute(sql, params, many, context)
-        waiting, cursor, place = self._take(), context["cursor"], 0
-        text, values = _joined(waiting, sql if params is not None else sql.replace("%", "%%"), params or ())
-        try:
-            found = execute(text, values, many, context)
-            for one in waiting:
-                one.rows = cursor.fetchall()
-                place += 1
-                cursor.nextset()
-        except Error as error:
-            raise _meant(error, *waiting[place:]) from None
-        return found
+        if not self._connection.in_atomic_block:
+            self._drop()  # Of a transaction that was lost with its connection.
+        elif many or not isinstance(sql, str) or not isinstance(params, (list, tuple, type(None))):
+            self.send()
+        else:
+            self._make_room(sql, params or ())
+        waiting = self._take()
+        if not waiting:
+            return execute(sql, params, many, context)
+        last = Waiting(sql if params is not None else sql.replace("%", "%%"), params or ())
+        self._sent = [*waiting, last]
+        self._text, values = _joined(self._sent)
+        last.rows = ()  # The caller reads it.
+        return execute(self._text, values, many, context)
 
-    def _take(self) -> list[Waiting]:
-        waiting, self._waiting, self._length = self._waiting, [], 0
-        return waiting
+    def _read_answers(  # The innermost wrapper.
+        self,
+        execute: Callable[..., Any],
+        sql: Any,
+        params: Any,
+        many: bool,  # noqa: FBT001
+        context: dict[str, Any],
+    ) -> Any:
+        """Read the answers of a packet."""
+        if sql is not self._text or context["connection"] is not self._connection:
+            return execute(sql, params, many, context)
+        self._text = ""
+        with self._meaning(self._sent):
+            execute(sql, params, many, context)
+            self._read(context["cursor"], self._sent)
+        return context["cursor"].rowcount
+
+    def _read(self, cursor: Any, sent: Sequence[Waiting]) -> None:
+        """Read the answers of a packet, but not that of a statement that has rows: its caller reads them."""
+        for one in sent:
+            if one.rows is not None:
+                return
+            one.rows = cursor.fetchall()
+            self._place += 1
+            if not cursor.nextset() and self._place < len(sent):
+                raise OperationalError("The answers of some statements of a packet are missing.")
+
+    @contextlib.contextmanager
+    def _meaning(self, sent: Sequence[Waiting]) -> Iterator[None]:
+        """Raise what the errors of the statements of a packet mean."""
+        self._place = 0
+        try:
+            yield
+        except Error as error:
+            raises = sent[self._place].raises if self._place < len(sent) else None
+            code = error.args[0] if error.args else 0
+            if raises is not None and code == OUT_OF_RANGE:
+                raise raises from None
+            if code in OF_INTEGRITY and isinstance(error, OperationalError):
+                raise IntegrityError(*error.args) from error
+            raise
 
     # -- transactions -------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin a transaction."""
-        self._take()
+        self._drop()
         statements = [self._limit, START] if self.rests() else [START]
-        self._rested = None
         if self.is_usable:
             self._waiting += map(Waiting, statements)
             return
+        self._rested = None
         with self._connection.wrap_database_errors:
             for statement in statements:
                 self._connection.connection.query(statement)
 
     def commit(self) -> None:
         """Commit, with the statements that wait."""
-        waiting = self._take()
-        raw = self._connection.connection
-        if waiting or (raw is not None and not raw.get_autocommit()):
-            if not waiting or waiting[-1].sql != START:  # If it was, nothing was executed.
-                self._commit_with(waiting)
-        else:
-            type(self._connection)._commit(self._connection)
+        try:
+            if self._waiting and self._waiting[-1].sql == START:
+                self._drop()  # Nothing was executed.
+            elif self._waiting or self._unseen:
+                self._commit_with(self._take())
+            else:
+                type(self._connection)._commit(self._connection)
+        except DatabaseError:
+            raise  # ``atomic()`` rolls back.
+        except BaseException:
+            self._roll_back()
+            raise
+        if self._once:
+            self.detach()
 
     def _commit_with(self, waiting: list[Waiting]) -> None:
-        connection, place = self._connection, 0
+        connection = self._connection
         if connection.connection is None:
             raise OperationalError("The connection was lost before the COMMIT.")
-        text, values = _joined(waiting, "COMMIT" if connection.connection.get_autocommit() else AND_ON, ())
+        every = [*waiting, Waiting(COMMIT)]
+        if not connection.connection.get_autocommit():
+            every.append(Waiting(AUTOCOMMIT))
         try:
-            with self._cursor(text) as cursor:
-                cursor.execute(text, values)
-                for one in waiting:
-                    one.rows = cursor.fetchall()
-                    place += 1
-                    cursor.nextset()
-                with contextlib.suppress(Error, connection.Database.Error):  # It has committed.
-                    cursor.nextset()
+            if self._unseen:
+                self._execute_unseen(every)
+            else:
+                self._execute(every)
         except Error as error:
-            meant = _meant(error, *waiting[place:])
-            if place < len(waiting) and error.args[:1] and error.args[0] not in CLIENT_ERRORS:
+            code = error.args[0] if error.args else 0
+            if self._place > len(waiting):
+                return  # It has committed, and the next statement of the session will tell that it is lost.
+            if self._place < len(waiting) and isinstance(code, int) and code >= 1000 and code not in CLIENT_ERRORS:
                 self.undone = error
-            if meant is not error:
-                self._roll_back()
-            raise meant from None
+            raise
 
-    @contextlib.contextmanager
-    def _cursor(self, text: str) -> Iterator[Any]:
-        """Yield a cursor for the end of a transaction."""
+    def _execute_unseen(self, statements: list[Waiting]) -> None:
         connection = self._connection
-        if not self._is_unseen:
-            with connection.cursor() as cursor:
-                yield cursor
-            return
+        text, values = _joined(statements)
         with (
             debug_transaction(connection, text),
+            self._meaning(statements),
             connection.wrap_database_errors,
             contextlib.closing(connection.connection.cursor()) as cursor,
         ):
-            yield cursor
+            cursor.execute(text, values)
+            self._read(cursor, statements)
 
     def _roll_back(self) -> None:
-        """Do what ``atomic()`` does after an error of the database, and only then."""
+        """Do what ``atomic()`` does after a ``DatabaseError``, and only then."""
         try:
             self._connection.rollback()
         except Error:
@@ -207,8 +285,13 @@ class Packets:
 
     def rollback(self) -> None:
         """Roll back, if anything was executed."""
-        if not any(one.sql == START for one in self._take()):
+        if any(one.sql == START for one in self._waiting):
+            self._drop()
+        else:
+            self._drop()
             type(self._connection)._rollback(self._connection)
+        if self._once:
+            self.detach()
 
     # -- idle sessions --------------------------------------------------------------
 
@@ -222,27 +305,10 @@ class Packets:
         execute_unseen(self._connection, idle_limit(seconds))
         self._rested, self._limit = self._connection.connection, idle_limit(idle)
 
-    def detach(self) -> None:
-        """Leave the connection as it was."""
-        hooks = vars(self._connection)
-        for name, before in (*self._before.items(), ("queue_packets", None)):
-            if before is None:
-                del hooks[name]
-            else:
-                hooks[name] = before
-        self._connection.execute_wrappers.remove(self._send_with)
 
-
-def _joined(waiting: Iterable[Waiting], sql: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
+def _joined(statements: Sequence[Waiting]) -> tuple[str, list[Any]]:
     """Return the text of a packet, and its values."""
-    every = [*waiting, Waiting(sql, values)]
-    return "; ".join(one.sql for one in every), [value for one in every for value in one.values]
-
-
-def _meant(error: Error, *failed: Waiting) -> Exception:
-    """Return what the first of some statements raises if the error is that of ``require``."""
-    raises = failed[0].raises if failed else None
-    return error if raises is None or error.args[:1] != (OUT_OF_RANGE,) else raises()
+    return "; ".join([one.sql for one in statements]), [value for one in statements for value in one.values]
 
 
 _takes: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -257,7 +323,7 @@ def takes_several(connection: Any) -> bool:
     raw = connection.connection
     if raw not in _takes:
         _takes[raw] = False
-        if connection.get_connection_params().get("multi_statements", True):
+        if connection.settings_dict["OPTIONS"].get("multi_statements", True):
             with contextlib.suppress(connection.Database.Error), contextlib.closing(raw.cursor()) as cursor:
                 cursor.execute("SELECT 1; SELECT 2")
                 cursor.nextset()
@@ -269,20 +335,20 @@ def takes_several(connection: Any) -> bool:
 def together(connection: Any) -> Iterator[None]:
     """Send the statements of a transaction that begins and ends in the block together, if the connection takes several.
 
-    It is a connection of the project's. What the queue executes in the transaction, and what receivers of its signals
-    do, must neither begin nor end one.
+    It is a connection of the project's: nothing but the queue may execute statements in the transaction.
     """
     connection.close_if_health_check_failed()
     if (
         connection.vendor != "mysql"
         or connection.in_atomic_block
+        or getattr(connection, "ends_together", False)  # What handlers do is watched.
         or not connection.get_autocommit()
         or packets_of(connection) is not None
         or not takes_several(connection)
     ):
         yield
         return
-    packets = connection.queue_packets = Packets(connection)
+    packets = Packets(connection, once=True)
     packets.is_usable = True
     try:
         yield
@@ -304,7 +370,7 @@ def ending(connection: Any) -> Iterator[Callable[[], None]]:
         if not is_outermost or not getattr(connection, "ends_together", False) or packets_of(connection) is not None:
             return
         if takes_several(connection):
-            packets = connection.queue_packets = Packets(connection)
+            packets = Packets(connection, once=True, unseen=True)
             packets.is_usable = True
 
     try:
@@ -317,7 +383,7 @@ def ending(connection: Any) -> Iterator[Callable[[], None]]:
 def use_packets(connection: Any) -> None:
     """Send statements of the queue together on a connection to a server, see ``Packets``."""
     if connection.vendor == "mysql" and packets_of(connection) is None:
-        connection.queue_packets = Packets(connection)
+        Packets(connection)
 
 
 def packets_of(connection: Any) -> Packets | None:

@@ -126,7 +126,9 @@ class Session:
         def answer() -> list[tuple[Any, ...]]:
             if waiting.rows is None:
                 packets.send()
-            return list(waiting.rows or ())
+            if waiting.rows is None:
+                raise DatabaseError("A statement of a transaction that was lost has no answer.")
+            return list(waiting.rows)
 
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
@@ -326,6 +327,17 @@ def _is_declared_in(backend: MySQLQueueBackend, path: str, queue_name: str) -> b
     )
 
 
+OWN_RECEIVERS = ("django.tasks.signals", "django_tasks.signals")
+"""The modules whose receivers of ``task_enqueued`` only log."""
+
+
+def _is_observed() -> bool:
+    """Return whether code of the project runs in the transaction of a new job, in a receiver of ``task_enqueued``."""
+    signal: Any = task_enqueued
+    every = [*itertools.chain(*signal._live_receivers(MySQLQueueBackend))]
+    return any(getattr(one, "__module__", "") not in OWN_RECEIVERS for one in every)
+
+
 @contextlib.contextmanager
 def _all_or_none(aliases: Iterable[str]) -> Iterator[None]:
     """Write all jobs or none: in transactions of their own or, as ``Model.save()`` does, in the caller's.
@@ -333,12 +345,14 @@ def _all_or_none(aliases: Iterable[str]) -> Iterator[None]:
     Raises:
         TransactionMismatch: a database has no open transaction, but another one has.
     """
+    aliases = sorted(aliases)
     with ExitStack() as transactions:
-        for alias in sorted(aliases):
+        for alias in aliases:
             publishing.require_transaction(alias)
-        for alias in sorted(aliases):
+        if len(aliases) == 1 and not _is_observed():
+            transactions.enter_context(together(connections[aliases[0]]))
+        for alias in aliases:
             in_block = connections[alias].in_atomic_block
-            transactions.enter_context(together(connections[alias]))
             transactions.enter_context(
                 transaction.mark_for_rollback_on_error(alias) if in_block else transaction.atomic(alias)
             )

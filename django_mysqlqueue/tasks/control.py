@@ -67,7 +67,12 @@ async def async_wait(*results: AnyResult, timeout: float | None = None) -> None:
     """Wait in async code, as ``wait`` does."""
     waiting, ended = await sync_to_async(_Waiting)(results), asyncio.Event()
     loop = asyncio.get_running_loop()
-    with waiting.woken(lambda: loop.call_soon_threadsafe(ended.set)):
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # The loop was closed.
+            loop.call_soon_threadsafe(ended.set)
+
+    with waiting.woken(wake):
         for pause in _pauses(timeout):
             ended.clear()
             if await sync_to_async(waiting.are_over)():

@@ -102,17 +102,27 @@ def locking(function: str, old: str, new: str) -> Breaking:
         finally:
             _inside.depth -= 1
 
-    execute = CursorWrapper.execute
+    execute, ask = CursorWrapper.execute, Session.ask
+
+    def changed(text: str) -> str:
+        if not getattr(_inside, "depth", 0) or not text.endswith(old):
+            return text
+        used[function] += 1
+        return text.removesuffix(old) + new
 
     def replaced(self: CursorWrapper, text: Any, params: Any = None) -> Any:
-        if getattr(_inside, "depth", 0) and text.endswith(old):
-            used[function] += 1
-            text = text.removesuffix(old) + new
-        return execute(self, text, params)
+        return execute(self, changed(text), params)
+
+    def asked(self: Session, text: str, parameters: Sequence[Any] = ()) -> Any:
+        return ask(self, changed(text), parameters)  # It is sent later.
 
     @contextlib.contextmanager
     def breaking() -> Iterator[None]:
-        with patch.object(_module(module), name, inside), patch.object(CursorWrapper, "execute", replaced):
+        with (
+            patch.object(_module(module), name, inside),
+            patch.object(CursorWrapper, "execute", replaced),
+            patch.object(Session, "ask", asked),
+        ):
             yield
 
     return breaking
@@ -160,18 +170,24 @@ def uncounted(function: str) -> Breaking:
 
 
 def _fence_without_pause(*args: Any, **kwargs: Any) -> Any:
-    found = groups.fence(*args, **kwargs)
-    return found and found._replace(paused=False)
+    answer = groups.ask_fence(*args, **kwargs)
+
+    def read() -> Any:
+        found = answer()
+        return found and found._replace(paused=False)
+
+    return read
 
 
-def _none_is_lost(*args: Any) -> set[str]:
-    leasing.lock_lost(*args)
-    return set()
+def _none_is_lost(*args: Any) -> Callable[[], set[str]]:
+    answer = leasing.ask_lost(*args)
+    return lambda: answer() & set()
 
 
 def _acks_without_token() -> AbstractContextManager[object]:
     used["settling.ONE_ROW"] += "delivery_token = %s" in settling.ONE_ROW
-    return patch.object(settling, "ONE_ROW", settling.ONE_ROW.replace("delivery_token = %s", "%s > 0"))
+    broken = {name: getattr(settling, name).replace("delivery_token = %s", "%s > 0") for name in ("ONE_ROW", "ACK_ONE")}
+    return patch.multiple(settling, **broken)
 
 
 def _apply_with_the_rows_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -359,14 +375,14 @@ MUTATIONS = (
         "options that are compared without a lock",
         "A filter cannot be changed while a claim applies the one before.",
         "filtered_shared: claim with a filter x register another filter and publish",
-        locking("groups.fence", SHARE, ""),
+        locking("groups.ask_fence", SHARE, ""),
         by=BROKEN,
     ),
     Mutation(
         "a fence without its lock",
         "Whoever works for a group holds its row shared, so that no seek or drop begins meanwhile.",
         "busy: seek to the beginning x claim",
-        locking("groups.fence", SHARE, ""),
+        locking("groups.ask_fence", SHARE, ""),
         by=BROKEN,
         bound=2,
     ),
@@ -374,20 +390,20 @@ MUTATIONS = (
         "a claim in a paused group",
         "Nothing is claimed while a group is paused: a seek or drop counts on it.",
         "busy: seek to the beginning x claim",
-        seen_from(claiming, "groups", fence=_fence_without_pause),
+        seen_from(claiming, "groups", ask_fence=_fence_without_pause),
         by=BROKEN,
     ),
     Mutation(
         "a claim under another's lease",
         "In ordered mode a partition is claimed by the owner of its lease alone.",
         "forsaken: take over x claim again",
-        seen_from(claiming, "leasing", lock_lost=_none_is_lost),
+        seen_from(claiming, "leasing", ask_lost=_none_is_lost),
     ),
     Mutation(
         "a claim that does not lock the leases",
         "A lease is not given away while its owner claims under it.",
         "forsaken: take over x claim again",
-        locking("leasing.lock", LOCK, ""),
+        locking("leasing.ask_lost", LOCK, ""),
     ),
     Mutation(
         "an ack without its token",
@@ -432,7 +448,7 @@ MUTATIONS = (
         "a sequencer without its mutex",
         "One transaction at a time appends to the log.",
         "busy: sequence x sequence",
-        instead_of("sequencing.take_mutex", lambda session: Mutex()),
+        instead_of("sequencing._taken", lambda session, answer: Mutex()),
     ),
     Mutation(
         "a requeue that does not lock the messages",

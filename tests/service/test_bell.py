@@ -57,11 +57,10 @@ class Heard:
 
 
 @pytest.fixture
-def heard(directory, monkeypatch):
-    """The process id in the names of its sockets is another one's, so that this process rings it."""
-    with monkeypatch.context() as patched:
-        patched.setattr(bell.os, "getpid", lambda: 1)
-        found = Heard()
+def heard(directory):
+    """As in another process, so that this one rings it."""
+    found = Heard()
+    bell._own.clear()
     yield found
     found.listener.stop()
 
@@ -185,11 +184,12 @@ def test_what_is_new_is_not_removed(directory):
     half = Path(listening.bell.path).parent / "1-bound"
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as bound:
         bound.bind(str(half))
-    wakeups.Listening(USING, ["t"], lambda: None).stop()
+    bell.clean(USING)
     assert half.exists()
     os.utime(half, (0, 0))
-    wakeups.Listening(USING, ["t"], lambda: None).stop()
+    bell.clean(USING)
     assert not half.exists()
+    assert listening.bell.is_reachable()
     listening.stop()
 
 

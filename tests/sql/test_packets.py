@@ -279,6 +279,110 @@ def test_execute_wrappers_see_all_that_an_enqueue_sends(db):
     assert names() == ["a", "b"]
 
 
+def test_errors_have_the_class_that_django_gives_them(db):
+    """Wherever in a packet the statement is."""
+
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        session.later("SELECT ~0 + 1")  # 1690
+
+    def work():
+        with pytest.raises(IntegrityError):
+            run(USING, operation)
+
+    in_subscriber(work)
+    assert names() == []
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_error_that_is_not_the_databases_rolls_back(db, where):
+    """Of a wrapper of the project, for example one that limits the number of queries."""
+
+    class Limit(Exception):
+        pass
+
+    def refuse(execute, sql, params, many, context):
+        if where == "before" and "COMMIT" in sql:
+            raise Limit
+        execute(sql, params, many, context)
+        if where == "after" and "INSERT" in sql:
+            raise Limit
+
+    def operation(session):
+        session.row("SELECT 1")
+        session.later(INSERT, ("a", 1))
+        if where == "after":
+            session.row("SELECT 1")
+
+    def work():
+        own = connections[USING]
+        with pytest.raises(Limit), own.execute_wrapper(refuse):
+            run(USING, operation)
+        run(USING, lambda session: session.later(INSERT, ("b", 1)))
+
+    in_subscriber(work)
+    assert names() == ["b"]
+
+
+def test_a_wrapper_that_asks_something_itself_takes_no_answer(db):
+    def explain(execute, sql, params, many, context):
+        with connections[USING].cursor() as cursor:
+            cursor.execute("SELECT 7")
+            assert cursor.fetchall() == ((7,),)
+        return execute(sql, params, many, context)
+
+    def work():
+        found = []
+        with connections[USING].execute_wrapper(
+            lambda *args: explain(*args) if "SELECT 7" not in args[1] else args[0](*args[1:])
+        ):
+            run(USING, lambda session: found.append(session.ask(f"SELECT COUNT(*) FROM {TABLE}")()))
+        return found
+
+    assert in_subscriber(work) == [[(0,)]]
+
+
+def test_parameters_by_name(db):
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        with connections[USING].cursor() as cursor:
+            cursor.execute(f"SELECT name FROM {TABLE} WHERE value = %(value)s", {"value": 1})
+            return cursor.fetchall()
+
+    assert in_subscriber(lambda: run(USING, operation)) == (("a",),)
+
+
+def test_a_transaction_that_sends_nothing_leaves_a_session_at_rest(db):
+    def work():
+        sessions.rest(USING)
+        with transaction.atomic(USING):
+            pass
+        with rolled_back():
+            pass
+        assert sessions.rests(USING)
+        with transaction.atomic(USING):
+            return Session(USING).row("SELECT @@wait_timeout")[0]
+
+    assert in_subscriber(work) == 60
+
+
+def test_hooks_run_on_a_connection_as_it_was(db):
+    seen = []
+
+    def hook():
+        seen.append((packets_of(connections[USING]), connections[USING].execute_wrappers))
+
+    own = connections[USING]
+    with together(own), transaction.atomic():
+        Session(USING).later(INSERT, ("a", 1))
+        transaction.on_commit(hook)
+    with together(own), rolled_back():
+        Session(USING).later(INSERT, ("b", 1))
+    assert seen == [(None, [])]
+    assert vars(own).keys().isdisjoint({"_commit", "_rollback", "_start_transaction_under_autocommit"})
+    assert names() == ["a"]
+
+
 # -- the end of an atomic handler's transaction ----------------------------------
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connections
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -102,21 +104,21 @@ class JobPage(Page):
 
     def _read(self, job_id: str) -> JobDetails | None:
         """Read the job; a refresh of the page waits until a job has ended, where that blocks no other request."""
-        if not self.request.META.get("wsgi.multithread") or get_settings().bell is None:
+        # In a transaction (ATOMIC_REQUESTS), it might see the same again.
+        can_wait = self.request.META.get("wsgi.multithread") and not connections[self.using].in_atomic_block
+        if not can_wait or get_settings().bell is None:
             return self._details(job_id)
         self.pause = 1
         if self.request.headers.get("X-Requested-With") != "fetch" or not _waiting.acquire(blocking=False):
             return self._details(job_id)
         ended = threading.Event()
-        listening = Listening(self.using, [RESULTS], ended.set)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(_waiting.release)
+            stack.callback(Listening(self.using, [RESULTS], ended.set).stop)
             found = self._details(job_id)
             if found is not None and not found.summary.has_ended and ended.wait(WAIT):
                 found = self._details(job_id)
             return found
-        finally:
-            listening.stop()
-            _waiting.release()
 
     def _details(self, job_id: str) -> JobDetails | None:
         return jobs.read(self.session, job_id, most=SHOWN_CHARACTERS + 1)

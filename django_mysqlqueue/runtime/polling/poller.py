@@ -132,6 +132,8 @@ class Poller:
         """Whether there was a ring since the last poll."""
         self._vain_rings = 0
         """Number of polls in a row that came after a ring and found nothing."""
+        self._busy_polls = 0
+        """Number of polls in a row that found another process moving messages."""
         self._next_tick = 0.0
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
@@ -413,9 +415,7 @@ class Poller:
         """
         self.gateway = gateway
         self._listening = self.context.progress.listening = listening
-        if listening.bell is not None:
-            refs = sorted(group.ref for group in self.groups)
-            self._looks = bell.Looks(self.context.using, (refs, str(self.context.subset)))
+        bell.clean(self.context.using)
         self._check_bell()
 
     def _check_bell(self) -> None:
@@ -423,38 +423,56 @@ class Poller:
         listening = self._listening
         if listening is None:
             return
-        listening.check()
+        if listening.check():
+            self.poll_soon()  # It may have missed rings.
+        reason = listening.reason
+        if listening.bell is not None and self._looks is None:
+            refs = sorted(group.ref for group in self.groups)
+            try:
+                self._looks = bell.Looks(self.context.using, (refs, str(self.context.subset)))
+            except bell.Unavailable as error:
+                reason = str(error)
+        if reason and reason != self._no_bell:
+            event(logging.WARNING, "bell.unavailable", database=listening.using, error=reason)
+        self._no_bell = reason
         if listening.bell is None:
-            if listening.reason != self._no_bell:
-                self._no_bell = listening.reason
-                event(logging.WARNING, "bell.unavailable", database=listening.using, error=listening.reason)
             return
-        self._no_bell = ""
         self._ring_pause = listening.bell.neighbours() / RINGS_PER_SECOND
         if not self._is_rung and listening.bell.rung_at is not None:
             self._is_rung = True
             event(logging.INFO, "bell.rung", database=listening.using)
 
     def _is_looked_for(self) -> bool:
-        """Put an idle process's poll off if another one of this host has found nothing since."""
-        if self._looks is None or not self._idle_polls or any(group.writer.waits_for_poll() for group in self.groups):
+        """Put an idle process's poll off if another one of this host has found nothing since.
+
+        That counts only if both have read the log up to the same offset.
+        """
+        if self._looks is None or self._tail is None or not self._idle_polls or self._busy_polls:
             return False
-        pause, age = self._pace.delay(self._idle_polls + 1), self._looks.age()
-        may_wait = time.monotonic() - self._polled_at < OWN_POLL * self.context.settings.lease_renewal_interval
-        if not may_wait or age > pause + LOOKING or (age >= pause and self._looks.begin()):
+        if self._listening is None or self._listening.bell is None:
             return False
-        self._next_poll = time.monotonic() + max(pause - age, LOOKING / 10)
-        self._idle_polls += 1
+        now, look = time.monotonic(), self._looks.last()
+        if look is None or look.tail != self._tail or any(group.writer.waits_for_poll() for group in self.groups):
+            return False
+        pause, age = self._pace.delay(self._idle_polls + 1), now - look.at
+        may_wait = now - self._polled_at < OWN_POLL * self.context.settings.lease_renewal_interval
+        looking = min(LOOKING, pause)
+        if not may_wait or age > pause + looking or (age >= pause and self._looks.begin()):
+            return False
+        self._next_poll = now + max(pause - age, looking / 10)
+        if look.at > self._polled_at:
+            self.next_deliver_at = look.next_deliver_at or None
+            self._idle_polls += age < pause
         return True
 
-    def _tell_neighbours(self, began: float, *, is_work: bool) -> None:
-        """Ring for the other processes of this host after a poll that has found work, or note that it has not."""
+    def _tell_neighbours(self, began: float, *, has_news: bool, is_work: bool) -> None:
+        """Ring for the other processes of this host after a poll that has found something, or note that it has not."""
         if self._looks is None:
             return
-        if is_work and self._idle_polls:  # Else somebody has rung, or they poll often.
+        if has_news and self._idle_polls:  # Else somebody has rung, or they poll often.
             bell.ring(self.context.using, self.by_topic)
-        if not is_work and self.context.heartbeat.good():
-            self._looks.note(began)
+        if not is_work and self._tail is not None and self.context.heartbeat.good():
+            self._looks.note(bell.Look(began, self._tail, self.next_deliver_at or 0))
 
     def _poll(self) -> None:
         """Poll, with at most three queries if nothing happens, regardless of the number of partitions and groups."""
@@ -489,7 +507,7 @@ class Poller:
                     shared.mode.found_due(due.get(shared.ref))
             took += time.monotonic() - asked
         is_work = look.due or read or look.free_leases or any(moment <= look.now for moment in due.values())
-        self._tell_neighbours(began, is_work=is_work)
+        self._tell_neighbours(began, has_news=bool(moved or read), is_work=is_work)
         self._idle_polls = 0 if moved or read else self._idle_polls + 1
         self._vain_rings = min(self._vain_rings + 1, 30) if self._rung and not is_work else 0
         self._rung = False
@@ -498,8 +516,10 @@ class Poller:
             listener.rest = max(bell.TOGETHER, self._pause_after_ring())
         self._polled_at = time.monotonic()
         pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
+        self._busy_polls = self._busy_polls + 1 if busy else 0
         if busy and listener is not None:
-            pause = self._ring_pause  # Nobody rings when the process that has the mutex has moved the messages.
+            # Nobody rings when the process that has the mutex has moved the messages.
+            pause = max(LOOK_PAUSE * took, min(pause, self._ring_pause * 2.0 ** min(self._busy_polls - 1, 30)))
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause
         for group in self.groups:

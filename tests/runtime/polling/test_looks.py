@@ -120,7 +120,7 @@ def test_each_polls_itself_from_time_to_time(pair):
     assert pair.turn(other)
     polled = []
     for _ in range(100):
-        one.poller._looks.note(time.monotonic())
+        one.poller._looks.note(bell.Look(time.monotonic(), one.poller._tail, 0))
         polled.append(pair.turn(other, 0.5))
     interval = OWN_POLL * one.settings.lease_renewal_interval
     assert polled.count(True) == 50 // interval
