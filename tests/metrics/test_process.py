@@ -146,6 +146,7 @@ def test_what_runs_and_what_waits(db):
     assert counts == [(0, 5), (1, 4)]
 
 
+@pytest.mark.still_clock
 def test_counting_costs_no_statement(db):
     def cost(make):
         publish_many("t", [Message(n, key="k") for n in range(20)])

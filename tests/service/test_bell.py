@@ -178,6 +178,74 @@ def test_what_somebody_has_removed_is_there_again(directory):
     assert bell.listeners(USING, "t") == ()
 
 
+@pytest.mark.parametrize("what", ["link", "writable"])
+def test_publishers_touch_nothing_in_a_folder_that_others_may_have_made(directory, tmp_path, what):
+    """It may be a link to a folder of the publisher's, whose files nobody listens at either."""
+    kept = tmp_path / "kept"
+    kept.touch()
+    folder = Path(bell.folder_of(USING, "t"))
+    folder.parent.mkdir(parents=True, mode=0o700)
+    if what == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "1-abc").symlink_to(kept)
+    assert bell.listeners(USING, "t") == ()
+    publish("t", 1)
+    bell.clean(USING)
+    assert kept.exists()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_only_links_and_sockets_are_removed(heard):
+    (Path(heard.listener.path).parent / bell._short("t") / "1-file").touch()
+    publish("t", 1)
+    assert heard.hears()
+    assert (Path(heard.listener.path).parent / bell._short("t") / "1-file").exists()
+
+
+def test_without_topics_there_is_nobody_to_wait_for(directory):
+    """A database that only relays."""
+    listening = wakeups.Listening(USING, [], lambda: None)
+    assert listening.bell.neighbours() == 1
+    listening.stop()
+
+
+def test_stopping_waits_for_nobody_who_rings(directory):
+    listening = wakeups.Listening(USING, ["t"], lambda: None)
+    path, stopped = listening.bell.path, threading.Event()
+
+    def flood():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            while not stopped.is_set():
+                with contextlib.suppress(OSError):
+                    sender.sendto(b".", path)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        for _ in range(20):
+            listening.stop()
+            listening = wakeups.Listening(USING, ["t"], lambda: None)
+            path = listening.bell.path
+    finally:
+        stopped.set()
+        thread.join()
+        listening.stop()
+
+
+def test_processes_with_the_same_id_ring_each_other(directory, monkeypatch):
+    """In containers that share the directory."""
+    rung = threading.Event()
+    listener = bell.Listener(USING, ["t"], rung.set)
+    bell._own.clear()  # as the other process
+    bell.ring(USING, ["t"])
+    assert rung.wait(10)
+    listener.stop()
+
+
 def test_what_is_new_is_not_removed(directory):
     """Between the two steps of a bind, nobody listens at a socket."""
     listening = wakeups.Listening(USING, ["t"], lambda: None)

@@ -354,3 +354,10 @@ def test_handler_option_errors_name_option_value_and_rule():
         check_option("max_attempts", 0)
     with pytest.raises(ValueError, match="speed is not a handler option"):
         check_option("speed", 1)
+
+
+@pytest.mark.parametrize("key", ["SECRET", "SECRETS", "secret"])
+def test_a_secret_with_a_misspelled_key_is_not_shown(settings, key):
+    settings.MYSQLQUEUE = {"BELL": {key: "not to be shown", "LISTEN": "nowhere"}}
+    assert conf.problems()
+    assert not any("not to be shown" in one.message for one in conf.problems())

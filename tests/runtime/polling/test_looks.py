@@ -160,6 +160,69 @@ def test_what_another_process_moves_is_looked_for_soon(pair, monkeypatch, has_be
     assert (waits <= 2 * one.poller._ring_pause) == has_bell
 
 
+def test_who_has_read_less_of_the_log_looks_itself(pair):
+    """What another one has found before is not found by its next look."""
+    one, other = pair.subs
+    assert pair.turn(one)
+    assert not pair.turn(other, 0.1)
+    publish("t", 1, key="k")
+    sequence()
+    pair.turn(one)
+    one.poller._idle_polls = 50
+    pair.turn(one)
+    assert one.poller._looks.last().tail == one.poller._tail != other.poller._tail
+    assert pair.turn(other, 0.0)
+    assert other.poller._tail == one.poller._tail
+
+
+def test_what_another_one_knows_of_scheduled_messages_is_known(pair):
+    one, other = pair.subs
+    assert pair.turn(other)
+    publish("t", 1, key="k", delay=60)
+    assert pair.turn(one)
+    assert other.poller.next_deliver_at is None
+    assert not pair.turn(other, 0.1)
+    assert other.poller.next_deliver_at == one.poller.next_deliver_at is not None
+
+
+@pytest.mark.parametrize("why", ["reset", "busy", "no bell"])
+def test_who_must_look_itself(pair, why):
+    one, other = pair.subs
+    assert pair.turn(other)
+    assert pair.turn(one)
+    if why == "reset":
+        other.poller._tail = None
+    elif why == "busy":
+        other.poller._busy_polls = 1
+    else:
+        other.poller._listening.bell.stop()
+        other.poller._listening.bell = None
+    assert pair.turn(other, 0.1)
+
+
+def test_a_lease_that_stays_free_makes_nobody_ring(pair, monkeypatch):
+    """Processes would wake each other without end."""
+    one, _ = pair.subs
+    poll = polling.poll
+    monkeypatch.setattr(polling, "poll", lambda *args: poll(*args)._replace(free_leases=True))
+    for _ in range(3):
+        pair.turn(one)
+    assert pair.rung == []
+
+
+def test_a_mutex_that_stays_taken_is_looked_at_less_and_less_often(pair, monkeypatch):
+    one, _ = pair.subs
+    publish("t", 1, key="k")
+    monkeypatch.setattr(sequencing, "sequence", lambda using: sequencing.Sequenced(0, more=False, busy=True))
+    waits = []
+    for _ in range(12):
+        pair.turn(one)
+        waits.append(one.poller._next_poll - time.monotonic())
+    assert waits[0] == pytest.approx(one.poller._ring_pause)
+    assert waits[-1] > 10 * waits[0]
+    assert sorted(waits[:4]) == waits[:4]
+
+
 def test_without_a_bell_nobody_relies_on_others(still, polls, settings, monkeypatch):
     pair = Pair(still, polls, monkeypatch)
     for sub, listening in zip(pair.subs, pair.listenings, strict=True):
