@@ -147,7 +147,7 @@ def test_what_runs_and_what_waits(db):
 
 
 @pytest.mark.still_clock
-def test_counting_costs_no_statement(db):
+def test_counting_costs_no_statement(db, clock):
     def cost(make):
         publish_many("t", [Message(n, key="k") for n in range(20)])
         # No second poll within a step, however slow the machine is.
