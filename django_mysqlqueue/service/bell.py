@@ -132,6 +132,8 @@ def _judge(path: Path, settings: BellSettings) -> None:
         raise Unavailable(f"{path} can be written to by every user")
     if settings.group is None and found.st_uid != os.geteuid():
         raise Unavailable(f"{path} belongs to another user. Set BELL['GROUP'] to a group that both are in.")
+    if settings.group is not None and found.st_gid != _group_id(settings.group):
+        raise Unavailable(f"{path} belongs to another group than {settings.group!r}")
 
 
 def _group_id(name: str) -> int:

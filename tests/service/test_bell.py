@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -196,6 +198,29 @@ def test_publishers_touch_nothing_in_a_folder_that_others_may_have_made(director
     bell.clean(USING)
     assert kept.exists()
     assert len(list(folder.iterdir())) == 1
+
+
+def test_processes_of_a_group(directory, settings):
+    """Their files have the group's rights; folders of another group are not used."""
+    group = grp.getgrgid(os.getegid()).gr_name
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "BELL": {"DIRECTORY": str(directory / "g"), "GROUP": group}}
+    rung = threading.Event()
+    listener = bell.Listener(USING, ["t"], rung.set)
+    looks = bell.Looks(USING, "what")
+    bell._own.clear()
+    publish("t", 1)
+    assert rung.wait(10)
+    folder = Path(listener.path).parent
+    modes = {stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir() if not path.is_dir()}
+    assert modes == {0o660}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+    looks.close()
+    listener.stop()
+    if os.geteuid() == 0:
+        os.chown(folder, -1, os.getegid() + 1)
+        with pytest.raises(bell.Unavailable, match="belongs to another group"):
+            bell.Listener(USING, ["t"], rung.set)
+        assert bell.listeners(USING, "t") == ()
 
 
 def test_only_links_and_sockets_are_removed(heard):
