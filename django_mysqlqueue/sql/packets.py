@@ -120,9 +120,15 @@ class Packets:
     def _execute(self, statements: list[Waiting]) -> None:
         """Send statements, and read all their answers."""
         self._text, values = _joined(statements)
-        self._sent = statements
+        self._sent, self._place = statements, 0
         with self._connection.cursor() as cursor:
             cursor.execute(self._text, values)
+            self._require_answers()
+
+    def _require_answers(self) -> None:
+        """Raise an error if a wrapper of the project has sent something else than the packet."""
+        if self._sent[0].rows is None:
+            raise OperationalError("An execute wrapper has changed a packet: its answers were not read.")
 
     def _make_room(self, sql: str, values: Sequence[Any]) -> None:
         """Send what waits if it is too long to be sent with a statement."""
@@ -169,7 +175,9 @@ class Packets:
         self._sent = [*waiting, last]
         self._text, values = _joined(self._sent)
         last.rows = ()  # The caller reads it.
-        return execute(self._text, values, many, context)
+        found = execute(self._text, values, many, context)
+        self._require_answers()
+        return found
 
     def _read_answers(  # The innermost wrapper.
         self,
@@ -180,7 +188,8 @@ class Packets:
         context: dict[str, Any],
     ) -> Any:
         """Read the answers of a packet."""
-        if sql is not self._text or context["connection"] is not self._connection:
+        # A wrapper of the project may have added a comment.
+        if not self._text or self._text not in sql or context["connection"] is not self._connection:
             return execute(sql, params, many, context)
         self._text = ""
         with self._meaning(self._sent):

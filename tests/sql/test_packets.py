@@ -324,6 +324,44 @@ def test_an_error_that_is_not_the_databases_rolls_back(db, where):
     assert names() == ["b"]
 
 
+@pytest.mark.parametrize("ends", ["commit", "answer"])
+def test_a_wrapper_that_adds_a_comment(db, ends):
+    """As those that tell databases which view has sent a statement."""
+
+    def comment(execute, sql, params, many, context):
+        return execute(f"{sql} /* view */", params, many, context)
+
+    def operation(session):
+        session.later(INSERT, ("a", 1))
+        if ends == "answer":
+            assert session.ask(f"SELECT name FROM {TABLE}")() == [("a",)]
+        session.later(f"UPDATE {TABLE} SET value = 3 WHERE name = 'a'", rows=2 if ends == "commit" else 1)
+
+    def work():
+        with connections[USING].execute_wrapper(comment):
+            run(USING, operation, attempts=1)
+
+    if ends == "commit":
+        with pytest.raises(Retry):
+            in_subscriber(work)
+    else:
+        in_subscriber(work)
+    assert names() == ["a"] * (ends == "answer")
+
+
+def test_a_wrapper_that_sends_something_else_is_no_success(db):
+    def replace(execute, sql, params, many, context):
+        return execute("SELECT 1", (), many, context) if "INSERT" in sql else execute(sql, params, many, context)
+
+    def work():
+        with connections[USING].execute_wrapper(replace), pytest.raises((CommitOutcomeUnknown, OperationalError)):
+            run(USING, lambda session: session.later(INSERT, ("a", 1)), attempts=1)
+        run(USING, lambda session: session.later(INSERT, ("b", 1)))
+
+    in_subscriber(work)
+    assert names() == ["b"]
+
+
 def test_a_wrapper_that_asks_something_itself_takes_no_answer(db):
     def explain(execute, sql, params, many, context):
         with connections[USING].cursor() as cursor:
