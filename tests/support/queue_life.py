@@ -578,6 +578,7 @@ def _operate(ref: GroupRef) -> None:
     with patch.object(replaying, "MERGED", 1):
         operations.replay(*ref, first, last, limit=3, actor="test", dry_run=True)
     groups.group_controls(session, [ref])
+    heartbeats.bells(session, 30_000)
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
     assert retrying.waiting(USING, ref, most=1000, error="none has it") == 0
