@@ -19,6 +19,7 @@ from tests.app.models import Effect
 from tests.support.harness import USING, in_thread, sequence
 from tests.support.internals import Count, close_connections, polling, sequencing, sessions
 from tests.support.processes import assert_ordered, drained, effects, publish_numbers, wait_for
+from tests.support.server_sessions import processlist
 
 pytestmark = pytest.mark.processes
 
@@ -138,9 +139,7 @@ def test_connections_that_are_cut(start):
     for number in range(5):
         wait_for(lambda number=number: len(effects("atomic")) >= 20 * (number + 1), worker)
         with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
-            )
+            cursor.execute(f"SELECT id FROM {processlist()} WHERE id <> CONNECTION_ID() AND db = DATABASE()")
             for (identity,) in cursor.fetchall():
                 with contextlib.suppress(OperationalError):  # it may have ended by itself
                     cursor.execute(f"KILL CONNECTION {identity}")

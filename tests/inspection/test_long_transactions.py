@@ -15,6 +15,7 @@ from tests.support.harness import USING
 from tests.support.health import run
 from tests.support.internals import INNODB_TRANSACTIONS, Session
 from tests.support.roles import own_user
+from tests.support.server_sessions import processlist
 
 
 @contextlib.contextmanager
@@ -39,8 +40,8 @@ def running(sql):
     with connection.cursor() as cursor:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            cursor.execute("SHOW FULL PROCESSLIST")
-            if any(row[0] == number and sql == row[7] for row in cursor.fetchall()):
+            cursor.execute(f"SELECT info FROM {processlist()} WHERE id = %s", (number,))
+            if any(info and info.startswith("SELECT SLEEP") for (info,) in cursor.fetchall()):
                 break
             time.sleep(0.05)
         else:

@@ -22,6 +22,7 @@ from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
 from tests.support.processes import deaf_to_ctrl_c, environment, hear_ctrl_c
+from tests.support.server_sessions import processlist
 
 WAIT = 30.0
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -282,9 +283,7 @@ def test_it_survives_the_loss_of_its_connection(db):
     try:
         assert json.loads(process.stdout.readline())["payload"] == "before"
         with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-            )
+            cursor.execute(f"SELECT id FROM {processlist()} WHERE db = DATABASE() AND id <> CONNECTION_ID()")
             for (session,) in cursor.fetchall():
                 cursor.execute(f"KILL {session}")
         send("after")

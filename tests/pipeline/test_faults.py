@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
@@ -32,6 +33,7 @@ from django_mysqlqueue.pipeline.reading import Query, Span
 from tests.support.archives import held, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import sequence
+from tests.support.server_sessions import processlist
 from tests.support.spark_log import collected, expected
 
 ROOT = Path(__file__).parents[2]
@@ -43,16 +45,23 @@ def job(spark: Any, place: Place, tmp_path: Path) -> Job:
 
 
 def cut_others() -> int:
-    """Ends every other connection to this database, as a failover does; returns how many."""
+    """Ends every other connection to this database, as a failover does; returns how many, when the last is gone."""
+    deadline = time.monotonic() + 60
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
-            "AND command <> 'Killed'"
-        )
-        others = [number for (number,) in cursor.fetchall()]
-        for number in others:
-            cursor.execute(f"KILL {number}")
-    return len(others)
+
+        def others() -> set[int]:
+            cursor.execute(f"SELECT id FROM {processlist()} WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+            return {number for (number,) in cursor.fetchall()}
+
+        cut: set[int] = set()
+        for number in others():
+            with contextlib.suppress(OperationalError):  # it has ended by itself
+                cursor.execute(f"KILL {number}")
+                cut.add(number)
+        while cut & others():
+            assert time.monotonic() < deadline, "connections that were killed live on"
+            time.sleep(0.01)
+    return len(cut)
 
 
 @pytest.fixture

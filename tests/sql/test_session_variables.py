@@ -16,6 +16,7 @@ from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline.databases import Place
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
 from tests.support.internals import GroupRef, dialect_of, drop_connection, groups, sessions
+from tests.support.server_sessions import processlist
 
 BAD = "completion_type = 2, sql_select_limit = 2, sql_safe_updates = 1, sql_big_selects = 0, timestamp = 1000000000"
 BAD_NAMES = {"completion_type", "sql_select_limit", "sql_safe_updates", "sql_big_selects", "timestamp"}
@@ -244,7 +245,7 @@ def kill(session):
     execute(f"KILL CONNECTION {session}")
     deadline = time.monotonic() + 20
     with connection.cursor() as cursor:
-        while cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", [session]):
+        while cursor.execute(f"SELECT 1 FROM {processlist()} WHERE id = %s", [session]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

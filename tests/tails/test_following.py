@@ -16,6 +16,7 @@ from django_mysqlqueue.models import QueueMessage, Sequencer
 from django_mysqlqueue.tails import Gap, following, tail
 from tests.support import garbage
 from tests.support.harness import USING, sequence
+from tests.support.server_sessions import processlist
 from tests.tails.conftest import POLL
 
 WAIT = 20.0
@@ -453,7 +454,7 @@ def kill_query(thread_id):
     """Kill what a session runs, as soon as that is the slow statement."""
 
     def is_slow():
-        cursor.execute("SELECT info FROM information_schema.processlist WHERE id = %s", [thread_id])
+        cursor.execute(f"SELECT info FROM {processlist()} WHERE id = %s", [thread_id])
         return any(info and info.startswith(SLOW[:30]) for (info,) in cursor.fetchall())
 
     with connection.cursor() as cursor:

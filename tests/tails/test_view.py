@@ -14,6 +14,7 @@ from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.tails import views
 from tests.support import garbage
 from tests.support.harness import USING, sequence
+from tests.support.server_sessions import processlist
 from tests.support.topic_permissions import OnTopics
 from tests.tails.servers import Asgi, Stream, Wsgi
 
@@ -348,7 +349,7 @@ def test_a_stream_ends_after_its_longest_duration(open_stream):
 def test_listeners_hold_no_connections_of_the_database(open_stream):
     def sessions():
         with connection.cursor() as cursor:
-            cursor.execute("SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE()")
+            cursor.execute(f"SELECT COUNT(*) FROM {processlist()} WHERE db = DATABASE()")
             return cursor.fetchone()[0]
 
     streams = [open_stream("/seldom/t/").first() for _ in range(20)]
