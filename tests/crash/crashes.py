@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import re
+import select
 import signal
 import socket
 import threading
@@ -20,14 +21,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from django.db import connection, connections
 
 from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import refusing
 from tests.support.harness import USING
-from tests.support.internals import dialect_of, drop_connection, packets_of, use_packets
+from tests.support.internals import dialect_of, drop_connection, limited_settings, packets_of, use_packets
 from tests.support.proxy import COM_QUERY, Link, Proxy
+from tests.support.server_sessions import processlist
 
 ALIAS = "fragile"
 """The database of the tests by another alias: operations run on it, and their connections end."""
@@ -54,6 +57,10 @@ ENDS = tuple(mode for mode in MODES if os.environ.get("TEST_CRASHES", mode) == m
 what the process does next is the same for both servers. So at every statement ``make test`` cuts the connection on one
 of them (``TEST_CRASHES=cut``) and kills the process on the other; ``make test-slow`` does both on both."""
 
+LONGEST = 60.0
+"""Seconds for which anything is waited for."""
+ANSWERED_WITHIN = 90.0
+"""Seconds for which a connection waits for an answer: longer than the gate, which says what it has waited for."""
 FROM_HERE = "DO 'from here on by', "
 """After this statement, with the number of its process, a connection's statements are counted."""
 BETWEEN = re.compile("; (?=[A-Z(])")
@@ -92,6 +99,12 @@ class Plan:
     """The session that lives on may end."""
     waited_for: bool = False
     """Somebody needed what it had locked."""
+    errors: list[BaseException] = field(default_factory=list)
+    """Of the threads of connections."""
+
+    def raise_error(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
 
 
 class Gate(Proxy):
@@ -100,6 +113,7 @@ class Gate(Proxy):
     def __init__(self, path: Path, target: Path) -> None:
         self.plan = Plan()
         self._watch = connections.create_connection(USING)
+        self._watch.settings_dict = limited_settings(self._watch, read=LONGEST)
         self._watch.inc_thread_sharing()
         self._watching = threading.Lock()
         super().__init__(path, target)
@@ -107,12 +121,12 @@ class Gate(Proxy):
     def close(self) -> None:
         super().close()
         self._watch.close()
+        self.plan.raise_error()
 
     def sleeps(self, session: int) -> bool:
         """Whether the server waits for a session's next statement."""
         with self._watching, self._watch.cursor() as cursor:
-            cursor.execute("SELECT command FROM information_schema.processlist WHERE id = %s", (session,))
-            return cursor.fetchone() in (("Sleep",), None)
+            return commands(cursor).get(session, "Sleep") == "Sleep"
 
     def somebody_waits(self) -> bool:
         """Whether a statement waits for a row that another session has locked."""
@@ -124,6 +138,24 @@ class Gate(Proxy):
         return CountingLink(client, target, gate=self)
 
 
+def commands(cursor: Any) -> dict[int, str]:
+    """By number, what each session of the server does: "Sleep" if it waits for its client."""
+    cursor.execute(f"SELECT CONNECTION_ID(), id, command FROM {processlist()}")
+    rows = cursor.fetchall()
+    assert any(own == session for own, session, _ in rows), "the server must run with performance_schema=ON"
+    return {session: command for _, session, command in rows}
+
+
+def deadline(what: str) -> Callable[[], None]:
+    """A function that fails once something has been waited for long enough."""
+    until = time.monotonic() + LONGEST
+
+    def check() -> None:
+        assert time.monotonic() < until, f"{what} (within {LONGEST:g} s)"
+
+    return check
+
+
 class CountingLink(Link):
     """A connection whose statements are counted once it has sent ``FROM_HERE``."""
 
@@ -133,12 +165,23 @@ class CountingLink(Link):
         self._process = self._session = 0
         self._autocommit = True
         self._began = False
-        self._keeps_answer = self._had_committed = False
+        self._keeps_answer = self._goes_on = self._had_committed = False
         self._answered = threading.Event()
         super().__init__(client, target, dark=False)
 
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """An error of this thread ends both sides, so that nobody waits for it, and fails the test."""
+        try:
+            yield
+        except OSError:
+            pass  # One of the sides has ended.
+        except BaseException as error:
+            (self._plan or self._gate.plan).errors.append(error)
+            self.close()
+
     def _forward(self) -> None:
-        with contextlib.suppress(OSError), self._client.makefile("rb") as stream:
+        with self._noting_errors(), self._client.makefile("rb") as stream:
             while header := stream.read(4):
                 body = stream.read(int.from_bytes(header[:3], "little"))
                 if body[:1] == bytes([COM_QUERY]):
@@ -158,9 +201,12 @@ class CountingLink(Link):
 
     def _send_beginning(self, header: bytes, body: bytes) -> None:
         """The statements of a packet before the one at which it ends, which are carried out."""
-        self._keeps_answer = True
+        self._keeps_answer = self._goes_on = True
         self._server.sendall(len(body).to_bytes(3, "little") + header[3:] + body)
-        self._answered.wait(60)
+        self._await_answer("the beginning of a packet")
+
+    def _await_answer(self, what: str) -> None:
+        assert self._answered.wait(LONGEST), f"the server has not answered {what} (within {LONGEST:g} s)"
 
     def _linger(self, packet: bytes) -> None:
         """Ends the client's side alone, where the plan says so, until the session may end."""
@@ -168,21 +214,24 @@ class CountingLink(Link):
         assert plan is not None
         if plan.mode not in LINGERS:
             return
-        self._keeps_answer = True
+        self._keeps_answer = self._goes_on = True
         with contextlib.suppress(OSError):
             self._client.shutdown(socket.SHUT_RDWR)
+        check = deadline("nobody has waited for the session that lives on, or ended it")
         while not plan.over.wait(0.002):
+            check()
             if self._gate.somebody_waits():
                 plan.waited_for = True
                 plan.over.set()
         if plan.mode == LATE:
             self._server.sendall(packet)
-            self._answered.wait(60)
+            self._await_answer("what has arrived late")
 
     def _answer(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._noting_errors():
             while data := self._server.recv(65536):
                 if not self._session:
+                    assert data[4:5] != b"\xff", f"the server refuses the connection: {data[7:]!r}"
                     # The greeting: a header, the protocol's version, the server's, the session's number.
                     place = data.index(b"\0", 5) + 1
                     self._session = int.from_bytes(data[place : place + 4], "little")
@@ -193,11 +242,14 @@ class CountingLink(Link):
                     break
                 self._client.sendall(data)
         self._answered.set()
-        self.close()
+        if not self._goes_on:  # Else the other thread kills the process before that can tell.
+            self.close()
 
     def _await_all(self) -> None:
         """What is answered has been done; of a packet, the server answers the statements one after another."""
+        check = deadline("the server has not carried out what it has begun to answer")
         while not self._gate.sleeps(self._session):
+            check()
             time.sleep(0.001)
 
     def _lets_through(self, sql: str) -> bool:
@@ -266,6 +318,7 @@ class ServerCrashes:
             if packets or ends_together:
                 connections[ALIAS].close()
                 del connections[ALIAS]
+            plan.raise_error()
         if plan.stopped and mode in LINGERS:
             assert plan.over.is_set() or plan.sessions <= self._sessions(), "the session has ended with its client"
         else:
@@ -282,6 +335,7 @@ class ServerCrashes:
         plan = self._gate.plan
         plan.over.set()
         self._wait_until_gone(plan.sessions)
+        plan.raise_error()
         return plan.waited_for
 
     @staticmethod
@@ -294,14 +348,13 @@ class ServerCrashes:
     @staticmethod
     def _sessions() -> set[int]:
         with connection.cursor() as cursor:
-            cursor.execute("SHOW PROCESSLIST")
-            return {row[0] for row in cursor.fetchall()}
+            return set(commands(cursor))
 
     def _wait_until_gone(self, gone: set[int]) -> None:
         """Until the server has rolled back what the session had not committed."""
-        deadline = time.monotonic() + 30
+        check = deadline("the server has not ended the session of a connection that has ended")
         while gone & self._sessions() or self._has_locks():
-            assert time.monotonic() < deadline, "the server keeps the session of a connection that has ended"
+            check()
             time.sleep(0.001)
 
     @staticmethod
@@ -385,9 +438,14 @@ def _in_child(operation: Callable[[], object], count: Callable[[], None]) -> Bas
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     os.close(write)
-    with open(read, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    _, status = os.waitpid(child, 0)
+    try:
+        with open(read, "rb") as pipe:
+            ended, _, _ = select.select([pipe], [], [], LONGEST)
+            assert ended, f"the operation has not ended in its process (within {LONGEST:g} s)"
+            said = pipe.read().decode(errors="replace")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     if said and said != "done":
         raise AssertionError(f"the operation failed in its process: {said}")
@@ -400,12 +458,11 @@ def crashes(folder: Path) -> Iterator[ServerCrashes | FileCrashes]:
 
     A server must be reached by its Unix socket.
     """
-    database = dict(connections[USING].settings_dict)
+    database = limited_settings(connections[USING], read=ANSWERED_WITHIN, connect=LONGEST)
     gate = None
     if connection.vendor == "mysql":
         target = Path(database["OPTIONS"]["unix_socket"])
         gate = Gate(folder / "gate", target)
-        database["OPTIONS"] = dict(database["OPTIONS"])
     connections.settings[ALIAS] = database
     try:
         with refusing.refusing():

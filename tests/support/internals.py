@@ -189,6 +189,7 @@ from django_mysqlqueue.sql.connection import (
     drop_connection,
     has_unread,
     is_server,
+    limited_settings,
 )
 from django_mysqlqueue.sql.mysql import DIALECT, INNODB_TRANSACTIONS, LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
 from django_mysqlqueue.sql.packets import packets_of, together, use_packets

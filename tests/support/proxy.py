@@ -27,13 +27,14 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._links.append(self._link(client, self._target, dark=self._dark))
+        with self._listener:  # If this thread fails, nobody waits for it.
+            while True:
+                try:
+                    client, _ = self._listener.accept()
+                except OSError:
+                    return
+                with self._lock:
+                    self._links.append(self._link(client, self._target, dark=self._dark))
 
     def _link(self, client: socket.socket, target: Path, *, dark: bool) -> Link:
         return Link(client, target, dark=dark)
