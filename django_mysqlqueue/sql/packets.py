@@ -53,7 +53,8 @@ class Packets:
         connection: a connection to MySQL or MariaDB on which only the queue executes statements. After one that commits
             implicitly (DDL), each further one would commit by itself, and could not be rolled back.
         once: whether to leave the connection as it was with the end of the transaction, before hooks run.
-        unseen: whether the end of the transaction must not be seen by execute wrappers.
+        unseen: whether the connection is that of a handler's thread: its session is watched by an execute wrapper, and
+            none must see the end of the transaction.
     """
 
     def __init__(self, connection: Any, *, once: bool = False, unseen: bool = False) -> None:
@@ -79,8 +80,9 @@ class Packets:
         hooks = {"_start_transaction_under_autocommit": self.begin, "_commit": self.commit, "_rollback": self.rollback}
         self._before = {name: vars(connection).get(name) for name in hooks}
         vars(connection).update(hooks)
-        # The project's wrappers see whole packets, their errors, and how long they take.
-        connection.execute_wrappers.insert(0, self._add_waiting)
+        # The project's wrappers see whole packets, their errors, and how long they take. What watches a handler's
+        # session is the first wrapper, and would have to take a packet for something that may have changed it.
+        connection.execute_wrappers.insert(1 if unseen else 0, self._add_waiting)
         connection.execute_wrappers.append(self._read_answers)
         connection.queue_packets = self
 
@@ -151,7 +153,7 @@ class Packets:
 
     # -- execute wrappers -----------------------------------------------------------
 
-    def _add_waiting(  # The outermost wrapper.
+    def _add_waiting(  # Outside of the project's wrappers.
         self,
         execute: Callable[..., Any],
         sql: Any,

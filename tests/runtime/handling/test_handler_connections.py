@@ -9,13 +9,16 @@ import time
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import DeliveryState, JobResult, QueueMessage
 from django_mysqlqueue.options.backoff import Backoff
+from tests.app import jobs
 from tests.app.models import Effect
+from tests.support import job_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import Executor, has_unread, sessions
+from tests.support.internals import Executor, has_unread, registry, sessions
 from tests.support.roles import own_user
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
@@ -75,6 +78,33 @@ def test_a_connection_that_was_ended_a_moment_ago_costs_no_attempt(db, atomic):
     assert attempts == [(number, 1) for number in range(20)]
     assert len(set(seen)) == 20
     assert Effect.objects.count() == 20
+
+
+def test_a_sound_connection_is_kept(db, settings, no_handlers):
+    settings.TASKS = job_worlds.TASKS
+    opened = []
+
+    def write(delivery):
+        Effect.objects.create(name="t", value=delivery.payload)
+
+    def opens(connection, **kwargs):
+        opened.append(threading.current_thread())
+
+    handlers = [handler(group=f"g{atomic}", function=write, atomic=atomic) for atomic in (False, True)]
+    connection_created.connect(opens)
+    try:
+        with working(*handlers, registry.handlers()[job_worlds.JOBS]) as until:
+            for number in range(20):
+                publish_many("t", [Message(number, key="k")])
+                jobs.write.enqueue(number)
+                jobs.plain.enqueue(number)
+                until(lambda count=4 * (number + 1): Effect.objects.count() == count)
+                if number == 0:
+                    opened.clear()  # Before the first one, Django opens another one to ask for the server's version.
+            until(lambda: not JobResult.objects.exclude(status="SUCCESSFUL"))
+    finally:
+        connection_created.disconnect(opens)
+    assert not opened
 
 
 @pytest.mark.servers_only
