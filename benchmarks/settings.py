@@ -1,7 +1,7 @@
 """Settings of the benchmarks: the queue, and an application with two tables.
 
 The environment variable DATABASE_URL selects the server. BENCH_DATABASES (JSON) has the URLs of further ones by alias,
-and BENCH_MYSQLQUEUE (JSON) overrides the queue's defaults.
+BENCH_MYSQLQUEUE (JSON) overrides the queue's defaults, and BENCH_TASKS (JSON) is TASKS.
 """
 
 import json
@@ -26,4 +26,6 @@ else:
 for _alias, _url in json.loads(os.environ.get("BENCH_DATABASES", "{}")).items():
     DATABASES[_alias] = dict(environ.Env.db_url_config(_url))
     DATABASES[_alias]["OPTIONS"] = {**DATABASES[_alias].get("OPTIONS", {}), "charset": "utf8mb4"}
+if "BENCH_TASKS" in os.environ:
+    TASKS = json.loads(os.environ["BENCH_TASKS"])
 MYSQLQUEUE: dict[str, object] = json.loads(os.environ.get("BENCH_MYSQLQUEUE", "{}"))

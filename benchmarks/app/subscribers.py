@@ -1,17 +1,20 @@
 """The handlers of the benchmarks, and records of their calls.
 
 If BENCH_RECORD names a folder, each process writes a file there at its end: when its first and its last message arrived
-(epoch seconds), the number of messages, and for the topics "latency" and "control" the number of each measured message
-and the start of its handler. BENCH_SLEEP is the duration of the handlers of "control" and "backlog" in seconds.
+(epoch seconds), the number of messages, the most memory that it has used (kilobytes), its number of threads, and for
+the topics "latency" and "control" the number of each measured message and the start of its handler. BENCH_SLEEP is the
+duration in seconds of the handlers of "control" and "backlog", and of the async ones.
 While it runs, another file there has the number of deliveries of the topics "backlog" and "scale.…" so far.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import mmap
 import os
+import resource
 import sys
 import threading
 import time
@@ -26,6 +29,7 @@ class Record:
     last = 0.0
     count = 0
     starts: list[tuple[int, float]] = []
+    threads = 0
 
 
 def note(messages: int = 1) -> None:
@@ -33,6 +37,8 @@ def note(messages: int = 1) -> None:
     if not Record.first:
         Record.first = now
     Record.last = now
+    if not Record.count % 1000:
+        Record.threads = max(Record.threads, threading.active_count())
     Record.count += messages  # not thread-safe, but good enough for a rate
 
 
@@ -66,6 +72,8 @@ def leave_record() -> None:
             "last": Record.last,
             "count": Record.count,
             "starts": Record.starts,
+            "memory_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "threads": Record.threads,
         }
         Path(folder, f"{os.getpid()}.json").write_text(json.dumps(content))
 
@@ -127,6 +135,13 @@ def control(delivery: Delivery) -> None:
 def backlog(delivery: Delivery) -> None:
     tally.add()
     time.sleep(SLEEP)
+
+
+@subscriber("async.ordered", group="g1")
+@subscriber("async.shared", group="g1", mode="shared")
+async def waiting(delivery: Delivery) -> None:
+    await asyncio.sleep(SLEEP)
+    note()
 
 
 @subscriber("beside", group="g1")

@@ -75,6 +75,7 @@ class Settings:
     prefetch: int = 200
     priority_share: int = 16
     threads: Annotated[int, validators.integer(1, 1000)] = 4
+    async_concurrency: Annotated[int, validators.integer(1, 10_000)] = 100
     lease_duration: Annotated[float, validators.number(exclusive=True)] = 30.0
     lease_renewal_interval: Annotated[float, validators.number(exclusive=True)] = 10.0
     visibility_timeout: float = 60.0

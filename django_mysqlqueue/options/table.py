@@ -21,6 +21,7 @@ from django_mysqlqueue.text.humanize import shortened
 Exceptions = type[Exception] | Sequence[type[Exception]]
 RatePerKey = str | Rate | Mapping[str, str | Rate | None] | None
 OPTIONAL_COUNT = or_none(validators.integer(1, 1_000_000))
+OPTIONAL_CALLS = or_none(validators.integer(1, 10_000))
 
 
 class Option(NamedTuple):
@@ -127,6 +128,9 @@ class SubscriberOptions(TypedDict, total=False):
     """For async handlers, seconds after which a call is cancelled and fails with TimeoutError; less than
     ``max_processing_time``; None for no limit. There is no such limit for a sync handler: it runs in a thread, which
     cannot be stopped."""
+    concurrency: Annotated[int | None, Option(parse=OPTIONAL_CALLS, form=texts.INTEGER, jobs="queue")]
+    """For async handlers, how many calls may run at a time in a process, beside those of other groups. By default, the
+    groups of a process share ``ASYNC_CONCURRENCY``."""
     max_processing_time: Annotated[
         float, Option(parse=validators.number(exclusive=True, maximum=LONGEST_DELAY), setting="group", jobs="queue")
     ]

@@ -439,6 +439,11 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
             uses[alias] = ago
 
 
+def are_used(handler: Hashable) -> bool:
+    """Return whether the latest calls of a handler have used connections, which ``connect`` opens."""
+    return bool(_uses.get(handler))
+
+
 def forget_uses() -> None:
     """Forget which connections handlers have used: in the next test, they may be forbidden."""
     _uses.clear()

@@ -63,6 +63,8 @@ class Handler:
     """If None, all exceptions that ``reject_on`` does not name are retried."""
     timeout: float | None = None
     """For async handlers: the time after which a call is cancelled, or None."""
+    concurrency: int | None = None
+    """For async handlers: how many calls may run in a process. None: a share of the process's."""
     claim_size: int | None = None
     """Maximum number of messages per claim. None: the process's."""
     prefetch: int | None = None
@@ -117,6 +119,29 @@ class Handler:
         """
         return self.max_processing_time
 
+    @property
+    def may_be_async(self) -> bool:
+        """Whether some calls are coroutines."""
+        return self.is_async
+
+    def is_on_loop(self, state: object) -> bool:
+        """Return whether the call for a delivery is a coroutine, which needs no thread.
+
+        ``state``: what ``claimed`` has returned for it.
+        """
+        return self.is_async
+
+    def tells(self) -> bool:
+        """Return whether the steps before and after a call run code of the project, for which a coroutine has threads.
+
+        Apart from the receivers of the signals of deliveries.
+        """
+        return False
+
+    def must_prepare(self, deliveries: Sequence[ReceivedMessage]) -> bool:
+        """Return whether ``prepare`` has something to do."""
+        return False
+
     def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Prepare a call, in its thread and before its transaction.
 
@@ -153,10 +178,12 @@ class Handler:
 
         ``given``: a delivery, or with ``batch`` a list of them.
         """
-        if not self.is_async:
-            return self.function(given)
+        return async_to_sync(self.acall)(given) if self.is_async else self.function(given)
+
+    async def acall(self, given: Any) -> Any:
+        """Call the function of an async handler, and return its result."""
         function = self.function if self.timeout is None else limited(self.function, self.timeout, self.where)
-        return async_to_sync(function)(given)  # On the process's loop if there is one: see event_loop.Loop.
+        return await function(given)
 
 
 def mode_text(handler: Handler, registered: str) -> str:

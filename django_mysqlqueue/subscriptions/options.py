@@ -93,6 +93,7 @@ def rules_of_limits(limits: DeliveryLimits) -> Iterator[BrokenRule]:
         yield BrokenRule(("limit_by",), text)
 
 
+SYNC_CONCURRENCY = "requires an async handler: THREADS limits how many calls of sync handlers run at a time"
 SYNC_TIMEOUT = (
     "requires an async handler: a sync handler runs in a thread, which cannot be stopped. Declare it with async def, "
     "set a timeout on the calls that it makes (timeout= of an HTTP client, read_timeout of a database), or set "
@@ -178,6 +179,8 @@ def without_effect(handler: Handler, name: str) -> str:
         return "has no effect in ordered mode, in which LEASE_DURATION protects deliveries"
     if name == "timeout" and not handler.is_async:
         return SYNC_TIMEOUT
+    if name == "concurrency" and not handler.is_async and not is_of_jobs(handler.ref):
+        return SYNC_CONCURRENCY
     if name == "max_attempts" and is_dlq(handler.ref.topic):
         return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
     if name == "limit_by" and is_of_jobs(handler.ref):

@@ -21,7 +21,14 @@ from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler, HandlerFunction
-from django_mysqlqueue.subscriptions.options import SYNC_TIMEOUT, BrokenRule, broken_by, broken_rules, defaults
+from django_mysqlqueue.subscriptions.options import (
+    SYNC_CONCURRENCY,
+    SYNC_TIMEOUT,
+    BrokenRule,
+    broken_by,
+    broken_rules,
+    defaults,
+)
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 if TYPE_CHECKING:
@@ -138,6 +145,8 @@ def _check_function(where: str, function: HandlerFunction, options: dict[str, An
     is_async = inspect.iscoroutinefunction(call)
     if options["atomic"] and is_async:
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
+    if (concurrency := options.get("concurrency")) is not None and not is_async:
+        raise SubscriberError(f"{where}: concurrency={concurrency} {SYNC_CONCURRENCY}")
     timeout = options.get("timeout")
     if timeout is not None and not is_async:
         raise SubscriberError(f"{where}: timeout={timeout:g} {SYNC_TIMEOUT}")

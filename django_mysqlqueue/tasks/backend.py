@@ -328,12 +328,11 @@ def _is_declared_in(backend: MySQLQueueBackend, path: str, queue_name: str) -> b
 
 
 OWN_RECEIVERS = ("django.tasks.signals", "django_tasks.signals")
-"""The modules whose receivers of ``task_enqueued`` only log."""
+"""The modules whose receivers of the signals of tasks only log."""
 
 
-def _is_observed() -> bool:
-    """Return whether code of the project runs in the transaction of a new job, in a receiver of ``task_enqueued``."""
-    signal: Any = task_enqueued
+def is_observed(signal: Any) -> bool:
+    """Return whether a signal of tasks has receivers of the project."""
     every = [*itertools.chain(*signal._live_receivers(MySQLQueueBackend))]
     return any(getattr(one, "__module__", "") not in OWN_RECEIVERS for one in every)
 
@@ -349,7 +348,7 @@ def _all_or_none(aliases: Iterable[str]) -> Iterator[None]:
     with ExitStack() as transactions:
         for alias in aliases:
             publishing.require_transaction(alias)
-        if len(aliases) == 1 and not _is_observed():
+        if len(aliases) == 1 and not is_observed(task_enqueued):
             transactions.enter_context(together(connections[aliases[0]]))
         for alias in aliases:
             in_block = connections[alias].in_atomic_block

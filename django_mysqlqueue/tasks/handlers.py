@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import OperationalError
 from django.dispatch import Signal
 
@@ -42,6 +42,7 @@ from django_mysqlqueue.tasks.backend import (
     MySQLQueueBackend,
     backends,
     by_alias,
+    is_observed,
     rates_of,
     with_backend,
 )
@@ -54,7 +55,7 @@ from django_mysqlqueue.tasks.framework import (
     task_finished,
     task_started,
 )
-from django_mysqlqueue.tasks.importing import find_task
+from django_mysqlqueue.tasks.importing import find_task, is_async
 from django_mysqlqueue.tasks.monitor import JobMonitor, watching
 from django_mysqlqueue.tasks.options import JobOptions, options_of
 from django_mysqlqueue.tasks.results import as_result, change, errors_of
@@ -72,6 +73,29 @@ _long: set[str] = set()
 """The tasks of which the log has said so."""
 NEVER_RETRIED = (InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost)
 """Exceptions after which a job is FAILED, regardless of its options."""
+
+
+class _Begun(NamedTuple):
+    """The call of a job's task."""
+
+    attempt: Attempt
+    task: AnyTask
+    arguments: Sequence[Any]
+    names: Mapping[str, Any]
+
+    def called(self) -> Any:
+        """Return what the task returns, in a thread."""
+        if self.attempt.options is None or self.attempt.options.timeout is None:
+            return self.task.call(*self.arguments, **self.names)
+        return async_to_sync(self.awaited)()
+
+    async def awaited(self) -> Any:
+        """Return what an async task returns, within its time limit if it has one."""
+        timeout = None if self.attempt.options is None else self.attempt.options.timeout
+        if timeout is None:
+            return await self.task.acall(*self.arguments, **self.names)
+        called = limited(lambda _: self.task.acall(*self.arguments, **self.names), timeout, self.task.module_path)
+        return await called(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +126,31 @@ class JobHandler(Handler):
         # The server closes idle connections of handlers after the longest time that was known at the start.
         return min(options.max_processing_time, self.longest_time)
 
+    @property
+    def may_be_async(self) -> bool:
+        """Whether some calls are coroutines."""
+        return True
+
+    def is_on_loop(self, state: object) -> bool:
+        """Return whether the job's task is async. Until something has imported it, it runs in a thread, which does."""
+        return isinstance(state, Attempt) and is_async(state.row.task_path)
+
+    def tells(self) -> bool:
+        """Return whether the project has receivers of the signals of tasks."""
+        return is_observed(task_started) or is_observed(task_finished)
+
+    def must_prepare(self, deliveries: Sequence[ReceivedMessage]) -> bool:
+        """Return whether the job's result was locked when it was claimed."""
+        attempt = _attempt_of(deliveries[0])
+        return attempt is not None and attempt.is_locked and not (attempt.is_second or attempt.row.is_finished)
+
     def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Wait for a result that was locked when its job was claimed.
 
         Locks are granted in turn, so the job starts although others find all the time that it waits.
         """
         attempt = _attempt_of(deliveries[0])
-        if attempt is None or not attempt.is_locked or attempt.is_second or attempt.row.is_finished:
+        if attempt is None or not self.must_prepare(deliveries):
             return
         worker = _as_delivery(deliveries[0])._claimed.by
         try:
@@ -179,15 +221,38 @@ class JobHandler(Handler):
 
     def call(self, given: Any) -> Any:
         """Call the job's task."""
+        if (begun := self._begin(given)) is None:
+            return
+        began, attempt = time.monotonic(), begun.attempt
+        try:
+            with watching(attempt):
+                value = begun.called()
+        finally:
+            if (seconds := time.monotonic() - began) > LONG and attempt.options is not None and attempt.options.atomic:
+                _ran_long(begun.task.module_path, seconds)
+        attempt.returned, attempt.value = _stored(begun.task, value)
+
+    async def acall(self, given: Any) -> Any:
+        """Call the job's async task."""
+        self.is_atomic([given])  # It finds the task.
+        begun = await sync_to_async(self._begin)(given) if self.tells() else self._begin(given)
+        if begun is None:
+            return
+        with watching(begun.attempt):
+            value = await begun.awaited()
+        begun.attempt.returned, begun.attempt.value = _stored(begun.task, value)
+
+    def _begin(self, given: Any) -> _Begun | None:
+        """Begin the attempt of a job; return None if there is nothing to call."""
         attempt = _attempt_of(given)
         if attempt is None:
             _content(given.payload)
             raise InvalidJob(f"The message {given.id!r} has no result, because it was deleted while it was claimed.")
         if attempt.row.is_finished:
-            return  # It was cancelled, or it was settled, and the group was rewound.
+            return None  # It was cancelled, or it was settled, and the group was rewound.
         if attempt.is_blocked:
             given.snooze(LOCKED_DELAY)
-            return
+            return None
         task = attempt.task
         if task is None or self._lacks_rate(attempt):
             error = _unknown(attempt)
@@ -197,7 +262,7 @@ class JobHandler(Handler):
             if attempt.now() - since > UNKNOWN_GRACE * 1000:
                 raise error
             given.snooze(UNKNOWN_DELAY)
-            return
+            return None
         self.unknown.discard(attempt.row.task_path)
         losses, most = attempt.losses(given.attempt), (attempt.options or JobOptions()).max_attempts
         if most is not None and losses >= most:
@@ -211,19 +276,7 @@ class JobHandler(Handler):
         attempt.result = result = as_result(with_backend(row), task, arguments_given)
         _tell(task_started, attempt, result)
         arguments = [JobContext(attempt, result), *result.args] if task.takes_context else result.args
-        timeout = None if attempt.options is None else attempt.options.timeout
-        began = time.monotonic()
-        try:
-            with watching(attempt):
-                if timeout is None:
-                    value = task.call(*arguments, **result.kwargs)
-                else:
-                    called = limited(lambda _: task.acall(*arguments, **result.kwargs), timeout, task.module_path)
-                    value = async_to_sync(called)(None)
-        finally:
-            if (seconds := time.monotonic() - began) > LONG and attempt.options is not None and attempt.options.atomic:
-                _ran_long(task.module_path, seconds)
-        attempt.returned, attempt.value = _stored(task, value)
+        return _Begun(attempt, task, arguments, result.kwargs)
 
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Store the result in the transaction of the task."""

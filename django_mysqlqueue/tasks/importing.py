@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue.tasks.framework import AnyTask, InvalidTask
@@ -29,6 +30,13 @@ def find_task(path: str) -> AnyTask:
     if not hasattr(found, "get_backend") or not hasattr(found, "using"):
         raise InvalidTask(f"{path} is not a task: {found!r}")
     return found
+
+
+def is_async(path: str) -> bool:
+    """Return whether a path is that of an async task, as far as it is known without importing anything."""
+    module, _, name = path.rpartition(".")
+    function = getattr(getattr(sys.modules.get(module), name, None), "func", None)
+    return iscoroutinefunction(function)
 
 
 def declared(task: AnyTask) -> None:

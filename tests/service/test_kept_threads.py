@@ -344,7 +344,7 @@ NO_SLOT = Claimed(REF, "k", 2, 7, 1, suspect=False, size=0)
 def test_a_claim_frees_the_thread_if_it_has_looked_for_slots_in_vain(was_due, asked, found, frees):
     one = handler(mode="shared", rate_per_key=parse_key_rates({"a": "100/s"}))
     inbox = Inbox([REF], leases_good=lambda: True)
-    limited = Limited(inbox, REF, "s", threads=1, lease_ms=30_000)
+    limited = Limited(inbox, REF, "s", lease_ms=30_000)
     limited.configure(one.limits)
     limited.has_due = was_due
     inbox.keep_thread(REF)
@@ -362,4 +362,4 @@ def test_a_batch_occupies_one_thread(db):
     sub.step()
     batch = sub.inbox.take(None)
     assert len(batch.items) == 10
-    assert sub.inbox.idle_threads(2) == 1
+    assert sub.inbox.free_calls(GroupRef("g", "t")) == 1

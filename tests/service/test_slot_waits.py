@@ -119,7 +119,7 @@ def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idli
 
 
 def waiting(*rests):
-    limited = Limited(Inbox([REF], leases_good=lambda: True), REF, "s", threads=1, lease_ms=30_000)
+    limited = Limited(Inbox([REF], leases_good=lambda: True), REF, "s", lease_ms=30_000)
     limited.claimed(Claim(Flushed(), partitions=dict(rests)), 1000)
     return limited
 

@@ -14,7 +14,7 @@ def run(function, messages, *, threads=2, **options):
     subscriber("t", group="g", **options)(function)
     handler = registry.handlers()[GroupRef("g", "t")]
     publish_many("t", messages)
-    sub = Sub(handler)
+    sub = Sub(handler, threads=threads, concurrency=100)
     executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS, with_loop=handler.is_async)
     executor.start()
     try:

@@ -116,6 +116,7 @@ class Sub:
         prefetch: int = 200,
         subset: Subset = EVERYTHING,
         threads: int = 1,
+        concurrency: int = 0,
         using: str = USING,
         limits: PollingLimits = LIMITS,
         unstarted: Unstarted | None = None,
@@ -130,7 +131,13 @@ class Sub:
         self.subset = subset
         self.progress = Progress()
         self.heart = self._make_heart()
-        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, unstarted=unstarted)
+        self.inbox = Inbox(
+            self.handlers,
+            leases_good=self.heart.good,
+            threads=threads,
+            concurrency=concurrency,
+            unstarted=unstarted,
+        )
         self.context = Context(
             using,
             self.name,

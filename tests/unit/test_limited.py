@@ -26,7 +26,7 @@ RESTS = st.builds(Rest, TIMES, st.sampled_from(KEYS), st.booleans(), st.booleans
 
 
 def limited_group():
-    return Limited(Inbox([REF], leases_good=lambda: True), REF, "s", threads=4, lease_ms=30_000)
+    return Limited(Inbox([REF], leases_good=lambda: True), REF, "s", lease_ms=30_000)
 
 
 def claimed(limited=(), rest=None):

@@ -10,9 +10,11 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import Error, connections
 
 from django_mysqlqueue.exceptions import ProcessingTimeExceeded, QueueError, StaleDelivery, SubscriberError
@@ -26,6 +28,7 @@ from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, fa
 from django_mysqlqueue.service import settling, superseding
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.packets import ending
@@ -41,6 +44,10 @@ INSISTS = 8
 pauses of 6 s in all. Then it calls the handler, which may not need them."""
 REST = Backoff(initial=0.1, maximum=1.0, jitter=0.0)
 """The pause of a handler thread after it could not connect."""
+
+
+NONE: Mapping[int, Settlement] = MappingProxyType({})
+T = TypeVar("T")
 
 
 class _PerThread(threading.local):
@@ -91,39 +98,77 @@ def handle(
     Returns:
         The settlement of each delivery, in their order.
     """
-    ended: Mapping[int, Settlement] = {}
-    for held in items:
-        if held.expires < NEVER or held.body.coalesce_key:
-            try:
-                ended = _uncalled(items, using)
-            except (Error, QueueError) as error:
-                return _release(items, error, rest)
-            break
-    if ended:
-        return _without(ended, items, using, errors, rest)
+    ended = _before(items, using, rest) if _may_end(items) else NONE
+    others = [held for held in items if id(held) not in ended] if ended else items
+    if not others:
+        return _merged(items, ended, ())
+    deliveries = _deliveries(others, using)
+    if observers.is_call_watched():
+        with observers.watched(deliveries) as watched:
+            watched.started()
+            settlements = _attempt(others, deliveries, using, watched.raised, rest)
+            watched.ended(settlements)
+        if errors is not None:
+            errors += watched.raised
+    else:
+        settlements = _attempt(others, deliveries, using, errors, rest)
+    return _merged(items, ended, settlements) if ended else settlements
+
+
+async def handle_async(items: Sequence[Held], using: str) -> list[Settlement]:
+    """Call the async handler of deliveries, as ``handle``, on the event loop of the process.
+
+    What waits for the database, or is code of the project, runs in a thread.
+    """
+    ended = await sync_to_async(_before)(items, using, REST) if _may_end(items) else NONE
+    others = [held for held in items if id(held) not in ended] if ended else items
+    if not others:
+        return _merged(items, ended, ())
+    deliveries = _deliveries(others, using)
+    if observers.is_call_watched():
+        with observers.watched(deliveries) as watched:
+            await sync_to_async(watched.started)()
+            settlements = await _attempt_async(others, deliveries, using, watched.raised)
+            await sync_to_async(watched.ended)(settlements)
+    else:
+        settlements = await _attempt_async(others, deliveries, using, None)
+    return _merged(items, ended, settlements) if ended else settlements
+
+
+def _may_end(items: Sequence[Held]) -> bool:
+    """Return whether deliveries may be settled without a call, so that the database has to be asked."""
+    for held in items:  # noqa: SIM110  # It costs a third of any().
+        if held.expires < NEVER or held.body.coalesce_key or held.claimed.suspect:
+            return True
+    return False
+
+
+def _before(items: Sequence[Held], using: str, rest: Backoff) -> Mapping[int, Settlement]:
+    """Return the settlements of the deliveries whose handler is not called, by the id() of the object."""
+    try:
+        ended = _uncalled(items, using)
+    except (Error, QueueError) as error:
+        return {id(held): one for held, one in zip(items, _release(items, error, rest), strict=True)}
     first = items[0]
-    if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
-        return [refused]
+    if first.claimed.suspect and not ended and (refused := _record_start(first.claimed, using)) is not None:
+        return {id(first): refused}
+    return ended
+
+
+def _merged(
+    items: Sequence[Held], ended: Mapping[int, Settlement], settlements: Iterable[Settlement]
+) -> list[Settlement]:
+    """Return the settlements of all deliveries, in their order: of those that were not called, and of the others."""
+    handled = iter(settlements)
+    return [ended[id(held)] if id(held) in ended else next(handled) for held in items]
+
+
+def _deliveries(items: Sequence[Held], using: str) -> list[Delivery]:
     deliveries: list[Delivery] = []
     for held in items:
         held.delivery = Delivery(held.handler, held.claimed, held.body, using, held.state)
         deliveries.append(held.delivery)
-    if not observers.is_call_watched():
-        return _attempt(items, deliveries, using, errors, rest)
-    return observers.watched(deliveries, lambda raised: _attempt(items, deliveries, using, raised, rest), errors)
-
-
-def _without(
-    ended: Mapping[int, Settlement],
-    items: Sequence[Held],
-    using: str,
-    errors: list[BaseException] | None,
-    rest: Backoff,
-) -> list[Settlement]:
-    """Settle deliveries, by the id() of the object, without a call, and call the handler of the others."""
-    others = [held for held in items if id(held) not in ended]
-    handled = iter(handle(others, using, errors, rest=rest) if others else ())
-    return [ended[id(held)] if id(held) in ended else next(handled) for held in items]
+    return deliveries
 
 
 def _uncalled(items: Sequence[Held], using: str) -> dict[int, Settlement]:
@@ -186,11 +231,47 @@ def _attempt(
         else:
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
-    except _TooLate:
+    except BaseException as error:  # noqa: BLE001
+        return _after_error(error, items, deliveries, errors, rest)
+    return handler.settled(deliveries, settlements, None)
+
+
+async def _attempt_async(
+    items: Sequence[Held], deliveries: list[Delivery], using: str, errors: list[BaseException] | None
+) -> list[Settlement]:
+    handler = items[0].handler
+    try:
+        if sessions.are_used(handler.ref) or handler.must_prepare(deliveries):
+            await sync_to_async(_prepare)(handler, using, deliveries)
+            _not_started.failures = 0
+        if min(held.starts_before for held in items) <= time.monotonic():
+            raise _TooLate
+        result = await handler.acall(list(deliveries) if handler.batch else deliveries[0])
+        if result is not None:
+            _require_result(handler, result)
+        settlements = _verdicts(handler, deliveries)
+    except BaseException as error:  # noqa: BLE001
+        if isinstance(error, _NotStarted) or handler.tells():
+            return await sync_to_async(_after_error)(error, items, deliveries, errors, REST)
+        return _after_error(error, items, deliveries, errors, REST)
+    if handler.tells():
+        return await sync_to_async(handler.settled)(deliveries, settlements, None)
+    return handler.settled(deliveries, settlements, None)
+
+
+def _after_error(
+    error: BaseException,
+    items: Sequence[Held],
+    deliveries: list[Delivery],
+    errors: list[BaseException] | None,
+    rest: Backoff,
+) -> list[Settlement]:
+    """Return the settlements after an exception, which most likely the handler has raised."""
+    if isinstance(error, _TooLate):
         return [_unstarted(held) for held in items]
-    except _NotStarted as error:
+    if isinstance(error, _NotStarted):
         return _release(items, error.__cause__, rest)
-    except StaleDelivery as error:
+    if isinstance(error, StaleDelivery):
         event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
             return [delivery._failed(str(error)) for delivery in deliveries]
@@ -201,12 +282,10 @@ def _attempt(
             else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
-    except BaseException as error:  # noqa: BLE001
-        if errors is not None:
-            errors.append(error)
-        event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=True)
-        return _failed(handler, deliveries, error, traceback.format_exc())
-    return handler.settled(deliveries, settlements, None)
+    if errors is not None:
+        errors.append(error)
+    event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=error)
+    return _failed(items[0].handler, deliveries, error, "".join(traceback.format_exception(error)))
 
 
 def _failed(handler: Handler, deliveries: list[Delivery], error: BaseException, text: str) -> list[Settlement]:
@@ -281,10 +360,17 @@ def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     _not_started.failures = 0
     if before < NEVER and before <= time.monotonic():
         raise _TooLate
+    result = run_code(handler.ref, handler.call, list(deliveries) if handler.batch else deliveries[0])
+    if result is not None:
+        _require_result(handler, result)
+
+
+def run_code(ref: GroupRef, function: Callable[..., T], *arguments: Any) -> T:
+    """Run code of a group's handler in this thread, and check what it leaves behind."""
     pid = os.getpid()
     outer = sessions.begin_call()
     try:
-        result = handler.call(list(deliveries) if handler.batch else deliveries[0])
+        result = function(*arguments)
         if os.getpid() != pid:
             # A child that the handler has forked: the delivery, the thread and the transaction belong to its parent.
             forks.leave()
@@ -294,9 +380,17 @@ def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
             forks.leave(error)
         raise
     finally:
-        sessions.end_call(handler.ref, outer)
-    if result is not None:
-        _require_result(handler, result)
+        sessions.end_call(ref, outer)
+    return result
+
+
+def broke_down(items: Sequence[Held]) -> list[Settlement]:
+    """Log the error that is being handled, of the queue's own code, and return a settlement for each delivery."""
+    event(logging.ERROR, "handler_thread.failed", **delivery_fields(items[0].claimed), exc_info=True)
+    return [
+        Settlement(held.claimed, Action.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
+        for held in items
+    ]
 
 
 def _require_result(handler: Handler, result: object) -> None:

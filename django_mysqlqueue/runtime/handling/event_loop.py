@@ -1,7 +1,6 @@
 """The event loop of async handlers: one for the lifetime of a subscriber process.
 
-By itself, ``async_to_sync`` creates a loop for each call. An HTTP client's connection pool would then stay behind on a
-closed loop after each message.
+A client at module level, such as an HTTP client, keeps its connections from message to message.
 
 A task or callback that raises SystemExit or KeyboardInterrupt makes asyncio leave the loop, after it has stored the
 error in the task as any other one. So the loop is entered again: what awaits the task fails with the error, and no
@@ -11,15 +10,24 @@ other handler notices it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from asgiref.sync import SyncToAsync
 
+from django_mysqlqueue.runtime.handling import stacks
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.threads import worker_thread
+
+BLOCKED_CHECKS = 5
+"""Checks in a row that find the loop blocked, after which the log says so. They are counted, because a process that is
+frozen makes none."""
 
 
 def _refuse_nested_runs(loop: asyncio.BaseEventLoop) -> None:
@@ -35,7 +43,7 @@ def _refuse_nested_runs(loop: asyncio.BaseEventLoop) -> None:
 
 
 class Loop:
-    """A thread that runs one event loop until it is stopped.
+    """A thread that runs one event loop until it is stopped. Its methods may be called in any thread.
 
     Args:
         using: alias of the database whose handlers use the loop.
@@ -43,11 +51,19 @@ class Loop:
 
     def __init__(self, using: str) -> None:
         self._ready = threading.Event()
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = False
+        self._first: list[Callable[[], object]] = []
+        """What the loop calls when it begins."""
+        self._is_begun = self._stopped = False
         self.died = False
         """Whether the loop itself has failed. The process then cannot run async handlers any more, and those that run
         do not end."""
+        self._is_answered = True
+        """Whether the loop has answered the latest check."""
+        self._checks = 0
+        """Number of checks since then."""
+        self._asked_at = 0.0
         self._thread = worker_thread(self._run, "loop", using)
 
     def start(self) -> None:
@@ -56,10 +72,35 @@ class Loop:
         Raises:
             RuntimeError: the loop cannot be created.
         """
-        self._thread.start()
+        self.call(self._ready.set)
         self._ready.wait()
         if self._loop is None:
             raise RuntimeError("The event loop of the async handlers cannot be created.")
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Let the loop call a function soon, and start it if it does not run."""
+        with self._lock:
+            if self._loop is None:
+                self._first.append(function)
+                if not self._is_begun:
+                    self._is_begun = True
+                    self._thread.start()
+                return
+        if threading.get_ident() == self._thread.ident:
+            self._loop.call_soon(function)
+            return
+        with contextlib.suppress(RuntimeError):  # It is closed: the process ends.
+            self._loop.call_soon_threadsafe(function)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> asyncio.TimerHandle:
+        """Let the loop, in whose thread this is called, call a function after some time."""
+        return self._running().call_later(seconds, function)
+
+    def create_task(
+        self, coroutine: Coroutine[Any, Any, None], name: str, context: contextvars.Context
+    ) -> asyncio.Task[None]:
+        """Return a task of the loop, in whose thread this is called."""
+        return self._running().create_task(coroutine, name=name, context=context)
 
     def stop(self, timeout: float) -> None:
         """Cancel the tasks that handlers left behind, stop the loop, and wait for its end."""
@@ -69,7 +110,7 @@ class Loop:
             self._thread.join(timeout)
 
     def tasks(self) -> set[asyncio.Task[object]]:
-        """Return the tasks that have not ended. Any thread may call this."""
+        """Return the tasks that have not ended."""
         return set() if self._loop is None else asyncio.all_tasks(self._loop)
 
     def adopt(self) -> None:
@@ -81,15 +122,47 @@ class Loop:
         SyncToAsync.threadlocal.main_event_loop = self._loop
         SyncToAsync.threadlocal.main_event_loop_pid = os.getpid()
 
+    def check(self) -> None:
+        """Log, about a second after a coroutine has begun to block the loop, what it does. Call it five times a second.
+
+        All others wait for it.
+        """
+        if self._loop is None or self._stopped or self.died:
+            return
+        if self._is_answered:
+            self._is_answered, self._checks, self._asked_at = False, 0, time.monotonic()
+            self.call(self._answer)
+            return
+        self._checks += 1
+        if self._checks == BLOCKED_CHECKS:
+            task = asyncio.current_task(self._loop)
+            event(
+                logging.WARNING,
+                "event_loop.blocked",
+                stacks=stacks.of_thread(self._thread),
+                task="a callback" if task is None else task.get_name(),
+                seconds=round(time.monotonic() - self._asked_at, 1),
+            )
+
+    def _answer(self) -> None:
+        self._is_answered = True
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None  # noqa: S101
+        return self._loop
+
     def _run(self) -> None:
         try:
             runner = asyncio.Runner()
-            self._loop = runner.get_loop()
-            if isinstance(self._loop, asyncio.BaseEventLoop):
-                _refuse_nested_runs(self._loop)
-            self._loop.call_soon(self._ready.set)
+            loop = runner.get_loop()
+            if isinstance(loop, asyncio.BaseEventLoop):
+                _refuse_nested_runs(loop)
+            with self._lock:
+                self._loop = loop
+                for function in self._first:
+                    loop.call_soon(function)
             while not self._stopped:
-                self._interruptible(self._loop.run_forever)
+                self._interruptible(loop.run_forever)
             self._interruptible(runner.close)
         except BaseException:  # noqa: BLE001
             event(logging.CRITICAL, "event_loop.died", exc_info=True)

@@ -32,11 +32,14 @@ def _name(claimed: Claimed) -> tuple[str, int, int]:
 
 
 class Inbox:
-    """Claimed deliveries on their way through the handler threads.
+    """Claimed deliveries on their way through the handler threads, and through the event loop.
 
     Args:
         refs: the groups.
         leases_good: returns whether ordered deliveries may start. While it returns False, they wait.
+        threads: number of handler threads.
+        concurrency: how many calls the groups without a ``concurrency`` of their own may have on the event loop; 0:
+            there is no event loop, and threads run async handlers.
         starts: the limit on the deliveries to start (default: none).
         unstarted: where to note what waits (default: nowhere).
     """
@@ -46,6 +49,8 @@ class Inbox:
         refs: Iterable[GroupRef],
         *,
         leases_good: Callable[[], bool],
+        threads: int = 1,
+        concurrency: int = 0,
         starts: Starts | None = None,
         unstarted: Unstarted | None = None,
     ) -> None:
@@ -53,7 +58,15 @@ class Inbox:
         self._lock = self.starts.lock()
         self._poller = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
-        self._kept = KeptThread()
+        self._threads = threads
+        self.concurrency = concurrency
+        self._calls = 0
+        """Number of calls on the event loop of groups without a ``concurrency`` of their own."""
+        self.wake_loop: Callable[[], None] = lambda: None
+        """Make the event loop call ``take_for_loop``."""
+        self._uses_loop = self._loop_is_woken = False
+        self._kept = (KeptThread(), KeptThread())
+        """For the handler threads, and for the event loop."""
         self._groups = {
             ref: GroupLanes(records_acks=delivery_events.level(ref) == "all", unstarted=unstarted) for ref in refs
         }
@@ -78,9 +91,9 @@ class Inbox:
         with self._lock:
             for held in items:
                 group = self._groups[held.claimed.ref]
-                lane = group.lanes.get(held.claimed.key)
+                lane = group.lanes.get(held.claimed.key) if not group.may_be_async else self._lane(group, held)
                 if lane is None:
-                    lane = group.lane(held.claimed, shared=held.handler.shared)
+                    lane = group.lane(held.claimed.key, shared=held.handler.shared, on_loop=False)
                 if lane.blocked or self._closed:
                     self._release(group, held.claimed)
                     continue
@@ -96,7 +109,7 @@ class Inbox:
             group.deleted += settlement.action is Action.DELETED
             if ordered and settlement.action is Action.RELEASE:
                 # No later message of the partition may start before this one has been redelivered.
-                group.lane(delivery, shared=False).blocked = True
+                group.lane(delivery.key, shared=False, on_loop=group.is_async).blocked = True
             group.return_slot(delivery)
             self._settle(group, settlement)
 
@@ -154,7 +167,7 @@ class Inbox:
         with self._lock:
             if self._suspect is not None and any(one.delivery is self._suspect for one in settlements):
                 self._suspect = None
-                self._work.notify_all()
+                self._notify_all()
 
     def has_suspect(self) -> bool:
         """Return whether a suspected poison message of any group waits, runs, or has an outcome that is not written."""
@@ -170,6 +183,10 @@ class Inbox:
             group = self._groups[handler.ref]
             group.enough = enough
             group.priority_share = priority_share
+            group.is_async = handler.is_async and self.concurrency > 0
+            group.may_be_async = handler.may_be_async and self.concurrency > 0
+            self._calls += group.calls * ((group.concurrency is not None) - (handler.concurrency is not None))
+            group.concurrency = handler.concurrency
             for lane in group.lanes.values():
                 for held in lane.waiting:
                     held.handler = handler
@@ -209,7 +226,7 @@ class Inbox:
         """Allow waiting deliveries of a shared group to start until a monotonic time. Then others may have them."""
         with self._lock:
             self._groups[ref].good_until = until
-            self._work.notify_all()
+            self._notify_all()
 
     def release(self, ref: GroupRef, key: str) -> None:
         """Release the waiting deliveries of a partition."""
@@ -249,10 +266,14 @@ class Inbox:
             running = [held.claimed for held in self._running if held.claimed.ref == ref]
             return [*waiting, *running, *(one.delivery for one in group.settlements if unwritten)]
 
-    def idle_threads(self, threads: int) -> int:
-        """Return how many of the process's handler threads have no delivery."""
+    def free_calls(self, ref: GroupRef) -> int:
+        """Return how many calls of a group may start now: as many threads are free, or places on the event loop."""
         with self._lock:
-            return max(0, threads - len({held.batch for held in self._running}))
+            group = self._groups[ref]
+            places = max(0, self._places(group)) if group.levels[True] or group.is_async else 0
+            if group.is_async:
+                return places
+            return places + max(0, self._threads - len({held.batch for held in self._running if not held.on_loop}))
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
@@ -271,7 +292,7 @@ class Inbox:
             for group in self._groups.values():
                 for lane in list(group.lanes.values()):
                     self._release_all(lane)
-            self._work.notify_all()
+            self._notify_all()
             self._poller.notify_all()
 
     def wake(self) -> None:
@@ -362,23 +383,25 @@ class Inbox:
             return sum(group.started - group.started_with_slots for group in self._groups.values())
 
     def keep_thread(self, ref: GroupRef) -> bool:
-        """Keep the next free thread for a delivery with a slot (``KeptThread``).
+        """Keep the next free thread, or place on the event loop, for a delivery with a slot (``KeptThread``).
 
         Returns:
             False if one is already kept, for this group or for another one.
         """
         with self._lock:
-            if self._kept.wanted is not None:
+            kept = self._kept[self._groups[ref].is_async]
+            if kept.wanted is not None:
                 return False
-            self._kept.wanted, self._kept.until = ref, 0.0
+            kept.wanted, kept.until = ref, 0.0
             return True
 
     def free_thread(self, ref: GroupRef) -> None:
-        """Let the thread that is kept for a group start other deliveries, because the group has none with a slot."""
+        """Let what is kept for a group start other deliveries, because the group has none with a slot."""
         with self._lock:
-            if self._kept.wanted == ref:
-                self._kept.wanted = None
-                self._work.notify_all()
+            for kept in self._kept:
+                if kept.wanted == ref:
+                    kept.wanted = None
+                    self._notify_all()
 
     def slots(self, ref: GroupRef) -> dict[str, int]:
         """Return by limited key how many slots a group's waiting and running deliveries hold."""
@@ -412,7 +435,7 @@ class Inbox:
             for lane in list(self._groups[ref].lanes.values()):
                 self._return_late(lane)
 
-    # -- the handler threads' side --------------------------------------------
+    # -- the side of the handler threads and of the event loop ----------------
 
     def take(self, before: Batch | None, *, wait: bool = True) -> Batch | None:
         """Start the next batch in the calling thread.
@@ -432,7 +455,7 @@ class Inbox:
                     return self._gather(lane)
                 self._leave(lane)
             while not self._closed:
-                chosen = self._choose()
+                chosen = self._choose(on_loop=False)
                 if chosen is not None:
                     return self._gather(chosen)
                 if not wait:
@@ -448,6 +471,25 @@ class Inbox:
         with self._lock:
             for lane in batch.lanes:
                 self._leave(lane)
+
+    def take_for_loop(self) -> tuple[list[Batch], float | None]:
+        """Start, on the event loop, as many batches as there is room for.
+
+        Returns:
+            The batches, and after how many seconds to look again if nothing wakes the loop before; None: never.
+        """
+        with self._lock:
+            self._loop_is_woken = False
+            taken: list[Batch] = []
+            while not self._closed and (chosen := self._choose(on_loop=True)) is not None:
+                batch = self._gather(chosen)
+                taken.append(batch)
+                self._count_call(chosen.group, 1)
+            levels = (level for group in self._groups.values() for level in group.levels[True].values())
+            if self._closed or not any(level.waiting for level in levels):
+                return taken, None
+            # No notification tells that leases are no longer in doubt.
+            return taken, min(0.5, max(0.0, self._next_slot - time.monotonic()))
 
     def finish(self, batch: Batch, settlements: Sequence[Settlement]) -> None:
         """Add the settlements of a batch, one for each delivery and in their order, after its handler has ended."""
@@ -480,8 +522,46 @@ class Inbox:
                     lane = group.lanes[held.claimed.key]
                     lane.blocked = True
                     self._release_all(lane)
+            if batch.items[0].on_loop:
+                # A thread keeps its lane until it takes the next batch.
+                self._count_call(group, -1)
+                for lane in batch.lanes:
+                    self._leave(lane)
+                self._wake_loop()
 
     # -- under the lock -------------------------------------------------------
+
+    def _lane(self, group: GroupLanes, held: Held) -> Lane | None:
+        """Return the lane of a delivery of a group that has coroutines; None if it is one for threads, and is new."""
+        handler = held.handler
+        if not handler.is_on_loop(held.state):
+            return group.lanes.get(held.claimed.key)
+        held.on_loop = self._uses_loop = True
+        return group.lane(held.claimed.key, shared=handler.shared, on_loop=True, is_mixed=not handler.is_async)
+
+    def _count_call(self, group: GroupLanes, change: int) -> None:
+        group.calls += change
+        if group.concurrency is None:
+            self._calls += change
+
+    def _places(self, group: GroupLanes) -> int:
+        """Return how many calls of a group may start on the event loop."""
+        if group.concurrency is None:
+            return self.concurrency - self._calls
+        return group.concurrency - group.calls
+
+    def _has_places(self, held: Held) -> bool:
+        """Return whether another one is left, for a delivery with a slot, if a delivery starts on the event loop."""
+        return self._places(self._groups[held.claimed.ref]) > 1
+
+    def _notify_all(self) -> None:
+        self._work.notify_all()
+        self._wake_loop()
+
+    def _wake_loop(self) -> None:
+        if self._uses_loop and not self._loop_is_woken:
+            self._loop_is_woken = True
+            self.wake_loop()
 
     def _empty(self, lane: Lane) -> list[Held]:
         """Remove the waiting deliveries of a lane, which then hold no slots."""
@@ -530,13 +610,15 @@ class Inbox:
             self._poller.notify_all()
         group.settlements.append(settlement)
 
-    def _choose(self) -> Lane | None:
+    def _choose(self, *, on_loop: bool) -> Lane | None:
         self._next_slot = float("inf")
         for _ in range(len(self._ring)):
             ref = self._ring[0]
             self._ring.rotate(-1)
             group = self._groups[ref]
-            for ready in group.ready():
+            if on_loop and self._places(group) <= 0:
+                continue
+            for ready in group.ready(on_loop=on_loop):
                 lane = self._choose_lane(ready)
                 if lane is not None:
                     return lane
@@ -562,36 +644,36 @@ class Inbox:
         """Return whether a thread may start the next delivery of the lane that it has worked on."""
         if not lane.waiting or time.monotonic() >= lane.slice_until or not self._may_start(lane):
             return False
-        return len(lane.group.levels) == 1 or lane.group.is_turn_of(lane)
+        return len(lane.group.levels[False]) == 1 or lane.group.is_turn_of(lane)
 
     def _may_start(self, lane: Lane) -> bool:
         place = self._first(lane)
         if place is None or self.starts.left <= 0:
             return False
-        held = lane.waiting[place]
-        if (held.claimed.slot is not None or self._kept.wanted is not None) and not self._has_slot(held):
+        held, kept = lane.waiting[place], self._kept[lane.level.on_loop]
+        if (held.claimed.slot is not None or kept.wanted is not None) and not self._has_slot(held, kept):
             return False
         if lane.exclusive:
             return self._leases_good()
         return time.monotonic() < lane.group.good_until
 
-    def _has_slot(self, held: Held) -> bool:
+    def _has_slot(self, held: Held, kept: KeptThread) -> bool:
         """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
         slot = held.claimed.slot
         if slot is None:
-            return self._kept.wanted is None or not self._is_kept()
+            return kept.wanted is None or (held.on_loop and self._has_places(held)) or not self._is_kept(kept)
         now = time.monotonic()
         if now < slot.after:
             self._next_slot = min(self._next_slot, slot.after)
         # Without heartbeats, others do not count the slots of this process.
         return slot.after <= now < slot.before and self._leases_good()
 
-    def _is_kept(self) -> bool:
-        if not self._kept.until:
+    def _is_kept(self, kept: KeptThread) -> bool:
+        if not kept.until:
             self._hungry = True  # The poller should claim for this thread.
             self._poller.notify_all()
-        if is_kept := self._kept.is_this():
-            self._next_slot = min(self._next_slot, self._kept.until)
+        if is_kept := kept.is_this():
+            self._next_slot = min(self._next_slot, kept.until)
         return is_kept
 
     def _first(self, lane: Lane) -> int | None:
@@ -608,7 +690,7 @@ class Inbox:
     def _gather(self, lane: Lane) -> Batch:
         """Start the deliveries for one call, beginning with the lane's first."""
         group = lane.group
-        if len(group.levels) > 1:
+        if len(group.levels[lane.level.on_loop]) > 1:
             group.took(lane)
         first = self._start(lane)
         batch = Batch([lane], [first])
@@ -636,7 +718,7 @@ class Inbox:
         place = 0
         while place < len(lane.waiting) and len(batch.items) < most and self.starts.left > 0:
             held = lane.waiting[place]
-            if not held.alone and self._has_slot(held):
+            if not held.alone and self._has_slot(held, self._kept[held.on_loop]):
                 held = self._start(lane, place)
                 held.batch = batch.items[0].batch
                 batch.items.append(held)
@@ -655,10 +737,11 @@ class Inbox:
         group.running += 1
         group.started += 1
         group.started_with_slots += held.claimed.slot is not None
-        if held.claimed.slot is not None and self._kept.wanted is not None:
-            self._kept.wanted = None
-            self._work.notify_all()
-        held.started_at, held.thread, held.batch = time.monotonic(), threading.get_ident(), id(held)
+        kept = self._kept[held.on_loop]
+        if held.claimed.slot is not None and kept.wanted is not None:
+            kept.wanted = None
+            self._notify_all()
+        held.started_at, held.place, held.batch = time.monotonic(), threading.get_ident(), id(held)
         self._running[held] = None
         if held.claimed.suspect:
             self._suspect = held.claimed
@@ -680,9 +763,11 @@ class Inbox:
             lane.level.ready.append(lane)
         elif lane.exclusive:
             return  # A thread has already been woken for it.
-        if self._idle:
+        if lane.level.on_loop:
+            self._wake_loop()
+        elif self._idle:
             # One more if one of them is, or will be, the kept thread: it may not start this delivery.
-            self._work.notify(1 if self._kept.wanted is None else 2)
+            self._work.notify(1 if self._kept[False].wanted is None else 2)
 
     def _flush_due(self, group: GroupLanes) -> bool:
         if not group.settlements:

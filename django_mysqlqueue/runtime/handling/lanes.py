@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 NEVER = float("inf")
+ASYNC = "\n"
+"""Before the partition key in the name of a lane for the event loop, in a group that has lanes for threads, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,12 +38,14 @@ class Held:
     """What its handler has noted when it was claimed."""
     started_at: float = 0.0
     """When its handler started, by the monotonic clock; 0 while it waits."""
-    thread: int = 0
-    """Identifier of the thread that handles it."""
+    on_loop: bool = False
+    """Whether its handler is a coroutine of the event loop."""
+    place: object = None
+    """Identifier of the thread, or the task of the event loop, that handles it."""
     note: int = -1
     """Place of the note that it has not started (``Unstarted``); -1: there is none."""
     batch: int = 0
-    """What the deliveries of one batch, which one thread handles together, have in common."""
+    """What the deliveries of one batch, which one call handles together, have in common."""
     delivery: Delivery | None = None
     """The object that its handler got; None if the handler was not called."""
     seconds: float = 0.0
@@ -87,10 +91,10 @@ class Lane:
     level: Level
     key: str
     exclusive: bool
-    """Whether only one thread at a time may work on it (ordered mode)."""
+    """Whether only one call at a time may work on it (ordered mode)."""
     waiting: deque[Held] = field(default_factory=deque)
     busy: bool = False
-    """Whether a thread works on it. An ordered lane admits only one thread."""
+    """Whether a call works on it. An ordered lane admits only one."""
     blocked: bool = False
     """Whether deliveries that arrive are released, because an earlier message has to be delivered first."""
     queued: bool = False
@@ -100,11 +104,12 @@ class Lane:
 
 @dataclass(slots=True)
 class Level:
-    """The deliveries of a group with one priority."""
+    """The deliveries of a group with one priority, for handler threads or for the event loop."""
 
     priority: int
+    on_loop: bool = False
     ready: deque[Lane] = field(default_factory=deque)
-    """Lanes that a thread may begin to work on. A lane may have become empty since."""
+    """Lanes that may be worked on. A lane may have become empty since."""
     lanes: int = 0
     """Number of lanes with waiting deliveries."""
     waiting: int = 0
@@ -117,8 +122,18 @@ class GroupLanes:
 
     lanes: dict[str, Lane] = field(default_factory=dict)
     """By partition; in a shared group only those with waiting deliveries."""
-    levels: dict[int, Level] = field(default_factory=dict)
-    """By priority."""
+    levels: tuple[dict[int, Level], dict[int, Level]] = field(default_factory=lambda: ({}, {}))
+    """By priority: those for handler threads, and those for the event loop."""
+    waiting: int = 0
+    """Number of deliveries that wait to start."""
+    is_async: bool = False
+    """Whether all its deliveries are for the event loop."""
+    may_be_async: bool = False
+    """Whether some are."""
+    concurrency: int | None = None
+    """How many calls of coroutines the group may have at a time; None: it shares those of the process."""
+    calls: int = 0
+    """Number of its calls that run on the event loop."""
     turns: Turns = field(default_factory=Turns)
     priority_share: int = 0
     running: int = 0
@@ -148,37 +163,46 @@ class GroupLanes:
     good_until: float = float("inf")
     """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
-    @property
-    def waiting(self) -> int:
-        """Number of deliveries that wait to start."""
-        return sum(level.waiting for level in self.levels.values())
-
     def waiting_from(self, priority: int) -> tuple[int, int]:
         """Return how many deliveries with a priority or a higher one wait to start, and their payload bytes."""
-        levels = [level for one, level in self.levels.items() if one >= priority]
+        levels = self._levels_from(priority)
         return sum(level.waiting for level in levels), sum(level.waiting_bytes for level in levels)
+
+    def _levels_from(self, priority: int) -> list[Level]:
+        return [level for levels in self.levels for one, level in levels.items() if one >= priority]
 
     def newcomers(self, keys: Iterable[str], priority: int, most: int) -> list[str]:
         """Return partitions of which no delivery waits: as many as can be added until ``most`` partitions have some.
 
         ``priority``: their priority. Partitions with lower ones do not count.
         """
-        left = most - sum(level.lanes for one, level in self.levels.items() if one >= priority)
+        left = most - sum(level.lanes for level in self._levels_from(priority))
         if left <= 0:
             return []
-        lanes = self.lanes
-        return list(islice((key for key in keys if key not in lanes or not lanes[key].waiting), left))
+        return list(islice((key for key in keys if not self._waits(key)), left))
 
-    def lane(self, claimed: Claimed, *, shared: bool) -> Lane:
-        """Return the lane of a delivery."""
-        lane = self.lanes.get(claimed.key)
+    def lane(self, key: str, *, shared: bool, on_loop: bool, is_mixed: bool = False) -> Lane:
+        """Return the lane of a partition's deliveries.
+
+        ``is_mixed``: whether the group has deliveries for threads, too, which have other lanes.
+        """
+        name = ASYNC + key if on_loop and is_mixed else key
+        lane = self.lanes.get(name)
         if lane is None:
-            priority = priority_of(claimed.key)
-            level = self.levels.get(priority)
+            priority = priority_of(key)
+            levels = self.levels[on_loop]
+            level = levels.get(priority)
             if level is None:
-                level = self.levels[priority] = Level(priority)
-            lane = self.lanes[claimed.key] = Lane(self, level, claimed.key, not shared)
+                level = levels[priority] = Level(priority, on_loop)
+            lane = self.lanes[name] = Lane(self, level, name, not shared)
         return lane
+
+    def _waits(self, key: str) -> bool:
+        """Return whether a delivery of a partition waits."""
+        lane = self.lanes.get(key)
+        if (lane is None or not lane.waiting) and self.levels[True]:
+            lane = self.lanes.get(ASYNC + key, lane)
+        return lane is not None and bool(lane.waiting)
 
     def add(self, lane: Lane, held: Held) -> None:
         """Add a delivery to those that wait in a lane."""
@@ -187,6 +211,7 @@ class GroupLanes:
             for key in held.claimed.slot.keys:
                 self.slots[key] = self.slots.get(key, 0) + 1
         level = lane.level
+        self.waiting += 1
         level.lanes += not lane.waiting
         level.waiting += 1
         level.waiting_bytes += held.claimed.size
@@ -201,6 +226,7 @@ class GroupLanes:
         del lane.waiting[place]
         level = lane.level
         self.waiting_with_slots -= held.claimed.slot is not None
+        self.waiting -= 1
         level.waiting -= 1
         level.waiting_bytes -= held.claimed.size
         self.suspects -= held.claimed.suspect
@@ -227,24 +253,26 @@ class GroupLanes:
                 before = self.returned.get(key, Returned(0, claimed.delivered_at))
                 self.returned[key] = Returned(before.number + 1, min(before.since, claimed.delivered_at))
 
-    def ready(self) -> list[deque[Lane]]:
-        """Return the queues of lanes that no thread works on, in the order in which they have their turn."""
-        if len(self.levels) == 1:
-            (level,) = self.levels.values()
+    def ready(self, *, on_loop: bool) -> list[deque[Lane]]:
+        """Return the queues of lanes that nothing works on, in the order in which they have their turn."""
+        levels = self.levels[on_loop]
+        if len(levels) == 1:
+            (level,) = levels.values()
             return [level.ready] if level.ready else []
-        return [self.levels[priority].ready for priority in self.turns.order(self._priorities(), self.priority_share)]
+        order = self.turns.order(self._priorities(on_loop=on_loop), self.priority_share)
+        return [levels[priority].ready for priority in order]
 
     def is_turn_of(self, lane: Lane) -> bool:
-        """Return whether a lane that a thread works on has a priority whose turn it is."""
-        priorities = {lane.level.priority, *self._priorities()}
+        """Return whether a lane that is worked on has a priority whose turn it is."""
+        priorities = {lane.level.priority, *self._priorities(on_loop=lane.level.on_loop)}
         return self.turns.order(priorities, self.priority_share)[0] == lane.level.priority
 
     def took(self, lane: Lane) -> None:
         """Note that a delivery of a lane starts."""
-        self.turns.took(lane.level.priority, {lane.level.priority, *self._priorities()})
+        self.turns.took(lane.level.priority, {lane.level.priority, *self._priorities(on_loop=lane.level.on_loop)})
 
-    def _priorities(self) -> list[int]:
-        return [priority for priority, level in self.levels.items() if level.ready]
+    def _priorities(self, *, on_loop: bool) -> list[int]:
+        return [priority for priority, level in self.levels[on_loop].items() if level.ready]
 
 
 @dataclass(slots=True, eq=False)

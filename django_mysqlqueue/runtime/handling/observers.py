@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -66,34 +66,36 @@ def is_call_watched() -> bool:
     return bool(trace or signals.delivery_started.receivers or signals.delivery_handled.receivers)
 
 
-def watched(
-    deliveries: Sequence[Delivery],
-    attempt: Callable[[list[BaseException]], list[Settlement]],
-    errors: list[BaseException] | None,
-) -> list[Settlement]:
-    """Run an attempt, and tell the observers about its start and its end.
+class Watched:
+    """Tells the observers about an attempt at deliveries."""
 
-    ``attempt``: makes the attempt; it adds the exception that the handler raises to its argument.
+    def __init__(self, deliveries: Sequence[Delivery], call: Call | None) -> None:
+        self._deliveries, self._call = deliveries, call
+        self.raised: list[BaseException] = []
+        """The exception that the handler has raised."""
 
-    Returns:
-        The settlement of each delivery.
-    """
-    raised: list[BaseException] = []
-    with contextlib.nullcontext() if trace is None else trace(deliveries) as call:
-        for delivery in deliveries:
+    def started(self) -> None:
+        """Tell them that it starts."""
+        for delivery in self._deliveries:
             tell(signals.delivery_started, delivery=delivery)
-        began = time.monotonic()
-        settlements = attempt(raised)
-        seconds = time.monotonic() - began
-        error = raised[0] if raised else None
-        outcomes = [expected(*pair) for pair in zip(deliveries, settlements, strict=True)]
-        if call is not None:
-            call.ended(outcomes, [settlement.error for settlement in settlements], error)
-        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+        self._began = time.monotonic()
+
+    def ended(self, settlements: Sequence[Settlement]) -> None:
+        """Tell them that it has ended, with the settlement of each delivery."""
+        seconds = time.monotonic() - self._began
+        error = self.raised[0] if self.raised else None
+        outcomes = [expected(*pair) for pair in zip(self._deliveries, settlements, strict=True)]
+        if self._call is not None:
+            self._call.ended(outcomes, [settlement.error for settlement in settlements], error)
+        for delivery, outcome in zip(self._deliveries, outcomes, strict=True):
             tell(signals.delivery_handled, delivery=delivery, outcome=outcome, exception=error, seconds=seconds)
-    if errors is not None:
-        errors += raised
-    return settlements
+
+
+@contextlib.contextmanager
+def watched(deliveries: Sequence[Delivery]) -> Iterator[Watched]:
+    """Open a span, if calls are traced, around an attempt at deliveries in the block."""
+    with contextlib.nullcontext() if trace is None else trace(deliveries) as call:
+        yield Watched(deliveries, call)
 
 
 def expected(delivery: Delivery, settlement: Settlement) -> Outcome:

@@ -14,18 +14,34 @@ DEPTH = 100
 """Maximum number of frames to show of a thread or task, innermost first."""
 
 
-def show(tasks: Iterable[asyncio.Task[Any]] = (), *, first: int | None = None) -> str:
+MOST_TASKS = 50
+"""Maximum number of tasks to show."""
+
+
+def show(tasks: Iterable[asyncio.Task[Any]] = (), *, first: object = None) -> str:
     """Format the stacks of all threads and of some tasks, the innermost call last.
 
-    ``tasks``: tasks of an event loop in another thread, whose own stack shows only the loop.
+    ``tasks``: tasks of an event loop in another thread, whose own stack shows only the loop. ``first``: the one of them
+    that comes first, or the identifier of the thread that does.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda one: (one[0] != first, names.get(one[0], "")))
     blocks = [
         f"Thread {names.get(ident, ident)}:\n{_formatted(traceback.walk_stack(frame))}" for ident, frame in frames
     ]
-    blocks += [f"Task {task.get_name()}:\n{_formatted(reversed(list(_awaited(task))))}" for task in tasks]
-    return "\n".join(blocks)
+    ordered = sorted(tasks, key=lambda task: (task is not first, task.get_name()))
+    of_tasks = [
+        f"Task {task.get_name()}:\n{_formatted(reversed(list(_awaited(task))))}" for task in ordered[:MOST_TASKS]
+    ]
+    if len(ordered) > MOST_TASKS:
+        of_tasks.append(f"{len(ordered) - MOST_TASKS} more tasks.")
+    return "\n".join([*of_tasks[:1], *blocks, *of_tasks[1:]] if first in ordered else [*blocks, *of_tasks])
+
+
+def of_thread(thread: threading.Thread) -> str:
+    """Format the stack of a thread, the innermost call last."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else f"Thread {thread.name}:\n{_formatted(traceback.walk_stack(frame))}"
 
 
 def _formatted(innermost_first: Iterable[tuple[FrameType, int]]) -> str:

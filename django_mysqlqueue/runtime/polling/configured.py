@@ -23,6 +23,8 @@ from django_mysqlqueue.subscriptions.options import (
 )
 from django_mysqlqueue.subscriptions.users import user_refusal
 
+LARGEST_CLAIM = 1000
+"""Maximum number of messages per claim, for an async handler of which more calls may run."""
 NOT_READ = OptionColumns("", "", "", "")
 """In place of the columns of a group row that a process has not read yet. No claim is possible with it."""
 
@@ -59,12 +61,16 @@ class Configuration:
         """
         context = self.context
         self.handler = handler
-        self.claim_size = max(handler.claim_size or context.claim_size, handler.batch_size)
+        self.calls = context.concurrency(handler) or context.threads
+        """How many calls of the handler may run at a time in this process."""
+        places = self.calls if handler.is_async and not handler.batch else 1
+        size = handler.claim_size or max(context.claim_size, min(places, LARGEST_CLAIM))
+        self.claim_size = max(size, handler.batch_size)
         """Maximum number of messages per claim."""
-        # For a batch handler, one batch for each thread and one more: with less, the first thread would take all
-        # partitions that are there, and the other threads would wait for them.
-        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
-        self.least = max(batches, handler.prefetch or context.settings.prefetch // context.groups)
+        # For a batch handler, one batch for each thread and one more: with less, the first call would take all
+        # partitions that are there, and the others would wait for them.
+        batches = (min(self.calls, context.threads) + 1) * handler.batch_size if handler.batch else 1
+        self.least = max(batches, handler.prefetch or max(places, context.settings.prefetch // context.groups))
         """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
         self.priority_share = option_value(handler, "priority_share", context.settings)
         self.claimant = Claimant(handler, context.subscriber, options=self.columns, clock=context.clock)

@@ -19,6 +19,7 @@ from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.wakeups import Listening
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 class Heartbeat(Protocol):
@@ -208,6 +209,11 @@ class Context:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefetch", Prefetch(self.inbox, self.settings.prefetch))
         object.__setattr__(self, "stealing", Stealing(self.heartbeat, self.clock, self.settings))
+
+    def concurrency(self, handler: Handler) -> int:
+        """Return how many calls of a handler may run on the event loop at a time; 0: they run in threads."""
+        shared = self.inbox.concurrency
+        return (handler.concurrency or shared) if shared and handler.is_async else 0
 
     @property
     def watch(self) -> Watch:

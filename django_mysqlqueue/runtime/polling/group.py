@@ -57,9 +57,8 @@ class Group(Generic[M]):
         """Make the parts, with an empty memory."""
         context, handler = self.context, self._declared
         self.configuration = Configuration(context, handler)
-        self.memory = Memory(context.threads)
-        threads, lease_ms = context.threads, context.lease_ms
-        self.limited = Limited(context.inbox, handler.ref, context.subscriber, threads=threads, lease_ms=lease_ms)
+        self.memory = Memory(self.configuration.calls)
+        self.limited = Limited(context.inbox, handler.ref, context.subscriber, lease_ms=context.lease_ms)
         parts = Parts(context, self.configuration, self.memory, self.limited, self.health)
         self.mode = self._mode(parts)
         self.planner = Planner(parts, self.mode)

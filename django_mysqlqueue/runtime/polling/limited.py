@@ -40,11 +40,10 @@ def _is_over(until: int, now: int) -> bool:
 class Limited:
     """The slots of a process for one group, and the partitions that wait for one."""
 
-    def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, *, threads: int, lease_ms: int) -> None:
+    def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, *, lease_ms: int) -> None:
         self._inbox = inbox
         self._ref = ref
         self._subscriber = subscriber
-        self._threads = threads
         self._lease_ms = lease_ms
         self._limits = NO_LIMITS
         self._per_call = 1
@@ -129,7 +128,7 @@ class Limited:
         all threads all the time: a slot would be too old when a thread is free. They take turns.
         """
         now = time.monotonic()
-        if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.idle_threads(self._threads):
+        if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.free_calls(self._ref):
             return
         for priority in todo.priorities():
             if any(is_free(key) and not self.spares(key) for key in islice(todo.of(priority), LOOKED_AT)):
@@ -158,7 +157,7 @@ class Limited:
         if elapsed >= AHEAD:
             self._recent = round((started - self._sampled) * AHEAD / elapsed)
             self._sampled_at, self._sampled = time.monotonic(), started
-        return max(0, self._inbox.idle_threads(self._threads) * self._per_call + self._recent - waiting)
+        return max(0, self._inbox.free_calls(self._ref) * self._per_call + self._recent - waiting)
 
     # -- slots ----------------------------------------------------------------
 

@@ -23,11 +23,11 @@ class Depths:
     """The number of messages to look for in the partitions of a group, learned from the claims before.
 
     A partition costs a claim as much as ten messages do. So if partitions hold many messages, a claim takes from few of
-    them, but from enough to keep the threads busy.
+    them, but from enough for all the calls that run at a time.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
         self.common = 1
         """Minimum number of messages to look for in a partition, if there are many partitions."""
         self._own: dict[str, int] = {}
@@ -40,7 +40,7 @@ class Depths:
     def bounds(self, room: int, partitions: int) -> tuple[int, int]:
         """Return how many messages a claim looks for in each partition: at least, and at most if that is more."""
         share = room // (min(room, MAX_PARTITIONS, partitions) or 1)
-        return max(1, share), room // (2 * self._threads)
+        return max(1, share), room // (2 * self._calls)
 
     def look_at(self, key: str, least: int, most: int) -> int:
         """Return how many messages to look for in a partition, within the bounds of the claim."""
@@ -93,10 +93,10 @@ class Depths:
 class Memory:
     """The partitions to look at, how far to look, and what the next flushes have to do besides new outcomes."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, calls: int) -> None:
         self.todo = ByPriority[None]()
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
-        self.depths = Depths(threads)
+        self.depths = Depths(calls)
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
         self.skipped: set[str] = set()

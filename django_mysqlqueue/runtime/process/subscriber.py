@@ -294,6 +294,8 @@ class Subscriber:
             next(worker.finished for worker in self.workers if not worker.finished.is_set()).wait(TURN)
             self._heed_signals()
             self._give_signs()
+            for worker in self.workers:
+                worker.executor.check_loop()
             if self._is_stuck():
                 return self.exit_code
             if not self._stop.event.is_set():

@@ -186,7 +186,14 @@ class Worker:
         )
         kinds = {handler.monitor for handler in self.handlers.values() if handler.monitor is not None}
         self.monitors = [kind(using) for kind in kinds]
-        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, starts=plan.starts, unstarted=unstarted)
+        self.inbox = Inbox(
+            self.handlers,
+            leases_good=self.heart.good,
+            threads=threads,
+            concurrency=settings.async_concurrency,
+            starts=plan.starts,
+            unstarted=unstarted,
+        )
         self.relays = Relays(using, targets)
         context = Context(
             using,
@@ -363,7 +370,7 @@ class Worker:
             event(
                 logging.CRITICAL,
                 "handler.hung",
-                stacks=self.executor.stacks(hung.thread),
+                stacks=self.executor.stacks(hung.place),
                 group=hung.claimed.ref.group,
                 topic=hung.claimed.ref.topic,
                 partition=hung.claimed.key,
