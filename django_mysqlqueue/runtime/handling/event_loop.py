@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
 
@@ -25,6 +25,7 @@ from django_mysqlqueue.runtime.handling import stacks
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.threads import worker_thread
 
+T = TypeVar("T")
 BLOCKED_CHECKS = 5
 """Checks in a row that find the loop blocked, after which the log says so. They are counted, because a process that is
 frozen makes none."""
@@ -97,8 +98,8 @@ class Loop:
         return self._running().call_later(seconds, function)
 
     def create_task(
-        self, coroutine: Coroutine[Any, Any, None], name: str, context: contextvars.Context
-    ) -> asyncio.Task[None]:
+        self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context
+    ) -> asyncio.Task[T]:
         """Return a task of the loop, in whose thread this is called."""
         return self._running().create_task(coroutine, name=name, context=context)
 

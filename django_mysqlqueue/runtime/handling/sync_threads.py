@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +18,9 @@ from django_mysqlqueue.service.refs import GroupRef
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+sync_code: ContextVar[set[Future[Any]]] = ContextVar("sync_code")
+"""The synchronous code of a call that waits for a thread or runs."""
 
 
 class SyncThreads:
@@ -87,7 +91,11 @@ class _OfGroup(Executor):
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run the function, as an ``Executor``."""
-        return self._pool.submit(partial(run_code, self._ref, partial(function, *args, **kwargs)))
+        future = self._pool.submit(partial(run_code, self._ref, partial(function, *args, **kwargs)))
+        if (code := sync_code.get(None)) is not None:
+            code.add(future)
+            future.add_done_callback(code.discard)
+        return future
 
 
 def _with_sessions(function: Callable[[], T], *, idle: bool) -> T:
