@@ -460,7 +460,9 @@ class Worker:
                 break
             self.inbox.wait(0.1)
         self._insist(self._flush_all)
-        self.executor.join(1 if not running else 0)
+        if not running:
+            # Else the process is about to exit. Without its loop, coroutines would be cancelled and fail.
+            self.executor.join(1)
         for monitor in self.monitors:
             monitor.stop()
         self._insist(self.poller.release_leases)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import threading
 
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_mysqlqueue import Message
-from tests.support.async_handlers import run
+from django_mysqlqueue import Message, publish, subscriber
+from django_mysqlqueue.models import DeliveryState
+from tests.support.async_handlers import TIMEOUTS, run
+from tests.support.harness import USING, in_thread
+from tests.support.internals import Settings, Subscriber, registry
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
+
+SHORT = dataclasses.replace(Settings(), shutdown_timeout=0.2, poll_interval=0.02)
 
 
 def test_a_handler_that_cancels_the_tasks_of_others_leaves_no_call_behind(db):
@@ -46,3 +53,41 @@ def test_a_call_lasts_until_its_sync_code_has_ended(db):
 
     run(handle, [Message(n, key="k") for n in range(3)], timeout=0.1, backoff={"initial": 0}, threads=2)
     assert beside == [False] * 4
+
+
+def test_a_call_that_the_process_cuts_off_has_not_failed(db, caplog):
+    """It is neither cancelled nor counted, as with threads; the process ends with it."""
+    begun, leave = threading.Event(), threading.Event()
+
+    async def handle(delivery):
+        begun.set()
+        while not leave.is_set():
+            await asyncio.sleep(0.01)
+
+    subscriber("t", group="g")(handle)
+    publish("t", 0)
+    process = Subscriber({USING: registry.handlers()}, SHORT, threads={USING: 1})
+    (worker,) = process.workers
+    with contextlib.ExitStack() as stack:
+        stack.callback(leave.set)
+        status = in_background(stack, process.run)
+        assert begun.wait(60)
+        process.stop()
+        assert status() == 1
+        assert worker.inbox.running() == 1
+        in_thread(lambda: worker.release_all(TIMEOUTS))
+    assert not DeliveryState.objects.exclude(retry_count=0).exists()
+    assert not [record for record in caplog.records if record.mysqlqueue["event"] == "delivery.failed"]
+
+
+def in_background(stack, function):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()))
+    thread.start()
+
+    def join():
+        thread.join(60)
+        return result[0]
+
+    stack.callback(join)
+    return join
