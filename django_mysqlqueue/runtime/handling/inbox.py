@@ -71,7 +71,8 @@ class Inbox:
             ref: GroupLanes(records_acks=delivery_events.level(ref) == "all", unstarted=unstarted) for ref in refs
         }
         self._leases_good = leases_good
-        self._ring = deque(self._groups)
+        self._rings = (deque(self._groups), deque(self._groups))
+        """The groups in the order of their turns: those of the handler threads, and those of the event loop."""
         self._running: dict[Held, None] = {}
         self._suspect: Claimed | None = None
         self._closed = False
@@ -612,9 +613,10 @@ class Inbox:
 
     def _choose(self, *, on_loop: bool) -> Lane | None:
         self._next_slot = float("inf")
-        for _ in range(len(self._ring)):
-            ref = self._ring[0]
-            self._ring.rotate(-1)
+        ring = self._rings[on_loop]
+        for _ in range(len(ring)):
+            ref = ring[0]
+            ring.rotate(-1)
             group = self._groups[ref]
             if on_loop and self._places(group) <= 0:
                 continue

@@ -134,7 +134,8 @@ class GroupLanes:
     """How many calls of coroutines the group may have at a time; None: it shares those of the process."""
     calls: int = 0
     """Number of its calls that run on the event loop."""
-    turns: Turns = field(default_factory=Turns)
+    turns: tuple[Turns, Turns] = field(default_factory=lambda: (Turns(), Turns()))
+    """Of the priorities, for handler threads and for the event loop."""
     priority_share: int = 0
     running: int = 0
     suspects: int = 0
@@ -259,17 +260,22 @@ class GroupLanes:
         if len(levels) == 1:
             (level,) = levels.values()
             return [level.ready] if level.ready else []
-        order = self.turns.order(self._priorities(on_loop=on_loop), self.priority_share)
+        if not levels:
+            return []
+        order = self.turns[on_loop].order(self._priorities(on_loop=on_loop), self.priority_share)
         return [levels[priority].ready for priority in order]
 
     def is_turn_of(self, lane: Lane) -> bool:
         """Return whether a lane that is worked on has a priority whose turn it is."""
-        priorities = {lane.level.priority, *self._priorities(on_loop=lane.level.on_loop)}
-        return self.turns.order(priorities, self.priority_share)[0] == lane.level.priority
+        order = self.turns[lane.level.on_loop].order(self._among(lane), self.priority_share)
+        return order[0] == lane.level.priority
 
     def took(self, lane: Lane) -> None:
         """Note that a delivery of a lane starts."""
-        self.turns.took(lane.level.priority, {lane.level.priority, *self._priorities(on_loop=lane.level.on_loop)})
+        self.turns[lane.level.on_loop].took(lane.level.priority, self._among(lane))
+
+    def _among(self, lane: Lane) -> set[int]:
+        return {lane.level.priority, *self._priorities(on_loop=lane.level.on_loop)}
 
     def _priorities(self, *, on_loop: bool) -> list[int]:
         return [priority for priority, level in self.levels[on_loop].items() if level.ready]

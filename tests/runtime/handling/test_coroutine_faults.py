@@ -14,7 +14,17 @@ from django_mysqlqueue import Message, publish, subscriber
 from django_mysqlqueue.models import DeliveryState
 from tests.support.async_handlers import TIMEOUTS, run
 from tests.support.harness import USING, in_thread
-from tests.support.internals import Settings, Subscriber, registry
+from tests.support.inbox import SHARED, Queue
+from tests.support.internals import (
+    Action,
+    Handler,
+    Settings,
+    Settlement,
+    Subscriber,
+    lane,
+    priority_of,
+    registry,
+)
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
@@ -91,3 +101,59 @@ def in_background(stack, function):
 
     stack.callback(join)
     return join
+
+
+# -- turns ----------------------------------------------------------------------
+
+
+def an_inbox(monkeypatch, **groups):
+    """One with an event loop that nothing runs."""
+    queue = Queue(monkeypatch, **groups)
+    queue.inbox.concurrency = 100
+    for one in queue.handlers.values():
+        queue.inbox.configure(one, enough=1, priority_share=4)
+    return queue
+
+
+def test_groups_of_threads_take_turns_whatever_the_loop_takes(monkeypatch):
+    """Each start on the loop would otherwise move the turn of the threads, always to the same group."""
+    queue = an_inbox(monkeypatch, first=SHARED, second=SHARED, loop={**SHARED, "is_async": True})
+    for group in ("first", "second"):
+        queue.put(group, *map(str, range(8)))
+    started = []
+    for number in range(8):
+        queue.put("loop", str(number))
+        assert len(queue.inbox.take_for_loop()[0]) == 1
+        started.append(queue.take()[1].claimed.ref.group)
+    assert started.count("first") == started.count("second") == 4
+
+
+class Mixed(Handler):
+    """Some calls are coroutines."""
+
+    may_be_async = True
+
+    def is_on_loop(self, state):
+        return state == "loop"
+
+
+def test_lower_priorities_have_their_turn_on_the_loop_and_in_threads(monkeypatch):
+    """If both counted their starts together, the turns of one kind could all be those of the other."""
+    queue = an_inbox(monkeypatch, g=SHARED)
+    fields = {one.name: getattr(queue.handlers["g"], one.name) for one in dataclasses.fields(Handler)}
+    queue.handlers["g"] = Mixed(**fields)
+    queue.inbox.configure(queue.handlers["g"], enough=1, priority_share=4)
+    for state in ("loop", "thread"):
+        for key in (lane("", 5), lane("", 0)):
+            for _ in range(16):
+                held = queue.held("g", key)
+                held.state = state
+                queue.inbox.put([held])
+    queue.inbox.configure(dataclasses.replace(queue.handlers["g"], concurrency=1), enough=1, priority_share=4)
+    started = {"loop": [], "thread": []}
+    for _ in range(8):
+        ((batch,), _) = queue.inbox.take_for_loop()
+        started["loop"].append(priority_of(batch.items[0].claimed.key))
+        queue.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
+        started["thread"].append(priority_of(queue.take()[1].claimed.key))
+    assert started["loop"].count(0) == started["thread"].count(0) == 2
