@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 NEVER = float("inf")
-ASYNC = "\n"
-"""Before the partition key in the name of a lane for the event loop, in a group that has lanes for threads, too."""
+ASYNC = "\udc00"
+"""Before the partition key in the name of a lane for the event loop, in a group that has lanes for threads, too. No key
+contains it: UTF-8 cannot encode it."""
 
 
 @dataclass(slots=True, eq=False)

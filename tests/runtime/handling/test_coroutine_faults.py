@@ -157,3 +157,17 @@ def test_lower_priorities_have_their_turn_on_the_loop_and_in_threads(monkeypatch
         queue.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
         started["thread"].append(priority_of(queue.take()[1].claimed.key))
     assert started["loop"].count(0) == started["thread"].count(0) == 2
+
+
+def test_no_key_is_mistaken_for_the_loops_lane_of_another_one(monkeypatch):
+    """A call in a thread for the loop's delivery would block the loop, or free a place that it never had."""
+    queue = an_inbox(monkeypatch, g=SHARED)
+    fields = {one.name: getattr(queue.handlers["g"], one.name) for one in dataclasses.fields(Handler)}
+    queue.handlers["g"] = Mixed(**fields)
+    queue.inbox.configure(queue.handlers["g"], enough=1, priority_share=4)
+    for state, key in (("loop", "a"), *(("thread", f"{chr(code)}a") for code in range(128))):
+        held = queue.held("g", key)
+        held.state = state
+        queue.inbox.put([held])
+    assert len(queue.inbox.take_for_loop()[0]) == 1
+    assert len(queue.take_all()) == 128
