@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import inspect
@@ -53,7 +54,9 @@ T = TypeVar("T")
 class _PerThread(threading.local):
     def __init__(self) -> None:
         self.failures = 0
-        """Times in a row that this thread could not start a handler."""
+        """Times in a row that this thread could not start a handler; the event loop counts one for each pause."""
+        self.until = 0.0
+        """The event loop's thread: the end of the latest pause."""
 
 
 _not_started = _PerThread()
@@ -98,7 +101,10 @@ def handle(
     Returns:
         The settlement of each delivery, in their order.
     """
-    ended = _before(items, using, rest) if _may_end(items) else NONE
+    try:
+        ended = _before(items, using) if _may_end(items) else NONE
+    except _NotStarted as error:
+        return _release(items, error, rest)
     others = [held for held in items if id(held) not in ended] if ended else items
     if not others:
         return _merged(items, ended, ())
@@ -120,7 +126,10 @@ async def handle_async(items: Sequence[Held], using: str) -> list[Settlement]:
 
     What waits for the database, or is code of the project, runs in a thread.
     """
-    ended = await sync_to_async(_before)(items, using, REST) if _may_end(items) else NONE
+    try:
+        ended = await sync_to_async(_before)(items, using) if _may_end(items) else NONE
+    except _NotStarted as error:
+        return await _release_async(items, error)
     others = [held for held in items if id(held) not in ended] if ended else items
     if not others:
         return _merged(items, ended, ())
@@ -143,12 +152,12 @@ def _may_end(items: Sequence[Held]) -> bool:
     return False
 
 
-def _before(items: Sequence[Held], using: str, rest: Backoff) -> Mapping[int, Settlement]:
+def _before(items: Sequence[Held], using: str) -> Mapping[int, Settlement]:
     """Return the settlements of the deliveries whose handler is not called, by the id() of the object."""
     try:
         ended = _uncalled(items, using)
     except (Error, QueueError) as error:
-        return {id(held): one for held, one in zip(items, _release(items, error, rest), strict=True)}
+        raise _NotStarted from error
     first = items[0]
     if first.claimed.suspect and not ended and (refused := _record_start(first.claimed, using)) is not None:
         return {id(first): refused}
@@ -224,15 +233,17 @@ def _attempt(
 ) -> list[Settlement]:
     handler = items[0].handler
     try:
-        _prepare(handler, using, deliveries)
+        _prepare(handler, using, deliveries, _not_started.failures)
         before = items[0].starts_before if len(items) == 1 else min(held.starts_before for held in items)
         if handler.is_atomic(deliveries):
             settlements = _run_atomic(handler, deliveries, using, before, errors)
         else:
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
+    except _NotStarted as error:
+        return _release(items, error, rest)
     except BaseException as error:  # noqa: BLE001
-        return _after_error(error, items, deliveries, errors, rest)
+        return _after_error(error, items, deliveries, errors)
     return handler.settled(deliveries, settlements, None)
 
 
@@ -242,7 +253,7 @@ async def _attempt_async(
     handler = items[0].handler
     try:
         if sessions.are_used(handler.ref) or handler.must_prepare(deliveries):
-            await sync_to_async(_prepare)(handler, using, deliveries)
+            await sync_to_async(_prepare)(handler, using, deliveries, _not_started.failures)
             _not_started.failures = 0
         if min(held.starts_before for held in items) <= time.monotonic():
             raise _TooLate
@@ -250,13 +261,16 @@ async def _attempt_async(
         if result is not None:
             _require_result(handler, result)
         settlements = _verdicts(handler, deliveries)
+    except _NotStarted as error:
+        return await _release_async(items, error)
     except BaseException as error:  # noqa: BLE001
-        if isinstance(error, _NotStarted) or handler.tells():
-            return await sync_to_async(_after_error)(error, items, deliveries, errors, REST)
-        return _after_error(error, items, deliveries, errors, REST)
-    if handler.tells():
-        return await sync_to_async(handler.settled)(deliveries, settlements, None)
-    return handler.settled(deliveries, settlements, None)
+        return await _beside_receivers(handler, _after_error, error, items, deliveries, errors)
+    return await _beside_receivers(handler, handler.settled, deliveries, settlements, None)
+
+
+async def _beside_receivers(handler: Handler, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that may run receivers of the project: then in a thread."""
+    return await sync_to_async(function)(*arguments) if handler.tells() else function(*arguments)
 
 
 def _after_error(
@@ -264,13 +278,10 @@ def _after_error(
     items: Sequence[Held],
     deliveries: list[Delivery],
     errors: list[BaseException] | None,
-    rest: Backoff,
 ) -> list[Settlement]:
     """Return the settlements after an exception, which most likely the handler has raised."""
     if isinstance(error, _TooLate):
         return [_unstarted(held) for held in items]
-    if isinstance(error, _NotStarted):
-        return _release(items, error.__cause__, rest)
     if isinstance(error, StaleDelivery):
         event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
@@ -315,13 +326,27 @@ def exceeded(items: Sequence[Held]) -> list[Settlement]:
     return [*_failed(handler, deliveries, error, "".join(traceback.format_exception_only(error))), *others]
 
 
-def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:
+def _release(items: Sequence[Held], error: _NotStarted, rest: Backoff) -> list[Settlement]:
     """Pause the thread, and release deliveries whose handler could not be started."""
-    _not_started.failures = failures = _not_started.failures + 1
-    failing(logging.WARNING, "delivery.not_started", **_fields(items), error=error, failures=failures)
     # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
-    time.sleep(rest.delay(failures))
+    time.sleep(_pause(items, error, rest))
     return [_unstarted(held) for held in items]
+
+
+async def _release_async(items: Sequence[Held], error: _NotStarted) -> list[Settlement]:
+    """Release deliveries whose handler could not be started, after a pause that all such calls have together."""
+    now = time.monotonic()
+    if _not_started.until <= now:
+        _not_started.until = now + _pause(items, error, REST)
+    await asyncio.sleep(_not_started.until - now)
+    return [_unstarted(held) for held in items]
+
+
+def _pause(items: Sequence[Held], error: _NotStarted, rest: Backoff) -> float:
+    """Log that a handler could not be started, and return how long to pause."""
+    _not_started.failures = failures = _not_started.failures + 1
+    failing(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
+    return rest.delay(failures)
 
 
 def _unstarted(held: Held) -> Settlement:
@@ -347,10 +372,13 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
     return fields
 
 
-def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery]) -> None:
-    """Open the connections that the handler is known to use. If that fails, no attempt is counted."""
+def _prepare(handler: Handler, using: str, deliveries: Sequence[Delivery], failures: int) -> None:
+    """Open the connections that the handler is known to use. If that fails, no attempt is counted.
+
+    ``failures``: times in a row that this has failed.
+    """
     try:
-        sessions.connect(handler.ref, insist=_not_started.failures < INSISTS)
+        sessions.connect(handler.ref, insist=failures < INSISTS)
         handler.prepare(using, deliveries)
     except Error as error:
         raise _NotStarted from error

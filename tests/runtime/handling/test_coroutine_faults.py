@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import OperationalError
 
 from django_mysqlqueue import Message, publish, subscriber
 from django_mysqlqueue.models import DeliveryState
@@ -21,9 +22,11 @@ from tests.support.internals import (
     Settings,
     Settlement,
     Subscriber,
+    call,
     lane,
     priority_of,
     registry,
+    sessions,
 )
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
@@ -101,6 +104,48 @@ def in_background(stack, function):
 
     stack.callback(join)
     return join
+
+
+def test_calls_that_cannot_connect_pause_together(db, monkeypatch):
+    """A pause counts once, however many calls it has: otherwise they would not insist on their connections for long.
+
+    They pause on the loop: those in the threads for sync code would hold up each other, and all others.
+    """
+    asked, paused_in = [], set()
+
+    def connect(handler, *, insist):
+        asked.append(insist)
+        if len(asked) <= 60:
+            raise OperationalError("no answer")
+
+    async def handle(delivery):
+        pass
+
+    monkeypatch.setattr(sessions, "connect", connect)
+    monkeypatch.setattr(sessions, "are_used", lambda handler: True)
+    monkeypatch.setattr(call.time, "sleep", lambda seconds: paused_in.add(threading.current_thread().name))
+    run(handle, [Message(n, key=str(n)) for n in range(20)])
+    assert len(asked) == 80
+    assert all(asked)
+    assert not {name for name in paused_in if name.startswith("mysqlqueue-sync")}
+
+
+def test_a_call_that_connects_ends_the_count_of_those_that_could_not(db, monkeypatch):
+    """Or the attempts of the next outage would count from its first moment on."""
+    asked = []
+
+    def connect(handler, *, insist):
+        asked.append(insist)
+        if len(asked) % 2:
+            raise OperationalError("no answer")
+
+    async def handle(delivery):
+        pass
+
+    monkeypatch.setattr(sessions, "connect", connect)
+    monkeypatch.setattr(sessions, "are_used", lambda handler: True)
+    run(handle, [Message(n, key="k") for n in range(12)], threads=1)
+    assert asked == [True] * 24
 
 
 # -- turns ----------------------------------------------------------------------
