@@ -57,7 +57,7 @@ class Group(Generic[M]):
         """Make the parts, with an empty memory."""
         context, handler = self.context, self._declared
         self.configuration = Configuration(context, handler)
-        self.memory = Memory(self.configuration.calls)
+        self.memory = Memory()
         self.limited = Limited(context.inbox, handler.ref, context.subscriber, lease_ms=context.lease_ms)
         parts = Parts(context, self.configuration, self.memory, self.limited, self.health)
         self.mode = self._mode(parts)

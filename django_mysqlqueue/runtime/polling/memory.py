@@ -26,8 +26,7 @@ class Depths:
     them, but from enough for all the calls that run at a time.
     """
 
-    def __init__(self, calls: int) -> None:
-        self._calls = calls
+    def __init__(self) -> None:
         self.common = 1
         """Minimum number of messages to look for in a partition, if there are many partitions."""
         self._own: dict[str, int] = {}
@@ -37,10 +36,13 @@ class Depths:
         """Forget what was learned of a partition."""
         self._own.pop(key, None)
 
-    def bounds(self, room: int, partitions: int) -> tuple[int, int]:
-        """Return how many messages a claim looks for in each partition: at least, and at most if that is more."""
+    def bounds(self, room: int, partitions: int, calls: int) -> tuple[int, int]:
+        """Return how many messages a claim looks for in each partition: at least, and at most if that is more.
+
+        ``calls``: how many calls may run at a time.
+        """
         share = room // (min(room, MAX_PARTITIONS, partitions) or 1)
-        return max(1, share), room // (2 * self._calls)
+        return max(1, share), room // (2 * calls)
 
     def look_at(self, key: str, least: int, most: int) -> int:
         """Return how many messages to look for in a partition, within the bounds of the claim."""
@@ -93,10 +95,10 @@ class Depths:
 class Memory:
     """The partitions to look at, how far to look, and what the next flushes have to do besides new outcomes."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self) -> None:
         self.todo = ByPriority[None]()
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
-        self.depths = Depths(calls)
+        self.depths = Depths()
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
         self.skipped: set[str] = set()

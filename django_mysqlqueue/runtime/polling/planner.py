@@ -135,9 +135,9 @@ class Planner:
 
         They come first, no more than can start soon. The others, of which there may be many, would take all the room.
         """
-        depths, want_of = self._memory.depths, self._mode.want
+        depths, want_of, calls = self._memory.depths, self._mode.want, self._configuration.calls
         partitions = self._memory.todo.of(priority)
-        share, deepest = depths.bounds(room, len(partitions))
+        share, deepest = depths.bounds(room, len(partitions), calls)
         # Only as many as are looked at: the list may be long, and this runs in each turn.
         keys = list(islice(partitions, LOOKED_AT))
         wants: list[Want] = []
@@ -155,7 +155,7 @@ class Planner:
                 break
             want = want_of(key, min(left, depths.look_at(key, share, deepest)))
             if want is None:
-                share, _ = depths.bounds(room, len(partitions))  # It has left them.
+                share, _ = depths.bounds(room, len(partitions), calls)  # It has left them.
             else:
                 wants.append(want)
                 left -= depths.expected(want)
