@@ -362,4 +362,4 @@ def test_a_batch_occupies_one_thread(db):
     sub.step()
     batch = sub.inbox.take(None)
     assert len(batch.items) == 10
-    assert sub.inbox.free_calls(GroupRef("g", "t")) == 1
+    assert sub.inbox.free_calls(GroupRef("g", "t")) == [1]

@@ -31,6 +31,11 @@ def _name(claimed: Claimed) -> tuple[str, int, int]:
     return claimed.key, claimed.offset, claimed.token
 
 
+def _kinds(group: GroupLanes) -> list[bool]:
+    """Return where calls of a group run, as far as is known: in threads (False), on the event loop (True), or both."""
+    return [True] if group.is_async else [False, True] if group.levels[True] else [False]
+
+
 class Inbox:
     """Claimed deliveries on their way through the handler threads, and through the event loop.
 
@@ -267,14 +272,11 @@ class Inbox:
             running = [held.claimed for held in self._running if held.claimed.ref == ref]
             return [*waiting, *running, *(one.delivery for one in group.settlements if unwritten)]
 
-    def free_calls(self, ref: GroupRef) -> int:
-        """Return how many calls of a group may start now: as many threads are free, or places on the event loop."""
+    def free_calls(self, ref: GroupRef) -> list[int]:
+        """Return how many calls of a group may start now: in threads or on the event loop, or both in this order."""
         with self._lock:
             group = self._groups[ref]
-            places = max(0, self._places(group)) if group.levels[True] or group.is_async else 0
-            if group.is_async:
-                return places
-            return places + max(0, self._threads - len({held.batch for held in self._running if not held.on_loop}))
+            return [max(0, self._places(group) if on_loop else self._idle_threads()) for on_loop in _kinds(group)]
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
@@ -390,10 +392,11 @@ class Inbox:
             False if one is already kept, for this group or for another one.
         """
         with self._lock:
-            kept = self._kept[self._groups[ref].is_async]
-            if kept.wanted is not None:
+            chosen = [self._kept[on_loop] for on_loop in _kinds(self._groups[ref])]
+            if any(kept.wanted is not None for kept in chosen):
                 return False
-            kept.wanted, kept.until = ref, 0.0
+            for kept in chosen:
+                kept.wanted, kept.until = ref, 0.0
             return True
 
     def free_thread(self, ref: GroupRef) -> None:
@@ -551,9 +554,14 @@ class Inbox:
             return self.concurrency - self._calls
         return group.concurrency - group.calls
 
-    def _has_places(self, held: Held) -> bool:
-        """Return whether another one is left, for a delivery with a slot, if a delivery starts on the event loop."""
-        return self._places(self._groups[held.claimed.ref]) > 1
+    def _idle_threads(self) -> int:
+        return self._threads - len({held.batch for held in self._running if not held.on_loop})
+
+    def _leaves_place(self, held: Held, ref: GroupRef) -> bool:
+        """Return whether a group still has a place on the event loop if a delivery, of any group, starts there."""
+        group, other = self._groups[held.claimed.ref], self._groups[ref]
+        is_shared = group is other or group.concurrency is other.concurrency is None
+        return not is_shared or self._places(other) > 1
 
     def _notify_all(self) -> None:
         self._work.notify_all()
@@ -663,7 +671,9 @@ class Inbox:
         """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
         slot = held.claimed.slot
         if slot is None:
-            return kept.wanted is None or (held.on_loop and self._has_places(held)) or not self._is_kept(kept)
+            if kept.wanted is None or (held.on_loop and self._leaves_place(held, kept.wanted)):
+                return True
+            return not self._is_kept(kept)
         now = time.monotonic()
         if now < slot.after:
             self._next_slot = min(self._next_slot, slot.after)

@@ -128,7 +128,7 @@ class Limited:
         all threads all the time: a slot would be too old when a thread is free. They take turns.
         """
         now = time.monotonic()
-        if self._rest is not None or now < self._kept_at + AHEAD or self._inbox.free_calls(self._ref):
+        if self._rest is not None or now < self._kept_at + AHEAD or all(self._inbox.free_calls(self._ref)):
             return
         for priority in todo.priorities():
             if any(is_free(key) and not self.spares(key) for key in islice(todo.of(priority), LOOKED_AT)):
@@ -157,7 +157,7 @@ class Limited:
         if elapsed >= AHEAD:
             self._recent = round((started - self._sampled) * AHEAD / elapsed)
             self._sampled_at, self._sampled = time.monotonic(), started
-        return max(0, self._inbox.free_calls(self._ref) * self._per_call + self._recent - waiting)
+        return max(0, sum(self._inbox.free_calls(self._ref)) * self._per_call + self._recent - waiting)
 
     # -- slots ----------------------------------------------------------------
 

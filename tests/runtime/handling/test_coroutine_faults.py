@@ -182,18 +182,27 @@ class Mixed(Handler):
         return state == "loop"
 
 
-def test_lower_priorities_have_their_turn_on_the_loop_and_in_threads(monkeypatch):
-    """If both counted their starts together, the turns of one kind could all be those of the other."""
-    queue = an_inbox(monkeypatch, g=SHARED)
+def mixed(queue):
+    """Let some deliveries of the group be for the loop."""
     fields = {one.name: getattr(queue.handlers["g"], one.name) for one in dataclasses.fields(Handler)}
     queue.handlers["g"] = Mixed(**fields)
     queue.inbox.configure(queue.handlers["g"], enough=1, priority_share=4)
+
+
+def put(queue, state, key):
+    held = queue.held("g", key)
+    held.state = state
+    queue.inbox.put([held])
+
+
+def test_lower_priorities_have_their_turn_on_the_loop_and_in_threads(monkeypatch):
+    """If both counted their starts together, the turns of one kind could all be those of the other."""
+    queue = an_inbox(monkeypatch, g=SHARED)
+    mixed(queue)
     for state in ("loop", "thread"):
         for key in (lane("", 5), lane("", 0)):
             for _ in range(16):
-                held = queue.held("g", key)
-                held.state = state
-                queue.inbox.put([held])
+                put(queue, state, key)
     queue.inbox.configure(dataclasses.replace(queue.handlers["g"], concurrency=1), enough=1, priority_share=4)
     started = {"loop": [], "thread": []}
     for _ in range(8):
@@ -207,12 +216,34 @@ def test_lower_priorities_have_their_turn_on_the_loop_and_in_threads(monkeypatch
 def test_no_key_is_mistaken_for_the_loops_lane_of_another_one(monkeypatch):
     """A call in a thread for the loop's delivery would block the loop, or free a place that it never had."""
     queue = an_inbox(monkeypatch, g=SHARED)
-    fields = {one.name: getattr(queue.handlers["g"], one.name) for one in dataclasses.fields(Handler)}
-    queue.handlers["g"] = Mixed(**fields)
-    queue.inbox.configure(queue.handlers["g"], enough=1, priority_share=4)
+    mixed(queue)
     for state, key in (("loop", "a"), *(("thread", f"{chr(code)}a") for code in range(128))):
-        held = queue.held("g", key)
-        held.state = state
-        queue.inbox.put([held])
+        put(queue, state, key)
     assert len(queue.inbox.take_for_loop()[0]) == 1
     assert len(queue.take_all()) == 128
+
+
+def test_a_thread_is_kept_for_a_queue_that_has_places_on_the_loop(monkeypatch):
+    """Its sync tasks with a rate need one of the threads, which the tasks of others have all."""
+    queue = an_inbox(monkeypatch, g=SHARED, other=SHARED)
+    mixed(queue)
+    put(queue, "loop", "a")
+    assert len(queue.inbox.take_for_loop()[0]) == 1
+    queue.put("other", *"bcd")
+    queue.take()
+    ref = queue.ref("g")
+    assert queue.inbox.free_calls(ref) == [0, 99]
+    assert queue.inbox.keep_thread(ref)
+    assert queue.take() is None
+    put(queue, "loop", "a")
+    assert len(queue.inbox.take_for_loop()[0]) == 1, "enough places are left"
+
+
+def test_a_kept_place_holds_up_no_group_with_places_of_its_own(monkeypatch):
+    own = {**SHARED, "is_async": True, "concurrency": 1}
+    queue = an_inbox(monkeypatch, first=own, second=own)
+    assert queue.inbox.keep_thread(queue.ref("first"))
+    queue.put("first", "a")
+    queue.put("second", "a")
+    ((batch,), _) = queue.inbox.take_for_loop()
+    assert batch.items[0].claimed.ref.group == "second"
