@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -13,8 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.call import run_code
+from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.threads import worker_thread
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import close_connections
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +41,7 @@ class SyncThreads:
         self._using = using
         self._most = most
         self._timeouts = timeouts
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Future[Any], GroupRef, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         """Counts the threads that wait for work."""
         self._threads: list[threading.Thread] = []
@@ -47,10 +50,10 @@ class SyncThreads:
         """Return an executor for the code of a group's handler."""
         return _OfGroup(self, ref)
 
-    def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function in the next free thread. Only the loop's thread calls this."""
+    def submit(self, ref: GroupRef, function: Callable[[], T]) -> Future[T]:
+        """Run a function of a group in the next free thread. Only the loop's thread calls this."""
         future: Future[T] = Future()
-        self._work.put((future, function))
+        self._work.put((future, ref, function))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
             thread = worker_thread(self._run, f"sync-{len(self._threads)}", self._using)
             self._threads.append(thread)
@@ -68,18 +71,22 @@ class SyncThreads:
         sessions.adopt(self._using, self._timeouts, watch=True)
         began_at = time.monotonic()
         while (work := self._work.get()) is not None:
-            future, function = work
+            future, ref, function = work
             idle = time.monotonic() - began_at > sessions.IDLE
             began_at = time.monotonic()
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = _with_sessions(function, idle=idle)
-                except BaseException as error:  # noqa: BLE001  # The future raises it.
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-            del work, future, function
+            if not future.set_running_or_notify_cancel():
+                self._idle.release()
+                continue
+            _recovering(ref, partial(sessions.refresh, idle=idle))
+            try:
+                settle = partial(future.set_result, run_code(ref, function))
+            except BaseException as error:  # noqa: BLE001  # The future raises it.
+                settle = partial(future.set_exception, error)
+            _recovering(ref, sessions.tidy)
+            # Before its caller goes on: what that calls next shall not start another thread, with another connection.
             self._idle.release()
+            settle()
+            del work, future, function, settle
 
 
 class _OfGroup(Executor):
@@ -91,16 +98,17 @@ class _OfGroup(Executor):
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run the function, as an ``Executor``."""
-        future = self._pool.submit(partial(run_code, self._ref, partial(function, *args, **kwargs)))
+        future = self._pool.submit(self._ref, partial(function, *args, **kwargs))
         if (code := sync_code.get(None)) is not None:
             code.add(future)
             future.add_done_callback(code.discard)
         return future
 
 
-def _with_sessions(function: Callable[[], T], *, idle: bool) -> T:
+def _recovering(ref: GroupRef, action: Callable[[], None]) -> None:
+    """Prepare or clean up this thread's connections; after an error, let the thread continue with new ones."""
     try:
-        sessions.refresh(idle=idle)
-        return function()
-    finally:
-        sessions.tidy()
+        action()
+    except Exception:  # noqa: BLE001
+        event(logging.ERROR, "handler_thread.failed", group=ref.group, topic=ref.topic, exc_info=True)
+        close_connections()

@@ -148,6 +148,37 @@ def test_a_call_that_connects_ends_the_count_of_those_that_could_not(db, monkeyp
     assert asked == [True] * 24
 
 
+def test_code_that_waits_for_its_result_needs_one_thread(db):
+    """Each further one would have a connection of its own."""
+    places = []
+
+    async def handle(delivery):
+        places.extend([await sync_to_async(threading.get_ident)() for _ in range(50)])
+
+    run(handle, range(1), threads=4)
+    assert len(places) == 50
+    assert len(set(places)) == 1
+
+
+def test_an_error_while_connections_are_cleaned_up_fails_no_call(db, monkeypatch, caplog):
+    """Its code has run, and may have committed."""
+    tidy, failures, got = sessions.tidy, [RuntimeError("broken")], []
+
+    def tidy_or_fail():
+        if failures and threading.current_thread().name.startswith("mysqlqueue-sync"):
+            raise failures.pop()
+        tidy()
+
+    async def handle(delivery):
+        got.append(await sync_to_async(lambda: delivery.attempt)())
+
+    monkeypatch.setattr(sessions, "tidy", tidy_or_fail)
+    run(handle, range(1))
+    assert got == [1]
+    assert not failures
+    assert [record.mysqlqueue["event"] for record in caplog.records] == ["handler_thread.failed"]
+
+
 # -- turns ----------------------------------------------------------------------
 
 
