@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import OperationalError
 from django.dispatch import Signal
 
@@ -21,6 +21,7 @@ from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import Rate
 from django_mysqlqueue.options.table import OF_QUEUES, as_text, check_option
 from django_mysqlqueue.runtime.handling import rejections
+from django_mysqlqueue.runtime.handling.event_loop import adopt_lent
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results, job_rows
@@ -84,7 +85,12 @@ class _Begun(NamedTuple):
     names: Mapping[str, Any]
 
     def called(self) -> Any:
-        """Return what the task returns, in a thread."""
+        """Return what the task returns, in a thread.
+
+        An async task runs in a thread once, which has imported it. That is no reason to give it another event loop.
+        """
+        if iscoroutinefunction(self.task.func):
+            adopt_lent()
         if self.attempt.options is None or self.attempt.options.timeout is None:
             return self.task.call(*self.arguments, **self.names)
         return async_to_sync(self.awaited)()

@@ -29,6 +29,15 @@ T = TypeVar("T")
 BLOCKED_CHECKS = 5
 """Checks in a row that find the loop blocked, after which the log says so. They are counted, because a process that is
 frozen makes none."""
+_lent = threading.local()
+
+
+def adopt_lent() -> None:
+    """Let ``async_to_sync`` in this thread use the process's loop, which starts if necessary, if it was lent to it."""
+    loop: Loop | None = getattr(_lent, "loop", None)
+    if loop is not None:
+        loop.start()
+        loop.adopt()
 
 
 def _refuse_nested_runs(loop: asyncio.BaseEventLoop) -> None:
@@ -113,6 +122,10 @@ class Loop:
     def tasks(self) -> set[asyncio.Task[object]]:
         """Return the tasks that have not ended."""
         return set() if self._loop is None else asyncio.all_tasks(self._loop)
+
+    def lend(self) -> None:
+        """Let this thread call ``adopt_lent``."""
+        _lent.loop = self
 
     def adopt(self) -> None:
         """Make ``async_to_sync`` in this thread run its coroutines on this loop.

@@ -85,6 +85,7 @@ class Executor:
 
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts, watch=True)
+        self._loop.lend()
         if self._with_loop:
             self._loop.adopt()
         batch: Batch | None = None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
+import sys
 import threading
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from django_mysqlqueue import Message, publish, subscriber
 from django_mysqlqueue.models import DeliveryState
+from tests.app import jobs
+from tests.support import job_worlds
 from tests.support.async_handlers import TIMEOUTS, run
 from tests.support.harness import USING, in_thread
 from tests.support.inbox import SHARED, Queue
@@ -28,6 +32,7 @@ from tests.support.internals import (
     registry,
     sessions,
 )
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
@@ -177,6 +182,32 @@ def test_an_error_while_connections_are_cleaned_up_fails_no_call(db, monkeypatch
     assert got == [1]
     assert not failures
     assert [record.mysqlqueue["event"] for record in caplog.records] == ["handler_thread.failed"]
+
+
+def test_all_calls_of_an_async_task_have_one_loop(db, settings, tmp_path, monkeypatch):
+    """Even the first one, which imports it in a thread: what a client at module level keeps belongs to that loop."""
+    settings.TASKS = job_worlds.TASKS
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("late_tasks.py").write_text(
+        "import asyncio\nfrom tests.app.jobs import log, task\n"
+        "@task\nasync def note(number):\n    log.append((number, asyncio.get_running_loop()))\n"
+    )
+    jobs.log.clear()
+    process = Subscriber({USING: registry.handlers()}, SHORT, threads={USING: 1})
+    with contextlib.ExitStack() as stack:
+        stack.callback(sys.modules.pop, "late_tasks", None)
+        status = in_background(stack, process.run)
+        stack.callback(process.stop)
+        for number in range(3):
+            with transaction.atomic(USING):
+                importlib.import_module("late_tasks").note.enqueue(number)
+                if not number:
+                    del sys.modules["late_tasks"]
+            wait_for(lambda number=number: len(jobs.log) > number)
+        process.stop()
+        assert status() == 0
+    assert [number for number, _ in jobs.log] == [0, 1, 2]
+    assert len({loop for _, loop in jobs.log}) == 1
 
 
 # -- turns ----------------------------------------------------------------------
