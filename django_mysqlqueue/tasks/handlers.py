@@ -173,13 +173,17 @@ class JobHandler(Handler):
         attempt = _attempt_of(deliveries[0])
         if attempt is None or attempt.row.is_finished or attempt.is_blocked:
             return False
+        self._find_task(attempt)
+        return attempt.options is not None and attempt.options.atomic
+
+    def _find_task(self, attempt: Attempt) -> None:
+        """Find the job's task and its options, if this process has it."""
         if attempt.task is None:
             try:
                 attempt.task = find_task(attempt.row.task_path)
             except (Exception, SystemExit):  # noqa: BLE001  # An import runs code of the project. The call raises it again.
-                return False
+                return
             attempt.options = options_of(attempt.task.func, _options_of_queue(attempt.row))
-        return attempt.options is not None and attempt.options.atomic
 
     def _lacks_rate(self, attempt: Attempt) -> bool:
         """Return whether the job's task has a rate that was not known when the subscriber started."""
@@ -240,7 +244,8 @@ class JobHandler(Handler):
 
     async def acall(self, given: Any) -> Any:
         """Call the job's async task."""
-        self.is_atomic([given])  # It finds the task.
+        if (attempt := _attempt_of(given)) is not None:
+            self._find_task(attempt)
         begun = await sync_to_async(self._begin)(given) if self.tells() else self._begin(given)
         if begun is None:
             return

@@ -116,7 +116,7 @@ class Loop:
         """Cancel the tasks that handlers left behind, stop the loop, and wait for its end."""
         self._stopped = True
         if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.call(self._loop.stop)
             self._thread.join(timeout)
 
     def tasks(self) -> set[asyncio.Task[object]]:

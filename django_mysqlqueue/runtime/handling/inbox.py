@@ -748,11 +748,12 @@ class Inbox:
         held = group.remove(lane, place)
         group.running += 1
         group.started += 1
-        group.started_with_slots += held.claimed.slot is not None
-        kept = self._kept[held.on_loop]
-        if held.claimed.slot is not None and kept.wanted is not None:
-            kept.wanted = None
-            self._notify_all()
+        if held.claimed.slot is not None:
+            group.started_with_slots += 1
+            kept = self._kept[held.on_loop]
+            if kept.wanted is not None:
+                kept.wanted = None
+                self._notify_all()
         held.started_at, held.place, held.batch = time.monotonic(), threading.get_ident(), id(held)
         self._running[held] = None
         if held.claimed.suspect:
