@@ -64,7 +64,9 @@ class Configuration:
         self.calls = context.concurrency(handler) or context.threads
         """How many calls of the handler may run at a time in this process."""
         places = self.calls if handler.is_async and not handler.batch else 1
-        size = handler.claim_size or max(context.claim_size, min(places, LARGEST_CLAIM))
+        # In order, a larger claim would only take more from each partition, of which a claim takes few.
+        most = min(places, LARGEST_CLAIM) if handler.shared else 1
+        size = handler.claim_size or max(context.claim_size, most)
         self.claim_size = max(size, handler.batch_size)
         """Maximum number of messages per claim."""
         # For a batch handler, one batch for each thread and one more: with less, the first call would take all
