@@ -16,6 +16,7 @@ from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session, built
+from django_mysqlqueue.subscriptions.effective import known_handlers
 from django_mysqlqueue.subscriptions.unknown_tasks import Unknown, parsed
 
 
@@ -207,10 +208,13 @@ def read_busy(
 ) -> Busy | None:
     """Return how busy the threads of a group's live subscribers are; None without such threads, as in plain SQL.
 
+    Also None if its handler is async, as far as this project knows: its calls hold no thread.
+
     A subscriber handles as many of its messages in flight as it has threads. The others wait in its memory.
     """
     threads = {one.name: one.threads for one in live}
-    if not threads or None in threads.values():
+    handler = known_handlers().get(ref)
+    if not threads or None in threads.values() or (handler is not None and handler.is_async):
         return None
     rows = session.rows(
         "SELECT w.delivered_by, COUNT(*) FROM (SELECT delivered_by, delivery_token "

@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, transaction
 
 from django_mysqlqueue import Message, publish, subscriber
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_busy
 from django_mysqlqueue.models import DeliveryState
 from tests.app import jobs
 from tests.support import job_worlds
@@ -22,7 +23,9 @@ from tests.support.harness import USING, in_thread
 from tests.support.inbox import SHARED, Queue
 from tests.support.internals import (
     Action,
+    GroupRef,
     Handler,
+    Session,
     Settings,
     Settlement,
     Subscriber,
@@ -309,3 +312,18 @@ def test_a_kept_place_holds_up_no_group_with_places_of_its_own(monkeypatch):
     queue.put("second", "a")
     ((batch,), _) = queue.inbox.take_for_loop()
     assert batch.items[0].claimed.ref.group == "second"
+
+
+# -- what people see ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_calls_on_the_loop_occupy_no_handler_threads(db, is_async):
+    """The dashboard would say that they occupy all of them, and hold up what waits."""
+
+    async def coroutine(delivery):
+        pass
+
+    subscriber("t", group="g")(coroutine if is_async else lambda delivery: None)
+    status = SubscriberStatus(GroupRef("g", "t"), "s", 0, 0, {"threads": 2}, live=True)
+    assert (read_busy(Session(USING), status.ref, [status]) is None) == is_async
