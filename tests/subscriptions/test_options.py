@@ -108,6 +108,10 @@ ASYNC = {"is_async": True}
         ({}, "visibility_timeout", 5, "visibility_timeout=5 has no effect in ordered mode"),
         ({"mode": "shared"}, "visibility_timeout", 0, "visibility_timeout=0: must be at least 0.1"),
         ({}, "timeout", 5, "timeout=5 requires an async handler"),
+        ({}, "concurrency", 5, "concurrency=5 requires an async handler"),
+        ({"is_async": True}, "concurrency", 0, "concurrency=0: must be from 1 to 10000"),
+        ({"is_async": True}, "concurrency", 10_001, "concurrency=10001: must be from 1 to 10000"),
+        ({"is_async": True}, "concurrency", 1.5, "concurrency=1.5: must be an integer"),
         ({"topic": "t_dlq"}, "max_attempts", 5, "max_attempts=5 has no effect on a DLQ topic"),
         ({}, "prefetch", 1.5, "prefetch=1.5: must be an integer"),
         ({}, "priority_share", 1, "priority_share=1: must be 0, or 2 or more"),
@@ -287,12 +291,13 @@ def test_where_options_come_from(settings, no_handlers):
         ("max_attempts", "9", "4", "MYSQLQUEUE"),
         ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
         ("timeout", "5s", "5s", "@subscriber"),
+        ("concurrency", "none", "none", "default"),
         ("rate", "5/s", "none", "default"),
         *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "filter", "allowed_users")],
         ("colour", "none", "none", ""),
     ]
-    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 10, "red"]
-    assert [bool(one.ignored) for one in found] == [False] * 16 + [True]
+    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 11, "red"]
+    assert [bool(one.ignored) for one in found] == [False] * 17 + [True]
     assert [one.registered_text for one in found if one.registered_text] == ["5/s"]
 
 

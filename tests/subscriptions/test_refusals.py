@@ -113,6 +113,35 @@ def test_the_setting_cannot_give_a_sync_handler_a_timeout(settings):
         handlers()
 
 
+@pytest.mark.parametrize("function", [coroutine_function, AsyncCallable(), functools.partial(coroutine_function)])
+def test_the_concurrency_of_an_async_handler(function, settings):
+    subscriber("t", group="g", concurrency=5)(function)
+    assert only().concurrency == 5
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"CONCURRENCY": None}}}
+    assert only().concurrency is None
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"CONCURRENCY": 10_000}}}
+    assert only().concurrency == 10_000
+
+
+@pytest.mark.parametrize("value", [0, -1, 10_001, 1.5, "5", True])
+def test_a_concurrency_that_is_no_number_of_calls(value):
+    with pytest.raises(SubscriberError, match=r"concurrency=.*must be (from 1 to 10000|an integer)"):
+        subscriber("t", group="g", concurrency=value)(coroutine_function)
+    assert handlers() == {}
+
+
+def test_a_sync_handler_has_no_concurrency(settings):
+    said = "requires an async handler: THREADS limits how many calls of sync handlers run at a time"
+    with pytest.raises(SubscriberError, match=f"handle: concurrency=5 {said}"):
+        subscriber("t", group="g", concurrency=5)(handle)
+    assert handlers() == {}
+    subscriber("t", group="g", concurrency=None)(handle)
+    assert only().concurrency is None
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"CONCURRENCY": 5}}}
+    with pytest.raises(SubscriberError, match=f"handle: concurrency=5 {said}"):
+        handlers()
+
+
 def test_batch_size():
     subscriber("t", group="g", batch=True)(handle)
     subscriber("t", group="h", batch=True, batch_size=7)(handle)

@@ -29,6 +29,7 @@ DEFAULTS = {
     "PREFETCH": 200,
     "PRIORITY_SHARE": 16,
     "THREADS": 4,
+    "ASYNC_CONCURRENCY": 100,
     "LEASE_DURATION": 30,
     "LEASE_RENEWAL_INTERVAL": 10,
     "VISIBILITY_TIMEOUT": 60,
@@ -147,7 +148,15 @@ def test_value_taken(mysqlqueue, name, given, value):
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
 RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION", "RESULTS_RETENTION")
-COUNTS = ("CLAIM_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
+COUNTS = (
+    "CLAIM_SIZE",
+    "PREFETCH",
+    "THREADS",
+    "ASYNC_CONCURRENCY",
+    "MAX_ATTEMPTS",
+    "MAX_PAYLOAD_BYTES",
+    "KEYLESS_PARTITIONS",
+)
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
 WRONG = [
@@ -159,6 +168,7 @@ WRONG = [
     ("SHUTDOWN_TIMEOUT", None),
     ("CLAIM_SIZE", 10_001),
     ("THREADS", 1001),
+    ("ASYNC_CONCURRENCY", 10_001),
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
     *((name, value) for name in ("EAGER", "STRICT_TOPICS") for value in (None, 1, "yes")),
@@ -271,10 +281,10 @@ def test_setting_must_be_a_dict(mysqlqueue, value):
     [
         ("TREADS", "Did you mean THREADS?"),
         ("LEASE_DURATON", "Did you mean LEASE_DURATION?"),
-        ("QUITE_ANOTHER_THING", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
+        ("QUITE_ANOTHER_THING", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, ASYNC_CONCURRENCY, BACKOFF,"),
         ("poll_interval", "Did you mean POLL_INTERVAL?"),
-        ("colour", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
-        (7, "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
+        ("colour", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, ASYNC_CONCURRENCY, BACKOFF,"),
+        (7, "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, ASYNC_CONCURRENCY, BACKOFF,"),
     ],
 )
 def test_unknown_key(mysqlqueue, key, hint):

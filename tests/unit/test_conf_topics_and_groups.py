@@ -137,6 +137,8 @@ def test_groups(mysqlqueue):
         ({"g": {"MAX_PROCESSING_TIME": None}}, "must be a number"),
         ({"g": {"BACKOFF": {"jitter": 2}}}, "jitter 2 must be"),
         ({"g": {"TIMEOUT": 0}}, "must be above 0"),
+        *(({"g": {"CONCURRENCY": value}}, "must be from 1 to 10000") for value in (0, -1, 10_001)),
+        *(({"g": {"CONCURRENCY": value}}, "must be an integer") for value in ("5", 1.5, True)),
         ({"g": {"REJECT_ON": ValueError}}, "can only be given to @subscriber"),
         ({"g": {"RETRY_ON": ("ValueError",)}}, "can only be given to @subscriber"),
         ({"g": {"BATCH": True}}, "unknown key 'BATCH'"),

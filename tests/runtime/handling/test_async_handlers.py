@@ -12,7 +12,7 @@ import threading
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import translation
 
 from django_mysqlqueue import Message, publish_many, subscriber
@@ -60,18 +60,48 @@ def test_handlers_of_several_threads_await_side_by_side(db):
     assert sorted(together) == [0, 1, 2]
 
 
-def test_sync_code_runs_on_the_handlers_thread_and_connection(db):
-    """So an async handler uses no more database connections than a sync one."""
-    places = set()
+def test_sync_code_runs_on_few_threads_and_their_connections(db):
+    """So a hundred async handlers use no more database connections than THREADS sync ones."""
+    places, used = set(), set()
+
+    @sync_to_async
+    def look():
+        places.add(threading.current_thread().name)
+        used.add(id(connection.connection))
 
     async def handle(delivery):
         await Effect.objects.acreate(name="async", value=delivery.payload)
-        places.add(await sync_to_async(lambda: threading.current_thread().name)())
+        await look()
         assert await Effect.objects.filter(value=delivery.payload).acount() == 1
 
-    run(handle, range(10), threads=1)
-    assert places == {"mysqlqueue-handler-0"}
+    run(handle, [Message(n, key=str(n)) for n in range(10)], threads=1)
+    assert places == {"mysqlqueue-sync-0"}
+    assert len(used) == 1
     assert Effect.objects.filter(name="async").count() == 10
+
+
+def test_async_code_of_sync_code_of_an_async_handler_has_its_connection(db):
+    """What it calls through ``async_to_sync`` takes part in its transaction, and in no other thread."""
+    seen = []
+
+    async def count():
+        here = await sync_to_async(lambda: (threading.current_thread(), connection.in_atomic_block))()
+        return await Effect.objects.acount(), *here
+
+    @sync_to_async
+    def write(delivery):
+        with transaction.atomic():
+            Effect.objects.create(name="async", value=delivery.payload)
+            seen.append((*async_to_sync(count)(), threading.current_thread()))
+            transaction.set_rollback(True)
+
+    async def handle(delivery):
+        await write(delivery)
+
+    run(handle, range(5), threads=2)
+    assert [(number, in_block) for number, _, in_block, _ in seen] == [(1, True)] * 5
+    assert all(inner is outer for _, inner, _, outer in seen)
+    assert not Effect.objects.exists()
 
 
 def test_an_ack_in_a_sync_transaction_of_an_async_handler(db):
