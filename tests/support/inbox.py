@@ -16,18 +16,27 @@ BODY = Body("id", b"", "{}", "", 0, 0)
 class Queue:
     """An inbox, its handlers by group name and a clock that stands still."""
 
-    def __init__(self, monkeypatch, **groups):
+    def __init__(self, monkeypatch, concurrency=0, **groups):
         self.now = 1000.0
         for module in (inbox_module, lanes):
             monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.leases_good = True
         self.handlers = {group: handler(group=group, **options) for group, options in groups.items()}
-        self.inbox = Inbox([one.ref for one in self.handlers.values()], leases_good=lambda: self.leases_good)
+        refs = [one.ref for one in self.handlers.values()]
+        self.inbox = Inbox(refs, leases_good=lambda: self.leases_good, concurrency=concurrency)
+        self.wakes = 0
+        """How often the event loop was woken."""
+        self.inbox.wake_loop = self._wake
+        for one in self.handlers.values():
+            self.inbox.configure(one, enough=1, priority_share=0)
 
-    def held(self, group, key="k", *, suspect=False, size=1):
+    def _wake(self):
+        self.wakes += 1
+
+    def held(self, group, key="k", *, suspect=False, size=1, slot=None):
         one = self.handlers[group]
         number = next(numbers)
-        return Held(Claimed(one.ref, key, number, number, 1, suspect, size), body=BODY, handler=one)
+        return Held(Claimed(one.ref, key, number, number, 1, suspect, size, slot=slot), body=BODY, handler=one)
 
     def put(self, group, *keys, **fields):
         """Puts one delivery for each key, in this order."""
@@ -50,6 +59,14 @@ class Queue:
         while (found := self.take()) is not None:
             taken.append(found)
         return taken
+
+    def take_for_loop(self):
+        """The batches that start on the event loop."""
+        return self.inbox.take_for_loop()[0]
+
+    def end(self, batch, kind=Action.ACK):
+        """Ends a batch of the event loop."""
+        self.inbox.finish(batch, [Settlement(held.claimed, kind) for held in batch.items])
 
     def finish(self, held, kind=Action.ACK):
         self.inbox.finish(Batch([], [held]), [Settlement(held.claimed, kind)])
