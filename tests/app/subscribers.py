@@ -97,6 +97,16 @@ async def asynchronous(delivery: Delivery) -> None:
     await asyncio.gather(task())
 
 
+@subscriber("p.coroutines", group="coroutines", backoff={"initial": 0.1})
+@subscriber("p.coroutines_shared", group="coroutines_shared", mode="shared", visibility_timeout=3)
+async def coroutines(delivery: Delivery) -> None:
+    """Says that it runs, then waits until the test lets it go on."""
+    await sync_to_async(record)(delivery.group, delivery)
+    go = Path(delivery.payload["go"])
+    while not go.exists():
+        await asyncio.sleep(0.05)
+
+
 @subscriber("p.strict", group="strict", on_failure="block", max_attempts=3, backoff={"initial": 0.05, "maximum": 0.2})
 def strict(delivery: Delivery) -> None:
     record("strict", delivery)
