@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
 
 from django_mysqlqueue.tasks import JobCancelled, job
@@ -86,6 +88,58 @@ async def nap(seconds=0.0):
 @job(timeout=0.1)
 async def doze():
     await asyncio.sleep(10)
+
+
+async def awaiting(_):
+    """Tests replace it."""
+
+
+@task
+async def attend(number):
+    await awaiting(number)
+    log.append(number)
+    return number
+
+
+@task
+@job(max_attempts=3, backoff={"initial": 0, "maximum": 0})
+async def attend_thrice(number):
+    await awaiting(number)
+    raise ValueError(f"no {number}")
+
+
+@task(takes_context=True)
+@job(max_attempts=5, backoff={"initial": 0, "maximum": 0})
+async def follow(context, total):
+    """Reports progress, and looks each time whether it is told to stop."""
+    log.append(context.attempt)
+    for done in range(total):
+        context.progress(done, total, f"{done} of {total}")
+        await awaiting(done)
+        if context.cancelled:
+            raise JobCancelled(f"after {done}")
+    return {"attempt": context.attempt, "id": context.task_result.id}
+
+
+@task
+@job(timeout=0.3)
+async def attend_briefly(number):
+    await asyncio.sleep(3600)
+
+
+@task(takes_context=True)
+async def gather_async(context):
+    """Returns the values of the stage before, and what it does itself in the database."""
+    results = await sync_to_async(context.previous_results)()
+    await Effect.objects.using(database).acreate(name="jobs", value=len(results))
+    return [result.return_value for result in results]
+
+
+@task(takes_context=True)
+async def await_file(context, path):
+    context.progress(1)
+    while not Path(path).exists():
+        await asyncio.sleep(0.05)
 
 
 def hanging(_):

@@ -70,6 +70,28 @@ def test_processes_are_killed_while_jobs_run(start):
     assert all(len(row.worker_ids.splitlines()) == 1 + len(row.errors.splitlines()) for row in rows)
 
 
+def test_a_process_is_killed_while_a_hundred_async_jobs_run(start, tmp_path):
+    """Each ends in the next process, and its result tells of the loss."""
+    go = tmp_path / "go"
+    first = start("--threads", "2", env=UNLIMITED)
+    imported = jobs.plain.enqueue(1)  # what is claimed before runs in threads
+    wait_for(lambda: imported.refresh() or imported.is_finished, first)
+    JobResult.objects.all().delete()
+    task_backends["default"].enqueue_many([(jobs.await_file, [str(go)], {})] * 150)
+    # ``progress`` of the call: a claim alone makes a job RUNNING.
+    wait_for(lambda: JobResult.objects.exclude(progress="").count() == 100, first, timeout=60)
+    first.send(signal.SIGKILL)
+    first.wait()
+    go.touch()
+    second = start("--threads", "2", env=UNLIMITED)
+    rows = JobResult.objects.filter(status="SUCCESSFUL")
+    wait_for(lambda: rows.count() == 150, second, timeout=60)
+    errors = [json.loads(line) for row in rows for line in row.errors.splitlines()]
+    assert {error["exception_class_path"] for error in errors} == {f"{exceptions.__name__}.WorkerLost"}
+    assert len(errors) >= 100
+    assert all(len(row.errors.splitlines()) <= 1 for row in rows)
+
+
 def test_a_job_that_kills_its_process(start):
     """After as many losses as it may have attempts it has FAILED, and says why; the others end."""
     poison, other = jobs.die_twice.enqueue(), jobs.add.enqueue(1)

@@ -94,7 +94,8 @@ def all_handled(*topics):
 def working(*handlers, threads=1, concurrency=100, **options):
     """A subscriber whose threads and loop run; yields it, and what lets its poller go on until something is true."""
     sub = Sub(*handlers, threads=threads, concurrency=concurrency, **options)
-    executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS, with_loop=True)
+    with_loop = any(one.is_async for one in handlers)
+    executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS, with_loop=with_loop)
     executor.start()
 
     def until(is_true):
