@@ -144,6 +144,8 @@ GROUPS = (
     Group("skip", ordered=True),
     Group("strict", ordered=True, strict=True),
     Group("shared", ordered=False),
+    Group("async", ordered=True),
+    Group("async-shared", ordered=False),
     Group("atomic", ordered=True, atomic=True),
     Group("batch", ordered=True, atomic=True, batch=True),
     Group("filtered", ordered=True, regions=("eu", "us")),

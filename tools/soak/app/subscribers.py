@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -56,15 +57,23 @@ def called(*deliveries: Delivery) -> Iterator[None]:
 
 def act(delivery: Delivery) -> None:
     """Do what the plan says for a message, and record the outcome."""
+    time.sleep(duration(delivery))
+    end(delivery)
+
+
+def duration(delivery: Delivery) -> float:
+    """Return for how many seconds the handler works on a message."""
+    slow, long = (is_such(delivery.group, delivery.id) for is_such in (plan.is_slow, plan.is_long))
+    return plan.SLOW * slow + plan.LONG * long
+
+
+def end(delivery: Delivery) -> None:
+    """End the call of a message as planned, and record the outcome."""
     inside = delivery.payload if isinstance(delivery.payload, dict) else {}
     if inside.get(plan.NAME_INSIDE) != delivery.id:
         note(records.WRONG, [delivery])
     elif plan.REPEAT in inside:
         note(records.AGAIN, [delivery])
-    if plan.is_slow(delivery.group, delivery.id):
-        time.sleep(plan.SLOW)
-    if plan.is_long(delivery.group, delivery.id):
-        time.sleep(plan.LONG)
     match plan.fate(delivery.group, delivery.id):
         case plan.POISON:
             note(records.FAILED, [delivery])
@@ -94,6 +103,14 @@ def act(delivery: Delivery) -> None:
 def simple(delivery: Delivery) -> None:
     with called(delivery):
         act(delivery)
+
+
+@subscriber(plan.TOPIC, group="async")
+@subscriber(plan.TOPIC, group="async-shared", mode="shared", concurrency=20)
+async def waiting(delivery: Delivery) -> None:
+    with called(delivery):
+        await asyncio.sleep(duration(delivery))
+        end(delivery)
 
 
 # An effect is a row. No constraint prevents a second one.
