@@ -153,6 +153,19 @@ def follow(session: Session, jobs: JobEnds, *, waits: bool = True) -> int:
     return _end(session, ended, end) + _end(session, by.keys() - ended, end, session.dialect.skip_locked)
 
 
+def succeed(session: Session, end: JobEnd, otherwise: Callable[[], Exception]) -> None:
+    """Write the success of a job in the transaction of its task.
+
+    ``otherwise`` returns what is raised, at the latest with the COMMIT, if the job has ended already.
+    """
+    if job_stages.is_in_chain(end.id):
+        if not follow(session, JobEnds([(end, SUCCESSFUL)])):
+            raise otherwise()
+        return
+    wakeups.notify_on_commit(session, wakeups.RESULTS)
+    session.later(*job_rows.end_of_one(session, end, SUCCESSFUL), rows=1, otherwise=otherwise)
+
+
 def _without(workers: str, by: str) -> str:
     """Return the workers of a job without the last one if it is ``by``, which has not run it; otherwise all of them."""
     return workers.removesuffix(f"{by}\n") if f"\n{workers}".endswith(f"\n{by}\n") else workers

@@ -234,7 +234,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
 def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     """Store the ends of attempts, each with the job's status, except for jobs that have ended; return how many."""
     if len(ends) == 1:  # An atomic job. For a join, MariaDB fills a temporary table, which takes eight times as long.
-        return _end_one(session, *ends[0])
+        return session.execute(*end_of_one(session, *ends[0]))
     names = ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "worker_ids")
     is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"
     changes = {
@@ -255,19 +255,19 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     return changed
 
 
-def _end_one(session: Session, one: JobEnd, status: str) -> int:
-    """Store the end of an attempt as ``end`` does, in an UPDATE by primary key of the columns that it changes."""
+def end_of_one(session: Session, one: JobEnd, status: str) -> tuple[str, tuple[object, ...]]:
+    """Return an UPDATE by primary key of the columns that the end of an attempt changes, and its values."""
     values: dict[str, object] = {"status": status, "return_value": one.return_value}
     values |= {"started_at": one.started_at} if one.started_at else {}
     values |= {"last_attempted_at": one.attempted_at} if one.attempted_at or one.worker_ids == "" else {}
     values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
     sets = ", ".join(f"{name} = %s" for name in values)
     finished = session.dialect.now_ms if status in (FAILED, SUCCESSFUL) else "0"
-    return session.execute(
+    sql = (
         f"UPDATE {RESULTS} AS s{session.dialect.force_index('PRIMARY')} SET {sets}, finished_at = {finished}, "
-        f"unique_key = NULL WHERE s.id = %s AND {UNFINISHED}",
-        (*values.values(), one.id),
+        f"unique_key = NULL WHERE s.id = %s AND {UNFINISHED}"
     )
+    return sql, (*values.values(), one.id)
 
 
 def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:

@@ -38,11 +38,11 @@ class Waiting:
 
     __slots__ = ("raises", "rows", "sql", "values")
 
-    def __init__(self, sql: str, values: Sequence[Any] = (), *, raises: type[Exception] | None = None) -> None:
+    def __init__(self, sql: str, values: Sequence[Any] = (), *, raises: Callable[[], Exception] | None = None) -> None:
         self.sql = sql
         self.values = values
         self.raises = raises
-        """What it raises instead of the error that a value is out of range."""
+        """Returns what it raises instead of the error that a value is out of range."""
         self.rows: Sequence[tuple[Any, ...]] | None = None
 
 
@@ -110,7 +110,7 @@ class Packets:
         self._waiting.append(waiting)
         return waiting
 
-    def require(self, rows: int, otherwise: type[Exception]) -> None:
+    def require(self, rows: int, otherwise: Callable[[], Exception]) -> None:
         """Make the transaction fail unless the statement that was added last matches so many rows."""
         self._waiting.append(Waiting(f"SELECT IF(ROW_COUNT() = {rows}, 1, ~0 + 1)", raises=otherwise))
 
@@ -219,7 +219,7 @@ class Packets:
             raises = sent[self._place].raises if self._place < len(sent) else None
             code = error.args[0] if error.args else 0
             if raises is not None and code == OUT_OF_RANGE:
-                raise raises from None
+                raise raises() from None
             if code in OF_INTEGRITY and isinstance(error, OperationalError):
                 raise IntegrityError(*error.args) from error
             raise

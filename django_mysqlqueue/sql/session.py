@@ -98,16 +98,17 @@ class Session:
         parameters: Sequence[Any] = (),
         *,
         rows: int | None = None,
-        otherwise: type[Exception] = Retry,
+        otherwise: Callable[[], Exception] = Retry,
     ) -> None:
         """Execute a statement of a transaction at the latest with its COMMIT.
 
-        ``rows``: the number of rows that it must match. ``otherwise``: what is raised if it does not, now or then.
+        ``rows``: the number of rows that it must match. ``otherwise`` returns what is raised if it does not, now or
+        then.
         """
         packets = self._packets()
         if packets is None:
             if self.execute(sql, parameters) != rows and rows is not None:
-                raise otherwise
+                raise otherwise()
             return
         packets.add(sql, parameters)
         if rows is not None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -25,7 +26,7 @@ from django_mysqlqueue.runtime.handling.event_loop import adopt_lent
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results, job_rows
-from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, JobEnds, Settlement
+from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
 from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
 from django_mysqlqueue.service.messages import decode, decode_metadata
 from django_mysqlqueue.service.payloads import Body
@@ -295,9 +296,9 @@ class JobHandler(Handler):
             attempt = _attempt_of(delivery)
             if attempt is None or attempt.row.is_finished:
                 continue
-            if not job_results.follow(Session(using), JobEnds([(attempt.end(), job_rows.SUCCESSFUL)])):
-                text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
-                raise StaleDelivery(text, delivery=_as_delivery(delivery)._claimed)
+            text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
+            stale = partial(StaleDelivery, text, delivery=_as_delivery(delivery)._claimed)
+            job_results.succeed(Session(using), attempt.end(), stale)
 
     def settled(
         self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None

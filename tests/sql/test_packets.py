@@ -10,10 +10,22 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryState, JobResult
+from tests.app import jobs
 from tests.app.models import Effect
+from tests.support import job_worlds
 from tests.support.harness import USING, Sub, handler, in_thread, lag
-from tests.support.internals import Retry, Session, drop_connection, packets_of, run, sequencing, sessions, together
+from tests.support.internals import (
+    Retry,
+    Session,
+    drop_connection,
+    packets_of,
+    registry,
+    run,
+    sequencing,
+    sessions,
+    together,
+)
 from tests.support.publishing import rolled_back
 
 pytestmark = pytest.mark.servers_only
@@ -424,22 +436,27 @@ def test_hooks_run_on_a_connection_as_it_was(db):
 # -- the end of an atomic handler's transaction ----------------------------------
 
 
-def handled(function):
+def in_handler_thread(one, publish_one):
     """Let an atomic handler handle a message in a thread as that of a handler; return what is sent meanwhile."""
 
     def work():
         connections[USING].ends_together = True
-        sub = Sub(handler(function=function, atomic=True))
-        publish("t", 1, key="k")
+        sub = Sub(one)
+        publish_one()
         sub.step(times=3)
         with sent() as packets:
             sub.work()
+        sub.flush()
         assert connections[USING].get_autocommit()
         assert packets_of(connections[USING]) is None
         assert connections[USING].execute_wrappers == []
         return packets
 
     return in_thread(work)
+
+
+def handled(function):
+    return in_handler_thread(handler(function=function, atomic=True), lambda: publish("t", 1, key="k"))
 
 
 @pytest.mark.promise("Exactly-once effects")
@@ -461,3 +478,34 @@ def test_an_ack_that_comes_too_late_keeps_the_commit_from_being_executed(db):
     handled(revoked)
     assert names() == []
     assert lag() == 1
+
+
+@pytest.fixture
+def job_handler(db, no_handlers, settings):
+    settings.TASKS = job_worlds.TASKS
+    return registry.handlers()[job_worlds.JOBS]
+
+
+@pytest.mark.promise("Exactly-once effects")
+def test_the_result_of_an_atomic_job_is_sent_with_its_commit(job_handler):
+    packets = in_handler_thread(job_handler, lambda: jobs.write.enqueue(1))
+    *_, insert, end = packets
+    assert "INSERT" in insert
+    assert "SET acked" in end
+    assert "SET status" in end
+    assert end.endswith("; COMMIT; SET autocommit=1")
+    assert len(packets) == 3
+    assert (names(), JobResult.objects.get().status) == (["jobs"], "SUCCESSFUL")
+
+
+@pytest.mark.promise("Exactly-once effects")
+def test_a_result_that_has_ended_meanwhile_keeps_the_commit_from_being_executed(job_handler, monkeypatch, caplog):
+    def end_it(_):
+        in_thread(lambda: JobResult.objects.update(status="FAILED", finished_at=1, errors="mine"))
+
+    monkeypatch.setattr(jobs, "hanging", end_it)
+    in_handler_thread(job_handler, jobs.hang_atomic.enqueue)
+    assert names() == []
+    assert (JobResult.objects.get().status, JobResult.objects.get().errors) == ("FAILED", "mine")
+    (lost,) = [record.mysqlqueue for record in caplog.records if record.mysqlqueue["event"] == "delivery.lost"]
+    assert "has ended meanwhile: the writes of its task were rolled back" in str(lost["error"])
