@@ -2,6 +2,7 @@
 """Test task backends against Django's documentation, and write docs/reference/task-backends.md.
 
     python tools/conformance.py run            run tests/tasks_conformance for each backend, Django version and engine
+    python tools/conformance.py run --only X   run it for one backend; the results of the others stay
     python tools/conformance.py own-tests      run the tests of django-tasks-db with this package's backend
     python tools/conformance.py page           write the page from the stored results
     python tools/conformance.py page --check   change nothing; exit with 1 if the page is out of date
@@ -40,7 +41,10 @@ SUITE = ROOT / "tests" / "tasks_conformance"
 RESULTS = SUITE / "results.json"
 PAGE = ROOT / "docs" / "reference" / "task-backends.md"
 OURS, IMMEDIATE, TASKS_DB, OX = "django-mysqlqueue", "ImmediateBackend", "django-tasks-db", "django-ox"
-BACKENDS = (OURS, IMMEDIATE, TASKS_DB, OX)
+DJ_QUEUE = "dj-queue"
+RIVALS = {TASKS_DB: "django_tasks_db", OX: "django_ox", DJ_QUEUE: "dj_queue"}
+"""By distribution, its app."""
+BACKENDS = (OURS, IMMEDIATE, *RIVALS)
 ENGINES = ("mariadb", "mysql", "sqlite")
 TITLES = {"mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 DJANGO_60 = "6.0.10"
@@ -131,21 +135,23 @@ def runs() -> list[Run]:
         for django in djangos()
         for engine in ENGINES
     ]
-    return found + [Run(newest, engine, (rival,)) for rival in (TASKS_DB, OX) for engine in ENGINES]
+    return found + [Run(newest, engine, (rival,)) for rival in RIVALS for engine in ENGINES]
 
 
-def run_suite() -> None:
-    """Run the suite for everything, and store the results."""
-    outcomes: dict[str, dict[str, list[str]]] = {name: {} for name in BACKENDS}
-    ran: dict[str, list[str]] = {name: [] for name in BACKENDS}
+def run_suite(only: str | None) -> None:
+    """Run the suite for everything, or for one backend, and store the results."""
+    chosen = [run for run in runs() if only in (None, *run.backends)]
+    tested = {name for run in chosen for name in run.backends}
+    outcomes: dict[str, dict[str, list[str]]] = {name: {} for name in tested}
+    ran: dict[str, list[str]] = {name: [] for name in tested}
     with tempfile.TemporaryDirectory(prefix="conformance-") as name, databases() as urls:
         folder = Path(name)
         newest = djangos()[-1]
         interpreters = {
-            django: environment(folder / django, django, *((TASKS_DB, OX) if django == newest else ()))
-            for django in djangos()
+            django: environment(folder / django, django, *(RIVALS if django == newest else ()))
+            for django in {run.django for run in chosen}
         }
-        for number, run in enumerate(runs()):
+        for number, run in enumerate(chosen):
             found = _run(run, interpreters[run.django], folder, number, urls[run.engine])
             for backend in run.backends:
                 ran[backend].append(run.title)
@@ -153,10 +159,11 @@ def run_suite() -> None:
                 print(f"{backend}, {run.title}: {sum(mine.values())} of {len(mine)}", flush=True)
                 for test, ok in mine.items():
                     outcomes[backend].setdefault(test, []).extend([] if ok else [run.title])
+    versions = {OURS: _own_version(), IMMEDIATE: newest, **{name: pins()[name] for name in RIVALS}}
     stored = json.loads(RESULTS.read_text())
-    stored["versions"] = {OURS: _own_version(), IMMEDIATE: newest, **{name: pins()[name] for name in (TASKS_DB, OX)}}
-    stored["runs"] = ran
-    stored["outcomes"] = {name: dict(sorted(of.items())) for name, of in outcomes.items()}
+    stored["versions"] |= {name: versions[name] for name in tested}
+    stored["runs"] |= ran
+    stored["outcomes"] |= {name: dict(sorted(of.items())) for name, of in outcomes.items()}
     store(stored)
 
 
@@ -166,7 +173,7 @@ def _run(run: Run, interpreter: Path, folder: Path, number: int, url: str) -> di
     options = []
     if OURS not in run.backends:
         # A rival may warn of what it likes.
-        env["TEST_APPS"] = {TASKS_DB: "django_tasks_db", OX: "django_ox"}[run.backends[0]]
+        env["TEST_APPS"] = RIVALS[run.backends[0]]
         options = ["-o", "filterwarnings=default"]
     report = folder / f"run{number}.xml"
     command = [str(interpreter), "-m", "pytest", "-p", "no:cacheprovider", "-q", *options, f"--junitxml={report}"]
@@ -298,7 +305,8 @@ def written() -> str:
 
 NOT_APPLICABLE = """
 Tests of a feature apply only to backends that have it: `ImmediateBackend` has no `run_after`, no `get_result()` and no
-worker, and neither it nor django-tasks-db retries tasks. Several tests may cite the same sentence.
+worker; neither it nor django-tasks-db nor dj-queue retries tasks; and dj-queue's worker does not end when nothing is
+due, as the tests of a worker's process need. Several tests may cite the same sentence.
 """
 TIMEDELTA = """
 `BaseTaskBackend.validate_task()` of Django raises an exception for a `timedelta`. So only a backend that handles it by
@@ -341,12 +349,13 @@ def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["run", "own-tests", "page"])
+    parser.add_argument("--only", choices=BACKENDS, help="for run: the only backend")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
     options = parser.parse_args()
     if options.step == "page" and options.check:
         return int(not PAGE.exists() or PAGE.read_text() != written())
     if options.step == "run":
-        run_suite()
+        run_suite(options.only)
     elif options.step == "own-tests":
         run_own_tests()
     else:

@@ -23,7 +23,8 @@ class Backend:
     Attributes:
         name: its name in the table.
         path: the path of its class.
-        lacks: what it does not offer: names of feature flags, ``background`` (it has a worker), ``retries``.
+        lacks: what it does not offer: names of feature flags, ``background`` (it has a worker), ``ends`` (its worker
+            can end when nothing is due), ``retries``.
         options: its ``OPTIONS``: a job has one attempt.
         retry_options: its ``OPTIONS`` with which a job has three attempts.
         command: the management command that runs what is due in a process of its own, and then ends.
@@ -161,6 +162,35 @@ class Ox(Backend):
         return Worker(backend_alias=alias, batch=True, poll_interval=0.02, **options)
 
 
-ALL: dict[str, Backend] = {kind.name: kind() for kind in (Ours, Immediate, TasksDb, Ox)}
+class DjQueue(Backend):
+    name = "dj-queue"
+    path = "dj_queue.backend.DjQueueBackend"
+    lacks = ("ends", "retries")
+
+    def clear(self) -> None:
+        from dj_queue.models import Job, Process
+
+        Job.objects.all().delete()
+        Process.objects.all().delete()
+
+    def run(self, alias: str = "default") -> None:
+        from dj_queue.config import WorkerConfig
+        from dj_queue.operations.claiming import claim_ready_jobs
+        from dj_queue.operations.jobs import execute_claimed_job, promote_scheduled_jobs
+        from dj_queue.runtime.worker import Worker
+
+        # Without the threads of its worker, which would not see what the test has not committed.
+        worker = Worker(WorkerConfig(), backend_alias=alias)
+        worker.process = worker._register_process()
+        try:
+            promote_scheduled_jobs(batch_size=100, backend_alias=alias)
+            while claimed := claim_ready_jobs(limit=100, process=worker.process, backend_alias=alias):
+                for job in claimed:
+                    execute_claimed_job(job, backend_alias=alias)
+        finally:
+            worker._deregister_process()
+
+
+ALL: dict[str, Backend] = {kind.name: kind() for kind in (Ours, Immediate, TasksDb, Ox, DjQueue)}
 TESTED = os.environ.get("TEST_TASK_BACKENDS", f"{Ours.name} {Immediate.name}").split()
 """The names of those that this run tests."""

@@ -48,7 +48,7 @@ def test_a_worker_runs_a_task_once(backend, finished):
 
 
 @sentence("topics/tasks: Background Task fundamentals", "These workers run outside the request-response lifecycle.")
-@needs("background")
+@needs("background", "ends")
 @pytest.mark.processes
 def test_a_worker_is_a_process_of_its_own(backend, tmp_path):
     class Command(Worker):
