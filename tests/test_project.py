@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -200,3 +201,37 @@ def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeyp
     with pytest.raises(SystemExit, match="pip could not install"):
         rivals.enter_venv()
     assert not (tmp_path / "venv" / "requirements.txt").exists(), "the next run begins again"
+
+
+@pytest.mark.any_engine
+@pytest.mark.any_version
+def test_the_report_of_rivals_says_how_many_times_better_the_package_was():
+    from benchmarks import rivals
+
+    found = {
+        rivals.JOBS.name: rivals.Figures("", 1, alone=[400.0, 900.0, 500.0], bulk=[5.0], cpu=[1.0, 1.0, 2.0]),
+        "dj-queue": rivals.Figures("", 1, alone=[100.0, 300.0, 100.0], cpu=[3.0, 2.0, 8.0]),
+    }
+    head, _, *lines = rivals.ratios(found).splitlines()
+    assert head == "| times better | dj-queue 0.14 |"
+    assert "| enqueued per second, one by one outside of a transaction | 4.0 (3.0 to 5.0) |" in lines
+    assert "| CPU time of a default job | 3.0 (2.0 to 4.0) |" in lines, "less is better"
+    assert "| enqueued per second, in bulk | - |" in lines, "the other one has no bulk call"
+
+
+@pytest.mark.any_engine
+@pytest.mark.any_version
+@pytest.mark.parametrize("runs", [b"\1\1\0", b"\1\2\1"], ids=["lost", "twice"])
+def test_the_benchmark_of_rivals_ends_if_a_job_has_not_run_once(monkeypatch, tmp_path, runs):
+    from benchmarks import rivals
+
+    monkeypatch.setenv("RIVALS_RECORD", "")
+    record = rivals.Record(tmp_path)
+    record.expect(3)
+    record.log.touch()
+    (tmp_path / "runs").write_bytes(b"\1\1\1")
+    who = dataclasses.replace(rivals.RIVALS[0], ended="")
+    rivals.check(None, who, record, 3)
+    (tmp_path / "runs").write_bytes(runs)
+    with pytest.raises(SystemExit, match="of 3 jobs"):
+        rivals.check(None, who, record, 3)

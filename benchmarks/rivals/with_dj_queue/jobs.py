@@ -2,21 +2,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import stamps
+import record
 from django.tasks import default_task_backend, task
 
 
 @task
 def noop(payload: dict[str, Any]) -> None:
-    pass
+    record.ran(payload)
 
 
 @task
-def stamp(payload: dict[str, Any]) -> None:
-    stamps.stamp(payload)
+def start(payload: dict[str, Any]) -> None:
+    record.started(payload)
 
 
-KINDS = {"": noop, "stamp": stamp}
+KINDS = {"noop": noop, "start": start}
 
 
 def enqueue(payload: dict[str, Any], kind: str) -> None:

@@ -2,30 +2,35 @@ from __future__ import annotations
 
 from typing import Any
 
-import stamps
+import record
 from django.tasks import default_task_backend, task
 
 from django_mysqlqueue.tasks import job
 
 
 @task()
-@job(atomic=False)
 def noop(payload: dict[str, Any]) -> None:
-    pass
+    record.ran(payload)
 
 
 @task()
-def atomic(payload: dict[str, Any]) -> None:
-    pass
+def start(payload: dict[str, Any]) -> None:
+    record.started(payload)
 
 
 @task()
 @job(atomic=False)
-def stamp(payload: dict[str, Any]) -> None:
-    stamps.stamp(payload)
+def plain_noop(payload: dict[str, Any]) -> None:
+    record.ran(payload)
 
 
-KINDS = {"noop": noop, "atomic": atomic, "stamp": stamp}
+@task()
+@job(atomic=False)
+def plain_start(payload: dict[str, Any]) -> None:
+    record.started(payload)
+
+
+KINDS = {"noop": noop, "start": start, "plain_noop": plain_noop, "plain_start": plain_start}
 
 
 def enqueue(payload: dict[str, Any], kind: str) -> None:

@@ -18,7 +18,7 @@ Q_CLUSTER = {
     # Longer than any run, because a second delivery of a job would be measured as work.
     "retry": 3600,
     "timeout": 600,
-    "poll": 0.1,
+    "poll": 0.05,
     "scheduler": False,
     "log_level": "WARNING",
 }

@@ -3,11 +3,13 @@
 from datetime import timedelta
 
 from common import *  # noqa: F403
+from common import DATABASES
 from steady_queue.configuration import Configuration
 
 INSTALLED_APPS = ["django.contrib.contenttypes", "steady_queue"]
+DATABASES["default"]["ENGINE"] = "with_steady_queue.engine"  # keeps the connections of threads
 TASKS = {"default": {"BACKEND": "steady_queue.backend.SteadyQueueBackend", "QUEUES": ["default"], "OPTIONS": {}}}
 STEADY_QUEUE = Configuration.Options(
-    workers=[Configuration.Worker(queues=["*"], threads=8, processes=2, polling_interval=timedelta(seconds=0.1))],
+    workers=[Configuration.Worker(queues=["*"], threads=8, processes=2, polling_interval=timedelta(seconds=0.05))],
     recurring_tasks=[],
 )

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import stamps
+import record
 from django.tasks import task
 
 
 @task()
 def noop(payload: dict[str, Any]) -> None:
-    pass
+    record.ran(payload)
 
 
 @task()
-def stamp(payload: dict[str, Any]) -> None:
-    stamps.stamp(payload)
+def start(payload: dict[str, Any]) -> None:
+    record.started(payload)
+
+
+KINDS = {"noop": noop, "start": start}
 
 
 def enqueue(payload: dict[str, Any], kind: str) -> None:
-    (stamp if kind == "stamp" else noop).enqueue(payload)
+    KINDS[kind].enqueue(payload)
