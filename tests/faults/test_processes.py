@@ -165,7 +165,7 @@ def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
     names = (
-        "action, async, atomic, batch, controlled, controlled_shared, few, limited, limited_shared, plain, shared, "
-        "shared_atomic, strict"
+        "action, async, atomic, batch, controlled, controlled_shared, coroutines, coroutines_shared, few, limited, "
+        "limited_shared, plain, shared, shared_atomic, strict"
     )
     assert f"no handler has this group. Handlers have: {names}." in worker.output
