@@ -24,6 +24,7 @@ def of_kind(kind="relay", **options):
     return [problem.text for problem in find_problems(stall_times=AT_ONCE, **options) if problem.kind == kind]
 
 
+@pytest.mark.still_clock
 def test_what_has_not_arrived_is_a_problem(db, clock):
     publish_many("orders", range(3), via="default")
     publish("other", 1)

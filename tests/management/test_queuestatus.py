@@ -267,6 +267,7 @@ def test_status_says_how_old_the_oldest_is(db, clock):
         assert table(run("queuestatus"), "Groups")[0]["oldest"].startswith(shown)
 
 
+@pytest.mark.still_clock
 def test_status_says_when_it_was_sequenced(db, clock):
     assert "last offset 0, sequencer never active." in run("queuestatus")
     publish("t", 1)

@@ -217,6 +217,8 @@ def test_a_definition_of_a_later_release_is_shown_and_refused():
 # -- problems -----------------------------------------------------------------
 
 
+@pytest.mark.still_clock
+@pytest.mark.usefixtures("clock")
 def test_a_tick_that_is_overdue_is_a_problem():
     registered(of_topic(), age=100)
     assert problems() == []
