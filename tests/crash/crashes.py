@@ -112,6 +112,7 @@ class Gate(Proxy):
 
     def __init__(self, path: Path, target: Path) -> None:
         self.plan = Plan()
+        self.longest = LONGEST
         self._watch = connections.create_connection(USING)
         self._watch.settings_dict = limited_settings(self._watch, read=LONGEST)
         self._watch.inc_thread_sharing()
@@ -146,12 +147,12 @@ def commands(cursor: Any) -> dict[int, str]:
     return {session: command for _, session, command in rows}
 
 
-def deadline(what: str) -> Callable[[], None]:
+def deadline(what: str, longest: float = LONGEST) -> Callable[[], None]:
     """A function that fails once something has been waited for long enough."""
-    until = time.monotonic() + LONGEST
+    until = time.monotonic() + longest
 
     def check() -> None:
-        assert time.monotonic() < until, f"{what} (within {LONGEST:g} s)"
+        assert time.monotonic() < until, f"{what} (within {longest:g} s)"
 
     return check
 
@@ -206,7 +207,8 @@ class CountingLink(Link):
         self._await_answer("the beginning of a packet")
 
     def _await_answer(self, what: str) -> None:
-        assert self._answered.wait(LONGEST), f"the server has not answered {what} (within {LONGEST:g} s)"
+        longest = self._gate.longest
+        assert self._answered.wait(longest), f"the server has not answered {what} (within {longest:g} s)"
 
     def _linger(self, packet: bytes) -> None:
         """Ends the client's side alone, where the plan says so, until the session may end."""
@@ -247,7 +249,7 @@ class CountingLink(Link):
 
     def _await_all(self) -> None:
         """What is answered has been done; of a packet, the server answers the statements one after another."""
-        check = deadline("the server has not carried out what it has begun to answer")
+        check = deadline("the server has not carried out what it has begun to answer", self._gate.longest)
         while not self._gate.sleeps(self._session):
             check()
             time.sleep(0.001)
