@@ -507,5 +507,5 @@ def test_a_result_that_has_ended_meanwhile_keeps_the_commit_from_being_executed(
     in_handler_thread(job_handler, jobs.hang_atomic.enqueue)
     assert names() == []
     assert (JobResult.objects.get().status, JobResult.objects.get().errors) == ("FAILED", "mine")
-    (lost,) = [record.mysqlqueue for record in caplog.records if record.mysqlqueue["event"] == "delivery.lost"]
-    assert "has ended meanwhile: the writes of its task were rolled back" in str(lost["error"])
+    (lost,) = [record for record in caplog.records if record.getMessage().startswith("delivery.lost")]
+    assert "has ended meanwhile: the writes of its task were rolled back" in lost.getMessage()

@@ -352,7 +352,8 @@ def test_listeners_hold_no_connections_of_the_database(open_stream):
             cursor.execute(f"SELECT COUNT(*) FROM {processlist()} WHERE db = DATABASE()")
             return cursor.fetchone()[0]
 
+    before = sessions()  # The test's, and what other tests may have left.
     streams = [open_stream("/seldom/t/").first() for _ in range(20)]
     send(1)
     assert [stream.take(1) for stream in streams] == [[1]] * 20
-    assert sessions() <= 3, "the test's, the hub's, and perhaps one of a request"
+    assert sessions() <= before + 2, "the hub's, and perhaps one of a request"
