@@ -356,4 +356,5 @@ def test_listeners_hold_no_connections_of_the_database(open_stream):
     streams = [open_stream("/seldom/t/").first() for _ in range(20)]
     send(1)
     assert [stream.take(1) for stream in streams] == [[1]] * 20
-    assert sessions() <= before + 2, "the hub's, and perhaps one of a request"
+    # The hub's, and perhaps one of a request. The server ends the others' sessions when it gets to it.
+    until(lambda: sessions() <= before + 2)
