@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from django.db.models import F
 from django.test import override_settings
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
@@ -347,6 +348,12 @@ def flush(alias: str, held: dict[str, Claimed]) -> Flushed:
     return settling.flush(alias, JOBS, ends(held), max_attempts=None, shared=True)
 
 
+def succeed(alias: str) -> None:
+    """End a job as the handler of an atomic one does, which fails if it has ended already."""
+    with suppress(StaleDelivery):
+        run(alias, lambda session: job_results.succeed(session, JobEnd("acked", 7, 7, "2"), StaleDelivery))
+
+
 REDRIVEN = ("one", "two")
 CANCELLED = dict.fromkeys(("acked", "dead"), JOBS.topic)
 CHANGES: dict[str, Change] = {
@@ -354,6 +361,11 @@ CHANGES: dict[str, Change] = {
         _enqueued, lambda alias, held: job_results.begin(alias, WORKER, ENDS), dict.fromkeys(ENDS, "RUNNING")
     ),
     "flush": Change(_claimed, flush, AFTER),
+    "succeed": Change(
+        _claimed,
+        lambda alias, held: succeed(alias),
+        dict.fromkeys(ENDS, "RUNNING") | {"acked": "SUCCESSFUL"},
+    ),
     "restart": Change(
         _ended,
         lambda alias, held: redriven(alias, held, "dead"),
