@@ -233,7 +233,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
 
 def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
     """Store the ends of attempts, each with the job's status, except for jobs that have ended; return how many."""
-    if len(ends) == 1:  # An atomic job. For a join, MariaDB fills a temporary table, which takes eight times as long.
+    if len(ends) == 1:  # For a join, MariaDB fills a temporary table, which takes eight times as long.
         return session.execute(*end_of_one(session, *ends[0]))
     names = ("id", "started_at", "attempted_at", "return_value", "errors", "progress", "worker_ids")
     is_over = f"v.status IN ('{FAILED}', '{SUCCESSFUL}')"

@@ -131,10 +131,10 @@ class Handler:
         """
         return self.is_async
 
-    def tells(self) -> bool:
-        """Return whether the steps before and after a call run code of the project, for which a coroutine has threads.
+    def runs_receivers(self) -> bool:
+        """Return whether receivers of the project run before or after a call, in a thread if that is a coroutine.
 
-        Apart from the receivers of the signals of deliveries.
+        Those of the signals of deliveries do not count.
         """
         return False
 

@@ -142,7 +142,7 @@ class JobHandler(Handler):
         """Return whether the job's task is async. Until something has imported it, it runs in a thread, which does."""
         return isinstance(state, Attempt) and is_async(state.row.task_path)
 
-    def tells(self) -> bool:
+    def runs_receivers(self) -> bool:
         """Return whether the project has receivers of the signals of tasks."""
         return is_observed(task_started) or is_observed(task_finished)
 
@@ -247,7 +247,7 @@ class JobHandler(Handler):
         """Call the job's async task."""
         if (attempt := _attempt_of(given)) is not None:
             self._find_task(attempt)
-        begun = await sync_to_async(self._begin)(given) if self.tells() else self._begin(given)
+        begun = await sync_to_async(self._begin)(given) if self.runs_receivers() else self._begin(given)
         if begun is None:
             return
         with watching(begun.attempt):

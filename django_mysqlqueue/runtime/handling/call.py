@@ -47,7 +47,7 @@ REST = Backoff(initial=0.1, maximum=1.0, jitter=0.0)
 """The pause of a handler thread after it could not connect."""
 
 
-NONE: Mapping[int, Settlement] = MappingProxyType({})
+NO_SETTLEMENTS: Mapping[int, Settlement] = MappingProxyType({})
 T = TypeVar("T")
 
 
@@ -102,7 +102,7 @@ def handle(
         The settlement of each delivery, in their order.
     """
     try:
-        ended = _before(items, using) if _may_end(items) else NONE
+        ended = _before(items, using) if _may_end(items) else NO_SETTLEMENTS
     except _NotStarted as error:
         return _release(items, error, rest)
     others = [held for held in items if id(held) not in ended] if ended else items
@@ -127,7 +127,7 @@ async def handle_async(items: Sequence[Held], using: str) -> list[Settlement]:
     What waits for the database, or is code of the project, runs in a thread.
     """
     try:
-        ended = await sync_to_async(_before)(items, using) if _may_end(items) else NONE
+        ended = await sync_to_async(_before)(items, using) if _may_end(items) else NO_SETTLEMENTS
     except _NotStarted as error:
         return await _release_async(items, error)
     others = [held for held in items if id(held) not in ended] if ended else items
@@ -270,7 +270,7 @@ async def _attempt_async(
 
 async def _beside_receivers(handler: Handler, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function that may run receivers of the project: then in a thread."""
-    return await sync_to_async(function)(*arguments) if handler.tells() else function(*arguments)
+    return await sync_to_async(function)(*arguments) if handler.runs_receivers() else function(*arguments)
 
 
 def _after_error(
