@@ -13,9 +13,9 @@ __all__ = ["delivery_handled", "delivery_settled", "delivery_started"]
 delivery_started = Signal()
 """Sent before a handler is called; for a batch, once for each of its deliveries.
 
-It is sent in the handler's thread (for an async handler, in one for synchronous code), outside its transaction, so a
-slow receiver delays the handler. Context variables that a receiver sets are visible to the handler, and are reset
-after the call.
+It is sent in the handler's thread (for an async handler, in a thread for synchronous code), outside its transaction,
+so a slow receiver delays the handler. Context variables that a receiver sets are visible to the handler, and are
+reset after the call.
 
 Args:
     delivery: the ``Delivery`` that the handler gets.
