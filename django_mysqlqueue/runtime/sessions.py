@@ -22,6 +22,7 @@ from django_mysqlqueue.runtime.transactions import HandlerTransaction
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import (
     drop_connection,
+    end_ahead,
     ends_transaction,
     expires_at,
     forget_queries,
@@ -105,6 +106,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if watch:
         connection.ends_together = is_server(connection)  # type: ignore[attr-defined]
+        connection.begun_ahead = None  # type: ignore[attr-defined]
     else:
         use_packets(connection)
 
@@ -266,6 +268,8 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     own = transactions.running()
     if own is not None and connection.connection is own.raw:
         own.prove(context["cursor"])
+    elif not connection.in_atomic_block and getattr(connection, "begun_ahead", None) is not None:
+        end_ahead(connection)
     statement = str(sql)
     if not is_plain(statement):
         _note(connection, statement, own)
@@ -437,6 +441,13 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
             uses.pop(alias, None)
         else:
             uses[alias] = ago
+
+
+def use_autocommit(using: str) -> None:
+    """Switch autocommit on, before code of the project runs outside of a transaction of the queue's, see ``ending``."""
+    connection = _role.open.get(using)
+    if connection is not None and connection.begun_ahead is not None:
+        end_ahead(connection)
 
 
 def are_used(handler: Hashable) -> bool:

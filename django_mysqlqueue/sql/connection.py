@@ -177,7 +177,7 @@ def is_astray(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the driver's connection was closed, or lost autocommit, without Django's knowledge (no query)."""
     raw: Any = connection.connection
     if is_server(connection):
-        return not raw.open or bool(raw.get_autocommit()) != connection.autocommit
+        return not raw.open or (bool(raw.get_autocommit()) != connection.autocommit and not has_begun_ahead(connection))
     return connection.vendor == "sqlite" and connection.autocommit and bool(raw.in_transaction)
 
 
@@ -285,6 +285,22 @@ def leave_blocks(connection: BaseDatabaseWrapper, depth: int, error: BaseExcepti
     """Leave, with an error, all ``atomic()`` blocks but the first ones."""
     for block in reversed(connection.atomic_blocks[depth:]):
         block.__exit__(type(error), error, error.__traceback__)
+
+
+def has_begun_ahead(connection: Any) -> bool:
+    """Return whether autocommit is off on a connection of a handler's thread, for its next transaction.
+
+    See ``packets.ending``.
+    """
+    return connection.connection is not None and getattr(connection, "begun_ahead", None) is connection.connection
+
+
+def end_ahead(connection: Any) -> None:
+    """Switch autocommit on where it was left off for the next transaction, because something else comes first."""
+    if has_begun_ahead(connection):
+        with connection.wrap_database_errors:
+            connection.connection.autocommit(True)  # noqa: FBT003  # The driver names it ``on``, others do not.
+    connection.begun_ahead = None
 
 
 def expect_commit(connection: Any) -> None:

@@ -55,12 +55,14 @@ class Packets:
         once: whether to leave the connection as it was with the end of the transaction, before hooks run.
         unseen: whether the connection is that of a handler's thread: its session is watched by an execute wrapper, and
             none must see the end of the transaction.
+        ahead: whether autocommit stays off after the COMMIT, see ``ending``.
     """
 
-    def __init__(self, connection: Any, *, once: bool = False, unseen: bool = False) -> None:
+    def __init__(self, connection: Any, *, once: bool = False, unseen: bool = False, ahead: bool = False) -> None:
         self._connection = connection
         self._once = once
         self._unseen = unseen
+        self._ahead = ahead
         self._waiting: list[Waiting] = []
         self._length = 0
         self._text = ""
@@ -260,7 +262,7 @@ class Packets:
         if connection.connection is None:
             raise OperationalError("The connection was lost before the COMMIT.")
         every = [*waiting, Waiting(COMMIT)]
-        if not connection.connection.get_autocommit():
+        if not connection.connection.get_autocommit() and not self._stays_begun():
             every.append(Waiting(AUTOCOMMIT))
         try:
             if self._unseen:
@@ -274,6 +276,18 @@ class Packets:
             if self._place < len(waiting) and isinstance(code, int) and code >= 1000 and code not in CLIENT_ERRORS:
                 self.undone = error
             raise
+
+    def _stays_begun(self) -> bool:
+        """Return whether autocommit stays off after the COMMIT, because no hook of the project runs behind it."""
+        return self._ahead and not self._connection.run_on_commit
+
+    def set_autocommit(self, autocommit: bool) -> None:  # noqa: FBT001
+        """Leave autocommit off after a COMMIT, where Django switches it on."""
+        connection = self._connection
+        if autocommit and connection.run_commit_hooks_on_set_autocommit_on and self._stays_begun():
+            connection.begun_ahead = connection.connection
+        else:
+            type(connection)._set_autocommit(connection, autocommit)
 
     def _execute_unseen(self, statements: list[Waiting]) -> None:
         connection = self._connection
@@ -368,11 +382,16 @@ def together(connection: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending(connection: Any) -> Iterator[Callable[[], None]]:
+def ending(connection: Any, *, ahead: bool = False) -> Iterator[Callable[[], None]]:
     """Yield a function that makes the rest of the open transaction, up to its COMMIT, wait to be sent together.
 
     Only on connections of handlers' threads (``ends_together``).
+
+    ``ahead``: whether to leave autocommit off after the COMMIT, if the connection has the attribute ``begun_ahead``.
+    The next transaction of the thread then begins with its first statement, without a round trip. Before anything else
+    is done with the connection, ``end_ahead`` switches autocommit on.
     """
+    ahead = ahead and hasattr(connection, "begun_ahead")
     packets: Packets | None = None
 
     def begin() -> None:
@@ -381,14 +400,17 @@ def ending(connection: Any) -> Iterator[Callable[[], None]]:
         if not is_outermost or not getattr(connection, "ends_together", False) or packets_of(connection) is not None:
             return
         if takes_several(connection):
-            packets = Packets(connection, once=True, unseen=True)
+            packets = Packets(connection, once=True, unseen=True, ahead=ahead)
             packets.is_usable = True
+            if ahead:
+                vars(connection)["_set_autocommit"] = packets.set_autocommit
 
     try:
         yield begin
     finally:
         if packets is not None:
             packets.detach()
+            vars(connection).pop("_set_autocommit", None)
 
 
 def use_packets(connection: Any) -> None:

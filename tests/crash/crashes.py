@@ -28,7 +28,7 @@ from django.db import connection, connections
 from django_mysqlqueue.options.topics import dlq_topic
 from tests.support import refusing
 from tests.support.harness import USING
-from tests.support.internals import dialect_of, drop_connection, limited_settings, packets_of, use_packets
+from tests.support.internals import dialect_of, drop_connection, end_ahead, limited_settings, packets_of, use_packets
 from tests.support.proxy import COM_QUERY, Link, Proxy
 from tests.support.server_sessions import processlist
 
@@ -289,6 +289,13 @@ class CountingLink(Link):
         return verb == "COMMIT" or (self._autocommit and verb in ("INSERT", "UPDATE", "DELETE", "REPLACE"))
 
 
+def _after_transactions(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Do what the first wrapper of a handler's thread does before statements outside of a transaction."""
+    if not context["connection"].in_atomic_block:
+        end_ahead(context["connection"])
+    return execute(sql, params, many, context)
+
+
 class ServerCrashes:
     """MySQL and MariaDB: operations run behind a gate before the server."""
 
@@ -310,7 +317,10 @@ class ServerCrashes:
         dies = mode in (KILL, GONE)
         if packets:
             use_packets(connections[ALIAS])
-        connections[ALIAS].ends_together = ends_together  # type: ignore[attr-defined]
+        if ends_together:
+            connections[ALIAS].ends_together = True  # type: ignore[attr-defined]
+            connections[ALIAS].begun_ahead = None  # type: ignore[attr-defined]
+            connections[ALIAS].execute_wrappers.insert(0, _after_transactions)
         options = connections[ALIAS].settings_dict["OPTIONS"]
         options["unix_socket"] = str(self._gate.path)
         try:

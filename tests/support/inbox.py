@@ -68,8 +68,8 @@ class Queue:
         """Ends a batch of the event loop."""
         self.inbox.finish(batch, [Settlement(held.claimed, kind) for held in batch.items])
 
-    def finish(self, held, kind=Action.ACK):
-        self.inbox.finish(Batch([], [held]), [Settlement(held.claimed, kind)])
+    def finish(self, held, kind=Action.ACK, **more):
+        self.inbox.finish(Batch([], [held]), [Settlement(held.claimed, kind, **more)])
 
     def outcomes(self, group):
         return [

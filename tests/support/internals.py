@@ -48,7 +48,7 @@ from django_mysqlqueue.runtime.handling import (
 )
 from django_mysqlqueue.runtime.handling.event_loop import Loop
 from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY, SLICE, Inbox
+from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY, SLICE, WRITTEN_DELAY, Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
@@ -187,6 +187,7 @@ from django_mysqlqueue.sql.connection import (
     close_connections,
     database_name,
     drop_connection,
+    end_ahead,
     has_unread,
     is_server,
     limited_settings,

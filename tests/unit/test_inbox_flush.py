@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.inbox import ORDERED, SHARED
-from tests.support.internals import FLUSH_DELAY, Action
+from tests.support.internals import FLUSH_DELAY, WRITTEN_DELAY, Action
 
 pytestmark = pytest.mark.any_engine
 
@@ -80,6 +80,33 @@ def test_outcomes_wait_for_others_but_not_long(queue):
     assert not one.flush_due("g", enough=3)
     one.now += FLUSH_DELAY
     assert one.flush_due("g", enough=3)
+
+
+def test_acks_that_are_written_wait_longer(queue):
+    """Only the watermark waits for them."""
+    one = queue(g=ORDERED)
+    one.put("g", *"abc")
+    held = [item for _, item in one.take_all()]
+    one.finish(held[0], is_written=True)
+    one.now += FLUSH_DELAY
+    assert not one.flush_due("g", enough=100)
+    one.now += WRITTEN_DELAY - FLUSH_DELAY
+    assert one.flush_due("g", enough=100)
+    one.inbox.take_settlements(one.ref("g"))
+    one.finish(held[1], is_written=True)
+    assert not one.flush_due("g", enough=100)
+
+
+def test_another_outcome_does_not_wait_with_acks_that_are_written(queue):
+    one = queue(g=ORDERED)
+    one.put("g", *"abc")
+    held = [item for _, item in one.take_all()]
+    one.finish(held[0], is_written=True)
+    one.now += FLUSH_DELAY
+    one.finish(held[1])
+    assert not one.flush_due("g", enough=100)
+    one.now += FLUSH_DELAY
+    assert one.flush_due("g", enough=100)
 
 
 def test_the_last_outcome_does_not_wait(queue):

@@ -238,6 +238,7 @@ def _attempt(
         if handler.is_atomic(deliveries):
             settlements = _run_atomic(handler, deliveries, using, before, errors)
         else:
+            sessions.use_autocommit(using)
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
     except _NotStarted as error:
@@ -470,7 +471,9 @@ def _run_atomic(
     """
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
-            send_together = transaction_of_the_handler.enter_context(ending(connections[using]))
+            # Receivers of the project's may use the driver's connection, past Django, before the next transaction.
+            ahead = not observers.is_call_watched() and not handler.runs_receivers()
+            send_together = transaction_of_the_handler.enter_context(ending(connections[using], ahead=ahead))
             _begin(transaction_of_the_handler, using)
             _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)

@@ -144,7 +144,10 @@ class GroupLanes:
     settlements: list[Settlement] = field(default_factory=list)
     enough: int = 1
     """Number of settlements that are flushed at once, before their delay is over."""
-    first_settlement_at: float = 0.0
+    flush_at: float = 0.0
+    """When the settlements are flushed, by the monotonic clock."""
+    flushes_late: bool = False
+    """Whether all settlements are acks that are already written."""
     acked: list[float] = field(default_factory=list)
     """See ``Inbox.take_acked``."""
     deleted: int = 0
