@@ -232,7 +232,7 @@ def test_gc_ends_what_an_interrupted_drop_has_skipped(interrupted, monkeypatch):
     assert end_of(result) == SKIPPED
 
 
-def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
+def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch, clock):
     """A round goes on as long as it ends jobs; the next one continues where it has ended."""
     monkeypatch.setattr("tests.support.internals.job_messages.PAGE", 3)
     monkeypatch.setattr(pruning, "IDLE_STEPS", 1)
@@ -249,6 +249,7 @@ def test_many_jobs_are_ended_in_steps(interrupted, monkeypatch):
         for _ in one.poller.maintenance.round():
             pass
         ended.append(JobResult.objects.filter(status="FAILED").count())
+        clock.advance(60)
     assert ended == [10, 10, 11, 11, 11, 11]
     assert ends(*results, *waiting[:-1]) == [SKIPPED] * 10 + [WAITS] * 9
 

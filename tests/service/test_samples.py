@@ -16,7 +16,7 @@ from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, rollups, samples, unclaimed
+from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, pruning, rollups, samples, unclaimed
 from tests.support.scenarios import G, log
 
 pytestmark = pytest.mark.still_clock
@@ -41,6 +41,21 @@ def at_second(clock, second=10):
     """Moves the clock to this second of the next minute: no test runs over the end of a minute."""
     now = Session(USING).now()
     clock.advance((second - now / 1000) % 60 + (60 if (second - now / 1000) % 60 < 1 else 0))
+
+
+def test_the_process_that_samples_a_minute_prunes_for_all(db, clock, monkeypatch):
+    at_second(clock)
+    pruned = []
+    monkeypatch.setattr(pruning, "prune", lambda using, **options: iter(pruned.append(using) or ()))
+    first, second = Sub(handler()), Sub(handler())
+    maintain(first, second)
+    assert len(pruned) == 1
+    clock.advance(60)
+    maintain(second, first)
+    assert len(pruned) == 2
+    other = Sub(handler(group="other"))
+    maintain(first, other)
+    assert len(pruned) == 3, "a group that nobody has sampled in this minute"
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])

@@ -111,6 +111,8 @@ class Maintenance:
         yield
         yield from self._find_work(claimed)
         yield from self._sweep_watermarks()
+        if self._groups and not claimed:
+            return  # The processes that have claimed the samples of this minute prune, for all.
         for step in pruning.prune(self._using, search=self._search):
             for orphans in step.orphans:
                 orphans_deleted(orphans)
