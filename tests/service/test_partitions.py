@@ -19,22 +19,15 @@ COUNTS = {"": 1, "a": 23, "b": 1, "c": 1, "d": 9, "e": 2, "é": 40, "😀": 3}
 def log(counts, topic="t"):
     """Insert messages into the log, as the sequencer would."""
     first = QueueMessage.objects.aggregate(last=models.Max("offset"))["last"] or 0
-    rows = ((key, number) for key, count in counts.items() for number in range(count))
-    QueueMessage.objects.bulk_create(
-        (
-            QueueMessage(
-                offset=place,
-                topic=topic,
-                partition_key=key,
-                message_id=f"{place}",
-                payload=b"1",
-                created_at=1,
-                published_at=1,
-            )
-            for place, (key, _) in enumerate(rows, first + 1)
-        ),
-        batch_size=5000,
-    )
+    keys = (key for key, count in counts.items() for _ in range(count))
+    with connection.cursor() as cursor:
+        # Django takes fifty times as long to make as many objects with the database's defaults.
+        cursor.executemany(
+            "INSERT INTO queue_messages "
+            "(`offset`, topic, partition_key, id, payload, created_at, published_at) "
+            "VALUES (%s, %s, %s, %s, %s, 1, 1)",
+            [(place, topic, key, f"{place}", b"1") for place, key in enumerate(keys, first + 1)],
+        )
     Session(USING).execute("UPDATE queue_sequencer SET last_offset = %s", (first + sum(counts.values()),))
 
 
