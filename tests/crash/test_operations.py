@@ -49,9 +49,8 @@ def drained() -> tuple[list[tuple[str, str]], object]:
     try:
         refs = set(ConsumerGroup.objects.filter(paused=False).values_list("consumer_group", flat=True))
         subs = [Sub(handler(TOPIC, group, note), lease_renewal_interval=0.0) for group in sorted(refs)]
-        for _ in range(4):
-            for sub in subs:
-                sub.settle()
+        while sum(sub.settle() for sub in subs):
+            pass
         for sub in subs:
             sub.leave()
     finally:
@@ -73,6 +72,11 @@ def on_record() -> tuple[list[object], ...]:
     )
 
 
+ENDED: dict[str, tuple[object, list[object]]] = {}
+"""By operation, what ``drained`` returns after it, and the rows for which it has returned that: the same rows come to
+the same end, whatever has ended the operation."""
+
+
 @pytest.mark.promise("Interrupted operations")
 @pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", ACTS)
@@ -84,8 +88,8 @@ def test_an_operation_that_is_ended_is_run_again(db, crasher, monkeypatch, name,
     one.run()
     changed = sum(Operation.objects.filter(actor=ME).values_list("changed", flat=True))
     there = whereabouts()
-    expected = drained()
-    seen: list[object] = []
+    expected, seen = ENDED.get(name) or (drained(), [])
+    ENDED[name] = expected, seen
     for number in itertools.count(1):
         start.restore()
         before = whereabouts()
