@@ -109,6 +109,16 @@ def test_another_outcome_does_not_wait_with_acks_that_are_written(queue):
     assert one.flush_due("g", enough=100)
 
 
+def test_a_wait_that_is_written_is_no_ack(queue):
+    """The flush tells when the next attempt is due."""
+    one = queue(g=ORDERED)
+    one.put("g", *"ab")
+    held = [item for _, item in one.take_all()]
+    one.finish(held[0], Action.SNOOZE, is_written=True)
+    one.now += FLUSH_DELAY
+    assert one.flush_due("g", enough=100)
+
+
 def test_the_last_outcome_does_not_wait(queue):
     one = queue(g=ORDERED)
     (held,) = one.put("g", "a")

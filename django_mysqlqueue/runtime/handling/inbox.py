@@ -615,7 +615,7 @@ class Inbox:
             self._release(lane.group, claimed)
 
     def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
-        is_late = settlement.is_written and settlement.delivery.slot is None
+        is_late = settlement.is_written and settlement.action is Action.ACK and settlement.delivery.slot is None
         if not group.settlements or (group.flushes_late and not is_late):
             group.flush_at, group.flushes_late = time.monotonic() + (WRITTEN_DELAY if is_late else FLUSH_DELAY), is_late
             self._poller.notify_all()
