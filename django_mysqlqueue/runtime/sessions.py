@@ -446,7 +446,7 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
 def use_autocommit(using: str) -> None:
     """Switch autocommit on, before code of the project runs outside of a transaction of the queue's, see ``ending``."""
     connection = _role.open.get(using)
-    if connection is not None and connection.begun_ahead is not None:
+    if getattr(connection, "begun_ahead", None) is not None:
         end_ahead(connection)
 
 
