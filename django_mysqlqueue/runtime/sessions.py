@@ -444,10 +444,16 @@ def end_call(handler: Hashable, before: dict[str, Any] | None) -> None:
 
 
 def use_autocommit(using: str) -> None:
-    """Switch autocommit on, before code of the project runs outside of a transaction of the queue's, see ``ending``."""
+    """Switch autocommit on, before a handler without a transaction is called, see ``packets.ending``.
+
+    If the connection is lost, it is dropped: the handler may not need it, and its first statement opens another one.
+    """
     connection = _role.open.get(using)
     if getattr(connection, "begun_ahead", None) is not None:
-        end_ahead(connection)
+        try:
+            end_ahead(connection)
+        except Error:
+            drop_connection(connection)
 
 
 def are_used(handler: Hashable) -> bool:

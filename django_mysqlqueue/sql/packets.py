@@ -387,9 +387,9 @@ def ending(connection: Any, *, ahead: bool = False) -> Iterator[Callable[[], Non
 
     Only on connections of handlers' threads (``ends_together``).
 
-    ``ahead``: whether to leave autocommit off after the COMMIT, if the connection has the attribute ``begun_ahead``.
-    The next transaction of the thread then begins with its first statement, without a round trip. Before anything else
-    is done with the connection, ``end_ahead`` switches autocommit on.
+    ``ahead``: whether to leave autocommit off after the COMMIT. The next transaction of the thread then begins with its
+    first statement, without a round trip. Before anything else is done with the connection, ``end_ahead`` must switch
+    autocommit on; a connection whose owner sees to that has the attribute ``begun_ahead``.
     """
     ahead = ahead and hasattr(connection, "begun_ahead")
     packets: Packets | None = None
@@ -402,7 +402,7 @@ def ending(connection: Any, *, ahead: bool = False) -> Iterator[Callable[[], Non
         if takes_several(connection):
             packets = Packets(connection, once=True, unseen=True, ahead=ahead)
             packets.is_usable = True
-            if ahead:
+            if ahead:  # Not one of the hooks: Django calls it after the COMMIT, which detaches those.
                 vars(connection)["_set_autocommit"] = packets.set_autocommit
 
     try:

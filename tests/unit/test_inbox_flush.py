@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.inbox import ORDERED, SHARED
-from tests.support.internals import FLUSH_DELAY, WRITTEN_DELAY, Action
+from tests.support.internals import FLUSH_DELAY, WRITTEN_DELAY, Action, Slot
 
 pytestmark = pytest.mark.any_engine
 
@@ -97,25 +97,35 @@ def test_acks_that_are_written_wait_longer(queue):
     assert not one.flush_due("g", enough=100)
 
 
-def test_another_outcome_does_not_wait_with_acks_that_are_written(queue):
+@pytest.mark.parametrize(
+    ("kind", "is_written", "has_slot"),
+    [(Action.ACK, False, False), (Action.REJECT, True, False), (Action.ACK, True, True)],
+)
+def test_other_outcomes_do_not_wait_with_acks_that_are_written(queue, kind, is_written, has_slot):
+    """A dead letter is logged by the flush, and it frees a slot."""
     one = queue(g=ORDERED)
+    slot = Slot("", one.now, one.now + 60) if has_slot else None
     one.put("g", *"abc")
-    held = [item for _, item in one.take_all()]
-    one.finish(held[0], is_written=True)
+    one.inbox.put([one.held("g", "d", slot=slot)])
+    *others, last = [item for _, item in one.take_all()]
+    one.finish(others[0], is_written=True)
     one.now += FLUSH_DELAY
-    one.finish(held[1])
+    one.finish(last, kind, is_written=is_written)
     assert not one.flush_due("g", enough=100)
     one.now += FLUSH_DELAY
     assert one.flush_due("g", enough=100)
 
 
-def test_a_wait_that_is_written_is_no_ack(queue):
-    """The flush tells when the next attempt is due."""
+def test_a_failed_flush_does_not_put_off_what_waits(queue):
     one = queue(g=ORDERED)
-    one.put("g", *"ab")
-    held = [item for _, item in one.take_all()]
-    one.finish(held[0], Action.SNOOZE, is_written=True)
-    one.now += FLUSH_DELAY
+    one.put("g", *"abc")
+    first, second, _ = (item for _, item in one.take_all())
+    one.finish(first)
+    lost = one.inbox.take_settlements(one.ref("g"))
+    one.finish(second)
+    one.now += FLUSH_DELAY / 2
+    one.inbox.put_back_settlements(one.ref("g"), lost)
+    one.now += FLUSH_DELAY / 2
     assert one.flush_due("g", enough=100)
 
 

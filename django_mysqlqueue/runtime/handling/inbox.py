@@ -26,8 +26,8 @@ SLICE = 0.02
 FLUSH_DELAY = 0.02
 """Seconds that a settlement waits for others, so that they are written together."""
 WRITTEN_DELAY = 0.25
-"""The same for acks that atomic handlers have written, for which only the watermark has to advance: each turn of the
-poller would cost such a process a third of its time."""
+"""The same for acks that atomic handlers have written, for which only the watermark has to advance. Turns of the poller
+for a few of them cost such a process more than its handlers do."""
 
 
 def _name(claimed: Claimed) -> tuple[str, int, int]:
@@ -163,7 +163,7 @@ class Inbox:
         """Return settlements after a flush that failed. The next flush writes them."""
         with self._lock:
             group = self._groups[ref]
-            if settlements:
+            if settlements and (not group.settlements or group.flushes_late):
                 group.flush_at, group.flushes_late = time.monotonic() + FLUSH_DELAY, False
             group.settlements = settlements + group.settlements
 

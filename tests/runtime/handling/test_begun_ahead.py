@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import OutboxMessage
@@ -11,6 +11,7 @@ from django_mysqlqueue.signals import delivery_handled
 from tests.app.models import Effect
 from tests.runtime.handling.test_handler_connections import sql, working
 from tests.support.harness import USING, handler, lag
+from tests.support.internals import sessions
 
 pytestmark = pytest.mark.servers_only
 TABLE = Effect._meta.db_table
@@ -35,7 +36,7 @@ def names():
     return sorted(Effect.objects.values_list("name", flat=True))
 
 
-def is_settled(group="g", topic="t"):
+def is_settled(group, topic):
     return not OutboxMessage.objects.exists() and lag(group, topic) == 0
 
 
@@ -141,20 +142,23 @@ def test_receivers_find_autocommit_on(db):
     assert seen == [True] * 3
 
 
-@pytest.mark.promise("Exactly-once effects")
-def test_a_connection_that_ends_between_two_transactions_costs_no_attempt(db):
-    sessions = []
+@pytest.mark.promise("Server outages")
+def test_a_connection_that_is_lost_meanwhile_costs_a_handler_without_a_transaction_no_attempt(db, monkeypatch):
+    attempts, end_ahead = [], sessions.end_ahead
+
+    def lost(connection):
+        if connection.begun_ahead is connection.connection:
+            raise OperationalError(2013, "lost")
+        end_ahead(connection)
 
     def write(delivery):
-        sessions.append((sql("SELECT CONNECTION_ID()")[0][0], delivery.attempt))
-        Effect.objects.create(name="a", value=1)
+        Effect.objects.create(name="atomic", value=1)
 
-    with working(handler(function=write, atomic=True, topic="t")) as until:
-        publish("t", 1, key="k")
-        until(lambda: is_settled())
-        sql(f"KILL {sessions[0][0]}")
-        publish("t", 2, key="k")
-        until(lambda: is_settled())
-    assert len({session for session, _ in sessions}) == 2
-    assert [attempt for _, attempt in sessions] == [1, 1]
-    assert names() == ["a"] * 2
+    def plain(delivery):
+        attempts.append(delivery.attempt)
+        Effect.objects.create(name="plain", value=1)
+
+    monkeypatch.setattr(sessions, "end_ahead", lost)
+    handled(2, write, plain, g1={"atomic": False})
+    assert attempts == [1, 1]
+    assert names() == ["atomic"] * 2 + ["plain"] * 2
