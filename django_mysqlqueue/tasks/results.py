@@ -64,8 +64,14 @@ def timed(task: AnyTask) -> AnyTask:
     elif at is None:
         return task
     elif not isinstance(at, datetime.datetime):
-        raise InvalidTask(f"run_after={at!r}: must be a datetime or a timedelta.")
+        raise InvalidTask(f"run_after={at!r}: must be a datetime or a timedelta{_instead_of(at)}.")
     return _with(task, run_after=in_milliseconds(at))
+
+
+def _instead_of(number: object) -> str:
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return ""
+    return f"; for {number} seconds from now, write run_after=timedelta(seconds={number})"
 
 
 def in_milliseconds(at: datetime.datetime) -> datetime.datetime:

@@ -500,6 +500,16 @@ def test_a_bad_option_of_a_task_is_a_clear_error(options):
         jobs.add.using(**options)
 
 
+@pytest.mark.parametrize(("number", "written"), [(60, "60"), (0.5, "0.5"), (1_500_000, "1500000")])
+def test_a_number_as_run_after_is_refused_with_what_to_write(number, written):
+    text = f"for {written} seconds from now, write run_after=timedelta(seconds={written})."
+    with pytest.raises(InvalidTask) as caught:
+        jobs.add.using(run_after=number)
+    assert str(caught.value) == f"run_after={number!r}: must be a datetime or a timedelta; {text}"
+    with pytest.raises(InvalidTask, match=r"^run_after=True: must be a datetime or a timedelta\.$"):
+        jobs.add.using(run_after=True)
+
+
 def test_a_job_that_was_published_without_the_backend():
     """For example in plain SQL; or its result was deleted before its dead letter was redriven."""
     job = publish("jobs.default", {"task": "tests.app.jobs.add", "args": [1], "kwargs": {"b": 5}})
