@@ -44,6 +44,7 @@ class DjangoMysqlqueueConfig(AppConfig):
             if _job_handlers not in registry.sources:  # Called again if a test overrides INSTALLED_APPS.
                 registry.sources.append(_job_handlers)
             job_queues.find = _job_topics
+            job_queues.find_option = _job_option
             schedules.place_of = _place_of_task
 
 
@@ -66,6 +67,12 @@ def _job_topics() -> Collection[str]:
     from django_mysqlqueue.tasks.backend import queue_topics
 
     return queue_topics()
+
+
+def _job_option(name: str, backend: str, queue_name: str, task_path: str) -> Any:
+    from django_mysqlqueue.tasks.backend import option_of_task
+
+    return option_of_task(name, backend, queue_name, task_path)
 
 
 def _place_of_task(path: str, given: Destination | None) -> Destination:

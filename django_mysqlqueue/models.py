@@ -529,6 +529,9 @@ class JobResult(QueueModel):
         blank=True,
         help_text=_("of the message that the last redrive has published; empty: none"),
     )
+    expires_in = models.BigIntegerField(
+        _("expires in"), db_default=0, help_text=_("milliseconds that its message may wait; 0: no limit")
+    )
 
     class Meta:
         db_table = tables.RESULTS

@@ -864,6 +864,12 @@ class Migration(migrations.Migration):
                         help_text="of the message that the last redrive has published; empty: none",
                     ),
                 ),
+                (
+                    "expires_in",
+                    models.BigIntegerField(
+                        "expires in", db_default=0, help_text="milliseconds that its message may wait; 0: no limit"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "job result",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.delivery_limits import Rate
 
 find: Callable[[], Collection[str]] | None = None
 """Returns the topics; set by the app if there is a framework for tasks."""
+
+find_option: Callable[[str, str, str, str], Any] | None = None
+"""Returns an option of jobs, by its name, the alias of the backend, the queue and the path of the task; set by the app
+if there is a framework for tasks."""
 
 rates: dict[str, Rate] = {}
 """By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one."""
@@ -20,6 +25,11 @@ time_limits: dict[str, float] = {}
 def key_of(task_path: str) -> str | None:
     """Return the key of the messages of a task: its path if it has a rate, which then is that of this key."""
     return task_path if task_path in rates else None
+
+
+def option_of(name: str, backend: str, queue_name: str, task_path: str) -> Any:
+    """Return an option of the jobs of a task, for those that no ``enqueue()`` makes; None if the task is unknown."""
+    return None if find_option is None else find_option(name, backend, queue_name, task_path)
 
 
 def topics() -> Collection[str]:

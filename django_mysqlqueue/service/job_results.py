@@ -36,9 +36,9 @@ from django_mysqlqueue.sql.session import Session, run
 
 CHUNK = 1000
 UNCALLED = {
-    Outcome.EXPIRED: ("JobExpired", "The job expired before it started."),
+    Outcome.EXPIRED: ("JobExpired", "The job expired while it waited."),
     Outcome.SUPERSEDED: ("JobSuperseded", "A later job replaced this one before it started."),
-    Outcome.DEAD_LETTERED: ("JobExpired", "The job expired before it started, and its message was dead-lettered."),
+    Outcome.DEAD_LETTERED: ("JobExpired", "The job expired while it waited, and its message was dead-lettered."),
 }
 """The exceptions for jobs whose messages ended without a call, by outcome, with their texts."""
 CANCELLED = ("JobCancelled", "The job was cancelled before it started.")

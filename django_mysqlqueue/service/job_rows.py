@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django.conf import settings
 
 from django_mysqlqueue.arguments import is_unicode
+from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.options import job_queues
@@ -55,6 +58,7 @@ class JobRow(NamedTuple):
     progress: str
     cancel_requested_at: int
     stage: str
+    expires_in: int
 
     @property
     def is_finished(self) -> bool:
@@ -80,6 +84,8 @@ class NewResult(NamedTuple):
     enqueued_at: int
     unique_key: str | None = None
     stage: str = ""
+    expires_in: int = 0
+    """Milliseconds for which its message may wait for an attempt; 0: no limit."""
 
 
 class StartedJob(NamedTuple):
@@ -137,7 +143,12 @@ def message_of(row: NewResult | JobRow) -> Message:
     """Return the message that makes subscribers run a job."""
     payload = {"task": row.task_path, **json.loads(row.arguments)}
     key = job_queues.key_of(row.task_path)
-    return Message(payload, key, row.id, deliver_at=moment(row.run_after), priority=row.priority)
+    message = Message(payload, key, row.id, deliver_at=moment(row.run_after), priority=row.priority)
+    if not row.expires_in:
+        return message
+    if row.run_after > time.time() * 1000:
+        return replace(message, expires_at=moment(min(row.run_after + row.expires_in, LATEST_DELIVERY)))
+    return replace(message, expires_in=row.expires_in / 1000)
 
 
 def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> None:

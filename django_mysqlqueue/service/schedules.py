@@ -260,23 +260,23 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
     payload = definition.payload
     arguments = job_rows.as_json({"args": payload["args"], "kwargs": payload["kwargs"]})
     queue = definition.topic.removeprefix(JOB_PREFIX)
-    job_rows.insert(
-        session,
-        [
-            NewResult(
-                one,
-                definition.backend,
-                queue,
-                definition.task,
-                arguments,
-                definition.priority,
-                run_after=0,
-                enqueued_at=now,
-            )
-            for one in new
-        ],
-    )
-    publishing.publish_many(definition.topic, [_message(definition, one) for one in new], using=session.using)
+    expires_in = job_queues.option_of("expires_in", definition.backend, queue, definition.task)
+    rows = [
+        NewResult(
+            one,
+            definition.backend,
+            queue,
+            definition.task,
+            arguments,
+            definition.priority,
+            run_after=0,
+            enqueued_at=now,
+            expires_in=round((expires_in or 0) * 1000),
+        )
+        for one in new
+    ]
+    job_rows.insert(session, rows)
+    publishing.publish_many(definition.topic, map(job_rows.message_of, rows), using=session.using)
     return new
 
 

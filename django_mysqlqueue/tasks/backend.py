@@ -49,7 +49,7 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
-from django_mysqlqueue.tasks.options import OF_JOBS, check_job_option, unique_key, unique_of
+from django_mysqlqueue.tasks.options import OF_JOBS, check_job_option, option_of, unique_key
 from django_mysqlqueue.tasks.results import as_result, in_milliseconds, in_queue, timed
 
 
@@ -197,7 +197,7 @@ class MySQLQueueBackend(BaseTaskBackend):
 
     def _unique_key(self, result: AnyResult) -> str | None:
         task = result.task
-        unique = unique_of(task.func, self.queue_options[task.queue_name])
+        unique = option_of("unique", task.func, self.queue_options[task.queue_name], default=False)
         return unique_key(task.module_path, unique, result.args, result.kwargs)
 
     def _result(
@@ -237,7 +237,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         """
         session = Session(alias)
         first, results = next(iter(stages.items()))
-        rows = [_row(result, self._unique_key(result), stage) for stage, of in stages.items() for result in of]
+        rows = [self._row(result, stage) for stage, of in stages.items() for result in of]
         if first:
             job_stages.insert(session, {stage: len(of) for stage, of in stages.items()})
         job_rows.insert(session, [row for row in rows if row.unique_key is None])
@@ -262,6 +262,28 @@ class MySQLQueueBackend(BaseTaskBackend):
         return {
             result.id: result if result.id in is_new else as_result(found[waiting[result.id]]) for result in results
         }
+
+    def _row(self, result: AnyResult, stage: str) -> NewResult:
+        task = result.task
+        expires_in = option_of("expires_in", task.func, self.queue_options[task.queue_name])
+        try:
+            arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
+        except ValueError as error:
+            raise InvalidMessage(f"arguments of {task.module_path}: {error}") from error
+        assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
+        return NewResult(
+            id=result.id,
+            backend=result.backend,
+            queue_name=task.queue_name,
+            task_path=task.module_path,
+            arguments=arguments,
+            priority=task.priority,
+            run_after=0 if task.run_after is None else int(task.run_after.timestamp() * 1000),
+            enqueued_at=int(result.enqueued_at.timestamp() * 1000),
+            unique_key=self._unique_key(result),
+            stage=stage,
+            expires_in=round((expires_in or 0) * 1000),
+        )
 
     def get_result(self, result_id: str) -> AnyResult:
         """Return the result of a job.
@@ -409,6 +431,16 @@ def place_of(path: str, given: Destination | None) -> Destination:
     return place
 
 
+def option_of_task(name: str, alias: str, queue_name: str, path: str) -> Any:
+    """Return an option of the jobs of a task, or None if this process does not have it."""
+    backend = by_alias().get(alias)
+    try:
+        task = importing.find_task(path)
+    except (ImportError, InvalidTask):
+        return None
+    return option_of(name, task.func, {} if backend is None else backend.queue_options.get(queue_name, {}))
+
+
 def with_backend(row: JobRow) -> JobRow:
     """Return a result with a backend that can read it, if ``TASKS`` has that of the result no longer."""
     known = by_alias()
@@ -458,24 +490,3 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is not an option. Options: {known}")
         values[name.lower()] = check_job_option(name.lower(), value)
     return values
-
-
-def _row(result: AnyResult, unique: str | None, stage: str) -> NewResult:
-    task = result.task
-    try:
-        arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
-    except ValueError as error:
-        raise InvalidMessage(f"arguments of {task.module_path}: {error}") from error
-    assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
-    return NewResult(
-        id=result.id,
-        backend=result.backend,
-        queue_name=task.queue_name,
-        task_path=task.module_path,
-        arguments=arguments,
-        priority=task.priority,
-        run_after=0 if task.run_after is None else int(task.run_after.timestamp() * 1000),
-        enqueued_at=int(result.enqueued_at.timestamp() * 1000),
-        unique_key=unique,
-        stage=stage,
-    )

@@ -14,7 +14,7 @@ class JobCancelled(JobNotRun):
 
 
 class JobExpired(JobNotRun):
-    """The job expired before it started."""
+    """The job expired while it waited for its first or its next attempt (``expires_in``)."""
 
 
 class JobSuperseded(JobNotRun):

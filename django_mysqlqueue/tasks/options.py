@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options import job_queues, validators
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import Rate
@@ -50,9 +50,15 @@ class JobOptions:
     """How many jobs of the task start, in all processes together."""
     max_processing_time: float | None = None
     """How long a job may run; None: as long as the queue allows."""
+    expires_in: float | None = None
+    """How long a job may wait for an attempt to start, from when it is due; None: no limit."""
 
 
-OF_JOBS = (*(name for name, option in OPTIONS.items() if option.jobs == "job"), "unique")
+OWN: Mapping[str, Callable[[Any], Any]] = {
+    "expires_in": validators.or_none(validators.number(minimum=0.001)),
+}
+"""The parsers of options that jobs have, and handlers do not."""
+OF_JOBS = (*(name for name, option in OPTIONS.items() if option.jobs == "job"), "unique", *OWN)
 """Options that a queue may have for its jobs. Its own ``RATE`` and ``MAX_PROCESSING_TIME`` are those of the queue."""
 
 
@@ -67,6 +73,7 @@ def job(
     unique: Unique = UNSET,
     rate: str | Rate | None = UNSET,
     max_processing_time: float = UNSET,
+    expires_in: float | None = UNSET,
 ) -> Callable[[T], T]:
     """Give a task options that ``@task`` does not have. It may stand above or below ``@task``.
 
@@ -89,6 +96,9 @@ def job(
         max_processing_time: seconds for which a job may run. After that, its process exits, and the attempt has failed
             (default: ``MAX_PROCESSING_TIME`` of the queue). More than that of the queue requires that the task is in a
             module that subscribers import when they start.
+        expires_in: seconds after which a job that has not started has FAILED with ``JobExpired``: from the call of
+            ``enqueue()``, from ``run_after``, or from the end of the stage before it in its chain. It also limits how
+            long a job waits for its next attempt. A redriven job does not expire. None for no limit (the default).
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the task and the rule.
@@ -103,6 +113,7 @@ def job(
         "unique": unique,
         "rate": rate,
         "max_processing_time": max_processing_time,
+        "expires_in": expires_in,
     }
 
     def decorate(decorated: T) -> T:
@@ -137,6 +148,11 @@ def check_job_option(name: str, value: Any) -> Any:
     Raises:
         ValueError: the value is invalid; the text names the option, the value and the rule.
     """
+    if name in OWN:
+        try:
+            return OWN[name](value)
+        except validators.Invalid as error:
+            raise ValueError(f"{name}={value!r}: {error}") from None
     if name != "unique":
         return check_option(name, value)
     if not isinstance(value, bool) and not callable(value):
@@ -144,10 +160,9 @@ def check_job_option(name: str, value: Any) -> Any:
     return value
 
 
-def unique_of(function: Callable[..., Any], of_queue: Mapping[str, Any]) -> Unique:
-    """Return the option ``unique`` of a task alone: ``options_of`` costs each ``enqueue()`` more."""
-    found: Unique = getattr(function, ATTRIBUTE, {}).get("unique", of_queue.get("unique", False))
-    return found
+def option_of(name: str, function: Callable[..., Any], of_queue: Mapping[str, Any], default: Any = None) -> Any:
+    """Return an option of a task alone: ``options_of`` costs each ``enqueue()`` more."""
+    return getattr(function, ATTRIBUTE, {}).get(name, of_queue.get(name, default))
 
 
 def unique_key(task_path: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

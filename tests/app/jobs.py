@@ -256,6 +256,15 @@ def alone_by_parity(number, **more):
     raise KeyError(number)
 
 
+@task
+@job(expires_in=60, max_attempts=3, backoff={"initial": 45, "jitter": 0})
+def perishable(number=0):
+    log.append(number)
+    if number < 0:
+        raise KeyError(number)
+    return number
+
+
 @task(takes_context=True)
 def gather(context):
     """Returns the values of the stage before."""
