@@ -517,7 +517,18 @@ class JobResult(QueueModel):
         _("unique key"),
         max_length=64,
         null=True,
-        help_text=_("SHA-256 of what no other waiting job has; NULL from the first claim on"),
+        help_text=_("SHA-256 of what no other job may have; NULL: it holds none"),
+    )
+    kept_key = BytewiseCharField(
+        _("kept key"),
+        max_length=64,
+        db_default=models.Value(""),
+        blank=True,
+        help_text=_("the unique key that it holds until it has ended; empty: none"),
+    )
+    unique_since = models.BigIntegerField(_("unique since"), db_default=0, help_text=_("0: not unique"))
+    unique_for = models.BigIntegerField(
+        _("unique for"), db_default=0, help_text=_("milliseconds after which it no longer holds its key; 0: no limit")
     )
     stage = BytewiseCharField(
         _("stage"), max_length=STAGE_LENGTH, db_default=models.Value(""), blank=True, help_text=_("of a chain, if any")

@@ -78,7 +78,7 @@ ROLES: dict[str, Role] = {
         (
             *_table(models.OutboxMessage, "SD", INSERT=PUBLISHED, UPDATE=("deliver_at",)),
             *_table(models.DebouncedMessage, "SIUD"),
-            *_table(models.JobResult, "SU", INSERT=NewResult._fields),
+            *_table(models.JobResult, "SU", INSERT=(*NewResult._fields, "unique_since")),
             *_table(models.JobStage, "SIU"),
         ),
     ),

@@ -845,7 +845,26 @@ class Migration(migrations.Migration):
                         "unique key",
                         max_length=64,
                         null=True,
-                        help_text="SHA-256 of what no other waiting job has; NULL from the first claim on",
+                        help_text="SHA-256 of what no other job may have; NULL: it holds none",
+                    ),
+                ),
+                (
+                    "kept_key",
+                    BytewiseCharField(
+                        "kept key",
+                        max_length=64,
+                        db_default=models.Value(""),
+                        blank=True,
+                        help_text="the unique key that it holds until it has ended; empty: none",
+                    ),
+                ),
+                ("unique_since", models.BigIntegerField("unique since", db_default=0, help_text="0: not unique")),
+                (
+                    "unique_for",
+                    models.BigIntegerField(
+                        "unique for",
+                        db_default=0,
+                        help_text="milliseconds after which it no longer holds its key; 0: no limit",
                     ),
                 ),
                 (

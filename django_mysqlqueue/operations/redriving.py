@@ -45,6 +45,7 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 REDRIVE = audit.Action("redrive", gettext_lazy("Redrive dead letters"), audit.DEAD_LETTERS)
 DISCARD = audit.Action("discard", gettext_lazy("Discard dead letters"), audit.DEAD_LETTERS)
+_KEY_HELD = gettext_lazy("Dead letters left, because other jobs hold the unique keys of their jobs: %(number)s.")
 REPLACE = audit.Action("replace", gettext_lazy("Edit and redrive"), audit.DEAD_LETTERS)
 
 
@@ -78,7 +79,8 @@ def redrive(
 
     Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the id that
     ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are considered, otherwise all. Of
-    these, the ones that meet every other condition are redriven.
+    these, the ones that meet every other condition are redriven. A dead letter of a job whose unique key another job
+    holds is left, and the result has a warning.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
@@ -102,14 +104,16 @@ def redrive(
         check_limit(limit)
         wanted = _filter(alias, topic, group, error, since, until)
         wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
+        held: set[int] = set()
         if dry_run:
             number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
             check_groups(alias, wanted, number)
             said = _("Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s.")
         else:
-            number = redrive_all(alias, wanted, **by, rate=rate, limit=limit, progress=progress)
+            number = redrive_all(alias, wanted, **by, rate=rate, limit=limit, progress=progress, held=held)
             said = _("Dead letters redriven: %(number)s.")
-        return _result(REDRIVE, wanted, number, said, dry_run=dry_run)
+        warnings = [_KEY_HELD % {"number": f"{len(held):,}"}] if held else []
+        return _result(REDRIVE, wanted, number, said, *warnings, dry_run=dry_run)
 
 
 # Not ``How``: here, the reason is required.
@@ -283,7 +287,7 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
 def _result(
     action: audit.Action, wanted: DeadLetterFilter, number: int, said: str, *warnings: str, dry_run: bool
 ) -> Result:
-    text = said if number else _("No dead letters of %(topic)s match.")
+    text = said if number or warnings else _("No dead letters of %(topic)s match.")
     values = {"topic": wanted.topic, "number": number_said(number, dry_run=dry_run)}
     return result_of(Result, action, number, text % values, dry_run=dry_run, warnings=warnings)
 
@@ -305,12 +309,20 @@ def redrive_all(
     rate: float | None = None,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
+    held: set[int] | None = None,
     **by: Unpack[By],
 ) -> int:
-    """Publish dead letters again, each only for the group that failed it; return how many."""
+    """Publish dead letters again, each only for the group that failed it; return how many.
 
-    def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _send_back(session, wanted.topic, found, by["actor"])
+    ``held``: gets the offsets of those that are left because another job holds the unique key of theirs.
+    """
+    left = set() if held is None else held
+
+    def send_back(session: Session, found: Sequence[_DeadLetter]) -> Sequence[_DeadLetter]:
+        sent = _send_back(session, wanted.topic, found, by["actor"])
+        left.difference_update(one.offset for one in found)  # The transaction may be run again.
+        left.update({one.offset for one in found} - {one.offset for one in sent})
+        return sent
 
     return _take_all(using, wanted, REDRIVE, send_back, rate=rate, limit=limit, progress=progress, **by)
 
@@ -327,8 +339,9 @@ def discard_all(
     if not (reason := by.get("reason", "")).strip():
         raise OperationRefused("reason '': must not be empty, since the messages are deleted")
 
-    def record(session: Session, found: Sequence[_DeadLetter]) -> None:
+    def record(session: Session, found: Sequence[_DeadLetter]) -> Sequence[_DeadLetter]:
         _record(session, wanted.topic, found, DeliveryEvent.Outcome.DISCARDED, by["actor"], error=reason)
+        return found
 
     return _take_all(using, wanted, DISCARD, record, limit=limit, progress=progress, **by)
 
@@ -396,7 +409,7 @@ def _take_all(
     using: str,
     wanted: DeadLetterFilter,
     action: audit.Action,
-    take: Callable[[Session, Sequence[_DeadLetter]], None],
+    take: Callable[[Session, Sequence[_DeadLetter]], Sequence[_DeadLetter]],
     *,
     rate: float | None = None,
     limit: int | None,
@@ -412,11 +425,11 @@ def _take_all(
 
     def write(session: Session, page: Sequence[int]) -> int:
         found = _lock(session, page, wanted.topic)
-        if found:
-            take(session, found)
-            _delete(session, [one.offset for one in found])
-            audit.add(session, operation, len(found))
-        return len(found)
+        taken = take(session, found) if found else []
+        if taken:
+            _delete(session, [one.offset for one in taken])
+            audit.add(session, operation, len(taken))
+        return len(taken)
 
     done = 0
     with apart(using):
@@ -497,8 +510,12 @@ def _registered(using: str, wanted: Collection[GroupRef]) -> set[GroupRef]:
     return {GroupRef(*row) for row in rows.values_list("consumer_group", "topic")}
 
 
-def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> None:
+def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> Sequence[_DeadLetter]:
+    """Publish locked dead letters again; return those that no unique key has held back."""
     _refuse_unregistered(session, {GroupRef(one.failed_group, one.original_topic) for one in found})
+    of_jobs = {one.offset for one in found if job_results.is_of_jobs(GroupRef(one.failed_group, one.original_topic))}
+    jobs = job_results.redrivable(session, of_jobs) if of_jobs else {}
+    found = [one for one in found if one.offset not in of_jobs or one.offset in jobs]
     ids = {one.offset: new_message_id() for one in found}
     for chunk in session.chunks(list(ids.items())):
         session.execute(
@@ -510,10 +527,10 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),
         )
-    of_jobs = [one.offset for one in found if job_results.is_of_jobs(GroupRef(one.failed_group, one.original_topic))]
-    if of_jobs:
-        job_results.redriven(session, {offset: ids[offset] for offset in of_jobs})
+    if jobs:
+        job_results.redriven(session, {job: ids[offset] for offset, job in jobs.items()})
     _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, actor, related=ids)
+    return found
 
 
 def _delete(session: Session, offsets: Sequence[int]) -> None:

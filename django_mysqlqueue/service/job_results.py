@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from django.db import IntegrityError
+
 from django_mysqlqueue.db.tables import LOG, RESULTS
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options import job_queues
@@ -32,7 +34,7 @@ from django_mysqlqueue.service.job_rows import (
 from django_mysqlqueue.service.job_stages import Changes
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.sql.session import Retry, Session, run
 
 CHUNK = 1000
 UNCALLED = {
@@ -238,9 +240,29 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
     return CancelRequested(tuple(waiting), asked)
 
 
-def redriven(session: Session, ids: Mapping[int, str]) -> None:
-    """Make jobs that have failed ready again: an operator has redriven their dead letters."""
-    restart(session, {job: ids[offset] for offset, job in of_messages(session, ids).items()})
+def redrivable(session: Session, offsets: Iterable[int]) -> dict[int, str]:
+    """Return the ids of jobs by the offsets of their dead letters, without those whose unique key another job holds."""
+    hint = session.dialect.force_index("PRIMARY")
+    rows = session.among(
+        f"SELECT m.`offset`, {PUBLISHED_ID}, s.kept_key FROM {LOG} m{hint} "
+        f"{session.dialect.join_to(RESULTS, 's', left=True)} ON s.id = {PUBLISHED_ID} AND s.status = '{FAILED}' "
+        "WHERE m.`offset` IN {keys} ORDER BY m.`offset`",
+        offsets,
+    )
+    keys = {job: key for _, job, key in rows if key}
+    free = job_rows.free_keys(session, keys) if keys else set()
+    return {offset: job for offset, job, _ in rows if job not in keys or job in free}
+
+
+def redriven(session: Session, messages: Mapping[str, str]) -> None:
+    """Make jobs that have failed ready again: an operator has redriven their dead letters.
+
+    ``messages``: by id of a job, the id of its new message.
+    """
+    try:
+        restart(session, messages)
+    except IntegrityError as error:
+        raise Retry from error  # A job with the same unique key was enqueued in the meantime.
 
 
 def restart(session: Session, messages: Mapping[str, str]) -> None:

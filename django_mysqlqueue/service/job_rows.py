@@ -83,6 +83,11 @@ class NewResult(NamedTuple):
     run_after: int
     enqueued_at: int
     unique_key: str | None = None
+    """The key that no other job may hold; None: jobs are not compared."""
+    kept_key: str = ""
+    """The same if it holds it until it has ended; empty: until it has started."""
+    unique_for: int = 0
+    """Milliseconds after which it no longer holds its key; 0: no limit."""
     stage: str = ""
     expires_in: int = 0
     """Milliseconds for which its message may wait for an attempt; 0: no limit."""
@@ -152,33 +157,67 @@ def message_of(row: NewResult | JobRow) -> Message:
 
 
 def insert(session: Session, rows: Sequence[NewResult], *, keep: str = "") -> None:
-    """Insert results of new jobs in the caller's transaction."""
+    """Insert results of new jobs in the caller's transaction, except those whose ``keep`` exists: an id, or a key."""
     conflict = session.dialect.on_conflict_keep(RESULTS, (keep,)) if keep else ""
+    also = {"unique_since": session.dialect.now_ms} if keep == "unique_key" else None
     for chunk in session.chunks(rows, weight=lambda row: len(row.arguments)):
-        session.insert(RESULTS, NewResult._fields, chunk, conflict)
+        session.insert(RESULTS, NewResult._fields, chunk, conflict, also=also)
 
 
-def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, str]:
-    """Insert results of jobs that are unique while they wait, in the caller's transaction.
+class Holder(NamedTuple):
+    """A job that holds a unique key."""
 
-    The job that waits cannot start before the caller's transaction has ended: its row is locked. So it sees what the
-    caller has written.
+    row: JobRow
+    is_late: bool
+    """Whether its time is over, so that it no longer counts."""
+
+
+def insert_unique(session: Session, rows: Iterable[NewResult]) -> dict[str, JobRow]:
+    """Insert results of jobs whose unique keys no other job holds, in the caller's transaction.
+
+    A job that waits cannot start before the caller's transaction has ended: its row is locked. So it sees what the
+    caller has written. One that runs is not locked, as far as its row can be read without: its outcome would wait.
 
     Returns:
-        For each id, that of the job that waits: the same, if the result was inserted.
+        For each id, the job that holds its key: the one with this id, if the result was inserted.
     """
     by_key: dict[str, list[NewResult]] = {}
     for row in rows:
         by_key.setdefault(row.unique_key or "", []).append(row)
-    keys = sorted(by_key)
+    holders = _holders(session, "unique_key", by_key)
+    # At other isolation levels, a plain read may be that of a job that has ended since.
+    is_current = session.dialect.read_committed(session.connection) is None
+    found = {
+        key: holder.row
+        for key, holder in holders.items()
+        if is_current and holder.row.status == RUNNING and not holder.is_late
+    }
     # Locked by primary key: a lock by the unique index would also lock gaps, at REPEATABLE READ.
-    owners = _owners(session, "unique_key", keys)
-    owners = _owners(session, "id", sorted(owners.values()), session.dialect.for_update) if owners else {}
-    new = [by_key[key][0] for key in keys if key not in owners]
-    if new:
-        insert(session, new, keep="unique_key")
-        owners |= _owners(session, "unique_key", [row.unique_key for row in new], session.dialect.for_update)
-    return {row.id: owners[key] for key, of_key in by_key.items() for row in of_key}
+    if waiting := [holder.row.id for key, holder in holders.items() if key not in found]:
+        locked = _holders(session, "id", waiting, session.dialect.for_update)
+        found |= {key: holder.row for key, holder in locked.items() if not holder.is_late}
+        _free(session, locked.values())
+    if new := [by_key[key][0] for key in sorted(by_key.keys() - found.keys())]:
+        keys = [row.unique_key or "" for row in new]
+        # Only one waits for a row that another transaction has inserted. If that is rolled back, each that waits locks
+        # the gap, and would wait for the others to insert into it: a deadlock, which the caller cannot repeat.
+        with session.named_locks(keys):
+            insert(session, new, keep="unique_key")
+            stored = _holders(session, "unique_key", keys, session.dialect.for_update)
+        found |= {key: holder.row for key, holder in stored.items()}
+    return {row.id: found[key] for key, of_key in by_key.items() for row in of_key}
+
+
+def _is_late(session: Session) -> str:
+    """Return the SQL, with the table as ``s``, for whether the time for which a job holds its unique key is over."""
+    since = f"{session.dialect.greatest}(s.unique_since, s.run_after)"
+    return f"s.unique_for > 0 AND {since} + s.unique_for <= {session.dialect.now_ms}"
+
+
+def _free(session: Session, holders: Iterable[Holder]) -> None:
+    """Take their unique keys from those whose time is over."""
+    late = sorted(holder.row.id for holder in holders if holder.is_late)
+    session.update(RESULTS, "i", late, "s.id = v.i", {"unique_key": "NULL"}, _is_late(session))
 
 
 def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
@@ -187,15 +226,28 @@ def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
     session.update(RESULTS, ("id", "message"), sorted(messages.items()), BY_ID, changes, "s.redriven_id = ''")
 
 
-def _owners(session: Session, column: str, values: Iterable[str | None], how: str = "") -> dict[str, str]:
-    """Return the jobs with some unique keys, or with some ids, by their unique keys."""
+def _holders(session: Session, column: str, values: Iterable[str | None], how: str = "") -> dict[str, Holder]:
+    """Return the jobs that hold some unique keys, or those with some ids that hold one, by their keys."""
     index = "PRIMARY" if column == "id" else "queue_job_results_unique"
+    columns = ", ".join(f"s.{name}" for name in JobRow._fields)
     rows = session.among(
-        f"SELECT unique_key, id FROM {RESULTS}{session.dialect.force_index(index)} "
-        f"WHERE {column} IN {{keys}} AND unique_key IS NOT NULL ORDER BY {column}{how}",
+        f"SELECT s.unique_key, CASE WHEN {_is_late(session)} THEN 1 ELSE 0 END, {columns} "
+        f"FROM {RESULTS} s{session.dialect.force_index(index)} "
+        f"WHERE s.{column} IN {{keys}} AND s.unique_key IS NOT NULL ORDER BY s.{column}{how}",
         values,
     )
-    return dict(rows)
+    return {key: Holder(JobRow._make(row), bool(is_late)) for key, is_late, *row in rows}
+
+
+def free_keys(session: Session, keys: Mapping[str, str]) -> set[str]:
+    """Return those of some jobs whose unique keys no other job holds, or no longer in time.
+
+    ``keys``: unique keys by the ids of the jobs. Of several jobs with one key, the first one is returned.
+    """
+    holders = _holders(session, "unique_key", keys.values())
+    _free(session, holders.values())
+    held = {key: holder.row.id for key, holder in holders.items() if not holder.is_late}
+    return {job for job, key in keys.items() if held.setdefault(key, job) == job}
 
 
 def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRow]:
@@ -218,7 +270,7 @@ def _rows(session: Session, columns: str, ids: Iterable[str], end: str = "") -> 
 def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
     """Store that jobs are RUNNING, and that they are attempted now.
 
-    They no longer wait, so their unique keys are free, and have made no progress.
+    They no longer wait, so unique keys that they do not keep are free, and have made no progress.
 
     ``rows``: the rows as they are to be, except for ``last_attempted_at``.
     """
@@ -228,7 +280,7 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
         alike.setdefault((row.started_at, row.errors, row.worker_ids), []).append(row.id)
     # Most have not been claimed before, so that their values are the same. A join takes up to four times as long.
     values, most = max(alike.items(), key=lambda one: len(one[1]), default=((0, "", ""), []))
-    common = {"status": f"'{RUNNING}'", "last_attempted_at": str(now), "unique_key": "NULL", "progress": "''"}
+    common = {"status": f"'{RUNNING}'", "last_attempted_at": str(now), "unique_key": _kept(), "progress": "''"}
     for ids in session.chunks(most):
         sets = ", ".join([f"{name} = {value}" for name, value in common.items()] + [f"{name} = %s" for name in columns])
         session.later(
@@ -240,6 +292,11 @@ def begin(session: Session, rows: Sequence[JobRow], now: int) -> None:
     for chunk in session.chunks(others, weight=lambda row: len(row[2]) + len(row[3])):
         changes = common | {name: f"v.{name}" for name in columns}
         session.update(RESULTS, ("id", *columns), chunk, BY_ID, changes)
+
+
+def _kept(table: str = "") -> str:
+    """Return the SQL for the unique key of a job that has started and not ended: NULL, unless it keeps it."""
+    return f"CASE WHEN {table}kept_key = '' THEN NULL ELSE {table}unique_key END"
 
 
 def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
@@ -256,7 +313,7 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
         "WHEN v.worker_ids = '' THEN 0 ELSE s.last_attempted_at END",
         "return_value": "v.return_value",
         **{name: f"COALESCE(v.{name}, s.{name})" for name in ("errors", "progress", "worker_ids")},
-        "unique_key": "NULL",
+        "unique_key": f"CASE WHEN {is_over} THEN NULL ELSE {_kept('s.')} END",
     }
     changed = 0
     ordered = sorted(ends, key=lambda one: one[0].id)
@@ -273,10 +330,11 @@ def end_of_one(session: Session, one: JobEnd, status: str) -> tuple[str, tuple[o
     values |= {"last_attempted_at": one.attempted_at} if one.attempted_at or one.worker_ids == "" else {}
     values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
     sets = ", ".join(f"{name} = %s" for name in values)
-    finished = session.dialect.now_ms if status in (FAILED, SUCCESSFUL) else "0"
+    is_over = status in (FAILED, SUCCESSFUL)
+    finished, key = (session.dialect.now_ms, "NULL") if is_over else ("0", _kept("s."))
     sql = (
         f"UPDATE {RESULTS} AS s{session.dialect.force_index('PRIMARY')} SET {sets}, finished_at = {finished}, "
-        f"unique_key = NULL WHERE s.id = %s AND {UNFINISHED}"
+        f"unique_key = {key} WHERE s.id = %s AND {UNFINISHED}"
     )
     return sql, (*values.values(), one.id)
 
@@ -305,7 +363,11 @@ def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
 def restart(session: Session, messages: Mapping[str, str]) -> None:
     """Make jobs that have FAILED READY again. Their attempts are counted from 1 again.
 
-    ``messages``: by id of a job, the id of its new message; empty: it has no new one.
+    ``messages``: by id of a job, the id of its new message; empty: it has no new one, and does not take its unique key
+    again, which another job may hold.
+
+    Raises:
+        django.db.IntegrityError: another job holds the unique key of one that has a new message.
     """
     changes = {
         "status": f"'{READY}'",
@@ -314,6 +376,8 @@ def restart(session: Session, messages: Mapping[str, str]) -> None:
         "progress": "''",
         "errors": session.dialect.appended("s.errors", RESTARTED),
         "redriven_id": "CASE WHEN v.message = '' THEN s.redriven_id ELSE v.message END",
+        "unique_key": "CASE WHEN v.message = '' THEN s.unique_key ELSE NULLIF(s.kept_key, '') END",
+        "unique_since": f"CASE WHEN v.message = '' THEN s.unique_since ELSE {session.dialect.now_ms} END",
     }
     has_failed = f"s.status = '{FAILED}'"
     session.update(RESULTS, ("id", "message"), sorted(messages.items()), BY_ID, changes, has_failed)

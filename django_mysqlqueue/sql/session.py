@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 from collections import namedtuple
@@ -231,12 +232,22 @@ class Session:
             found += self.rows(sql.replace("{keys}", marks), (*before, *chunk, *after))
         return found
 
-    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any], end: str = "") -> None:
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        rows: Sequence[Any],
+        end: str = "",
+        *,
+        also: Mapping[str, str] | None = None,
+    ) -> None:
         """Insert rows, in chunks, as ``later``.
 
-        ``end``: the end of the statement, such as the clause for keys that exist.
+        ``end``: the end of the statement, such as the clause for keys that exist. ``also``: further columns, with SQL.
         """
-        row = f"({', '.join(['%s'] * len(columns))})"
+        more = also or {}
+        row = f"({', '.join([*['%s'] * len(columns), *more.values()])})"
+        columns = [*columns, *more]
         for chunk in self.chunks(rows):
             values = self.dialect.placeholders(len(chunk), row)
             self.later(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}{end}", flat(chunk))
@@ -296,6 +307,28 @@ class Session:
             sql = self.dialect.delete_joined(table, names, len(chunk), on, where)
             deleted += self.execute(sql, (*_values(names, chunk), *after))
         return deleted
+
+    @contextlib.contextmanager
+    def named_locks(self, names: Iterable[str]) -> Iterator[None]:
+        """Hold locks of the server (``GET_LOCK``) while a block runs, except those that others hold for too long.
+
+        SQLite has none, and needs none.
+        """
+        if not self.dialect.has_row_locks:
+            yield
+            return
+        prefix = f"mysqlqueue/{self.connection.settings_dict['NAME']}/"
+        locks = [hashlib.sha256(f"{prefix}{name}".encode()).hexdigest() for name in sorted(names)]
+        take = ", ".join(["GET_LOCK(%s, @@innodb_lock_wait_timeout)"] * len(locks))
+        release = ", ".join(["RELEASE_LOCK(%s)"] * len(locks))
+        self.rows(f"SELECT {take}", locks)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Error):  # The connection is lost, and with it the locks.
+                self.rows(f"SELECT {release}", locks)
+            raise
+        self.rows(f"SELECT {release}", locks)
 
     def force_index(self, name: str) -> str:
         """Return the hint, after a table's alias, that makes the optimizer use an index."""

@@ -49,7 +49,14 @@ from django_mysqlqueue.tasks.framework import (
     task_backends,
     task_enqueued,
 )
-from django_mysqlqueue.tasks.options import OF_JOBS, check_job_option, option_of, unique_key
+from django_mysqlqueue.tasks.options import (
+    OF_JOBS,
+    UNIQUE_FOR,
+    UNTIL_FINISHED,
+    check_job_option,
+    option_of,
+    unique_key,
+)
 from django_mysqlqueue.tasks.results import as_result, in_milliseconds, in_queue, timed
 
 
@@ -107,7 +114,8 @@ class MySQLQueueBackend(BaseTaskBackend):
             kwargs: its keyword arguments, which must be JSON-serializable.
 
         Returns:
-            The result, which is READY. If the task is unique, and such a job waits, it is the result of that one.
+            The result, which is READY. If the task is unique, and another job holds the key, it is the result of that
+            one, which may be RUNNING.
 
         Raises:
             InvalidTask: the backend cannot run the task, or a worker could not import it.
@@ -135,7 +143,7 @@ class MySQLQueueBackend(BaseTaskBackend):
             by_alias.setdefault(alias_of(result), []).append(result)
         alias = next(iter(by_alias)) if len(by_alias) == 1 else None
         is_alone = alias is not None and not connections[alias].in_atomic_block
-        if alias is not None and is_alone and any(self._unique_key(result) is not None for result in results):
+        if alias is not None and is_alone and any(self._option(result, "unique") for result in results):
             publishing.require_transaction(alias)
             # In a transaction of its own, a deadlock is not the caller's: it is repeated.
             stored = run(alias, lambda session: self._store(alias, {"": results}))
@@ -189,16 +197,14 @@ class MySQLQueueBackend(BaseTaskBackend):
                     f"A stage of the chain has {len(stage):,} jobs, but at most {MOST_STAGE_JOBS:,} are allowed."
                 )
             for result in stage:
-                if self._unique_key(result) is not None:
+                if self._option(result, "unique"):
                     raise InvalidTask(
                         f"{result.task.module_path} is unique: its jobs cannot be part of a chain. Enqueue it in the "
                         "job before, or use another task without unique."
                     )
 
-    def _unique_key(self, result: AnyResult) -> str | None:
-        task = result.task
-        unique = option_of("unique", task.func, self.queue_options[task.queue_name], default=False)
-        return unique_key(task.module_path, unique, result.args, result.kwargs)
+    def _option(self, result: AnyResult, name: str, default: Any = None) -> Any:
+        return option_of(name, result.task.func, self.queue_options[result.task.queue_name], default)
 
     def _result(
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, id: str | None = None
@@ -233,7 +239,7 @@ class MySQLQueueBackend(BaseTaskBackend):
         ``stages``: the results of each stage of a chain, by its id; those of jobs in no chain are one, ``""``.
 
         Returns:
-            By the id of each result of the first stage, the same, or the result of the job that waits.
+            By the id of each result of the first stage, the same, or the result of the job that holds its key.
         """
         session = Session(alias)
         first, results = next(iter(stages.items()))
@@ -242,8 +248,8 @@ class MySQLQueueBackend(BaseTaskBackend):
             job_stages.insert(session, {stage: len(of) for stage, of in stages.items()})
         job_rows.insert(session, [row for row in rows if row.unique_key is None])
         unique = [row for row in rows if row.unique_key is not None]
-        waiting = job_rows.insert_unique(session, unique) if unique else {}
-        new = [row for row in rows if waiting.get(row.id, row.id) == row.id]
+        holders = job_rows.insert_unique(session, unique) if unique else {}
+        new = [row for row in rows if row.id not in holders or holders[row.id].id == row.id]
         by_topic: dict[str, list[NewResult]] = {}
         for row in new:
             topic = job_topic(row.queue_name)
@@ -256,22 +262,17 @@ class MySQLQueueBackend(BaseTaskBackend):
         is_new = {row.id for row in new}
         for result in (result for of in stages.values() for result in of if result.id in is_new):
             task_enqueued.send(type(self), task_result=result)
-        others = {other for job, other in waiting.items() if job != other}
-        # Read under lock: the snapshot of the transaction may be older.
-        found = job_rows.read(session, others, session.dialect.for_update) if others else {}
-        return {
-            result.id: result if result.id in is_new else as_result(found[waiting[result.id]]) for result in results
-        }
+        return {result.id: result if result.id in is_new else as_result(holders[result.id]) for result in results}
 
     def _row(self, result: AnyResult, stage: str) -> NewResult:
         task = result.task
-        expires_in = option_of("expires_in", task.func, self.queue_options[task.queue_name])
+        expires_in = self._option(result, "expires_in")
         try:
             arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
         except ValueError as error:
             raise InvalidMessage(f"arguments of {task.module_path}: {error}") from error
         assert result.enqueued_at is not None  # noqa: S101  # It has just been set.
-        return NewResult(
+        row = NewResult(
             id=result.id,
             backend=result.backend,
             queue_name=task.queue_name,
@@ -280,9 +281,16 @@ class MySQLQueueBackend(BaseTaskBackend):
             priority=task.priority,
             run_after=0 if task.run_after is None else int(task.run_after.timestamp() * 1000),
             enqueued_at=int(result.enqueued_at.timestamp() * 1000),
-            unique_key=self._unique_key(result),
             stage=stage,
             expires_in=round((expires_in or 0) * 1000),
+        )
+        if (unique := self._option(result, "unique")) is None:
+            return row
+        key = unique_key(task.module_path, self._option(result, "unique_by"), result.args, result.kwargs)
+        return row._replace(
+            unique_key=key,
+            kept_key=key if unique == UNTIL_FINISHED else "",
+            unique_for=round((self._option(result, "unique_for", UNIQUE_FOR) or 0) * 1000),
         )
 
     def get_result(self, result_id: str) -> AnyResult:

@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.options import job_queues, validators
@@ -29,7 +29,11 @@ class _Unset:
 
 UNSET: Any = _Unset()
 Exceptions = type[Exception] | Sequence[type[Exception]]
-Unique = bool | Callable[..., str]
+Unique = Literal["until_started", "until_finished"] | None
+UniqueBy = Callable[..., str] | None
+UNTIL_STARTED, UNTIL_FINISHED = "until_started", "until_finished"
+UNIQUE_FOR = 86_400.0
+"""Default of ``unique_for``, in seconds: a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class JobOptions:
     """Whether the task runs in a transaction that also stores the result. Async tasks do not."""
     reject_on: tuple[type[Exception], ...] = ()
     retry_on: tuple[type[Exception], ...] | None = None
-    unique: Unique = False
+    unique: Unique = None
+    unique_by: UniqueBy = None
+    unique_for: float | None = UNIQUE_FOR
     rate: Rate | None = None
     """How many jobs of the task start, in all processes together."""
     max_processing_time: float | None = None
@@ -54,11 +60,20 @@ class JobOptions:
     """How long a job may wait for an attempt to start, from when it is due; None: no limit."""
 
 
+def _function(value: Any) -> Any:
+    if not callable(value):
+        raise validators.Invalid("must be a function that gets the arguments of the job and returns a string")
+    return value
+
+
 OWN: Mapping[str, Callable[[Any], Any]] = {
     "expires_in": validators.or_none(validators.number(minimum=0.001)),
+    "unique": validators.or_none(validators.choice(UNTIL_STARTED, UNTIL_FINISHED)),
+    "unique_by": validators.or_none(_function),
+    "unique_for": validators.or_none(validators.number(minimum=0.001)),
 }
 """The parsers of options that jobs have, and handlers do not."""
-OF_JOBS = (*(name for name, option in OPTIONS.items() if option.jobs == "job"), "unique", *OWN)
+OF_JOBS = (*(name for name, option in OPTIONS.items() if option.jobs == "job"), *(OWN.keys() - {"unique_by"}))
 """Options that a queue may have for its jobs. Its own ``RATE`` and ``MAX_PROCESSING_TIME`` are those of the queue."""
 
 
@@ -71,6 +86,8 @@ def job(
     retry_on: Exceptions = UNSET,
     reject_on: Exceptions = UNSET,
     unique: Unique = UNSET,
+    unique_by: UniqueBy = UNSET,
+    unique_for: float | None = UNSET,
     rate: str | Rate | None = UNSET,
     max_processing_time: float = UNSET,
     expires_in: float | None = UNSET,
@@ -87,9 +104,13 @@ def job(
             (default: True for sync tasks; async tasks have no transactions).
         retry_on: an exception class, or a sequence of classes. Only these are retried.
         reject_on: an exception class, or a sequence of classes. These are not retried.
-        unique: if True, a job is not enqueued while another one of the task with the same arguments waits:
-            ``enqueue()`` returns the result of that one. If only a part of the arguments counts, pass a function that
-            gets the arguments and returns a string.
+        unique: a job is not enqueued while another one of the task with the same arguments holds their key:
+            ``enqueue()`` returns the result of that one, and writes nothing. ``"until_started"``: a job holds its key
+            while it waits for its first attempt; ``"until_finished"``: until it has ended, through all of its attempts.
+            None: jobs are not compared (the default).
+        unique_by: a function that gets the arguments of the job and returns a string, which is compared in their place.
+        unique_for: seconds after which a job no longer holds its key, although it has neither started nor ended: from
+            its ``enqueue()``, from its ``run_after``, or from its redrive (default: 86,400, a day). None for no limit.
         rate: how many jobs of the task start, in all processes together, for example ``"10/m"``; units are ``s``,
             ``m``, ``h`` and ``d``. Retries count, too. It applies as ``manage.py migrate`` has registered it. The task
             must be in a module that subscribers import when they start, such as ``tasks.py`` of an app.
@@ -111,6 +132,8 @@ def job(
         "retry_on": retry_on,
         "reject_on": reject_on,
         "unique": unique,
+        "unique_by": unique_by,
+        "unique_for": unique_for,
         "rate": rate,
         "max_processing_time": max_processing_time,
         "expires_in": expires_in,
@@ -148,16 +171,12 @@ def check_job_option(name: str, value: Any) -> Any:
     Raises:
         ValueError: the value is invalid; the text names the option, the value and the rule.
     """
-    if name in OWN:
-        try:
-            return OWN[name](value)
-        except validators.Invalid as error:
-            raise ValueError(f"{name}={value!r}: {error}") from None
-    if name != "unique":
+    if name not in OWN:
         return check_option(name, value)
-    if not isinstance(value, bool) and not callable(value):
-        raise ValueError(f"unique={value!r}: must be True, False, or a function that returns a string")
-    return value
+    try:
+        return OWN[name](value)
+    except validators.Invalid as error:
+        raise ValueError(f"{name}={value!r}: {error}") from None
 
 
 def option_of(name: str, function: Callable[..., Any], of_queue: Mapping[str, Any], default: Any = None) -> Any:
@@ -165,20 +184,15 @@ def option_of(name: str, function: Callable[..., Any], of_queue: Mapping[str, An
     return getattr(function, ATTRIBUTE, {}).get(name, of_queue.get(name, default))
 
 
-def unique_key(task_path: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the unique key of a job, or None if it need not be unique.
+def unique_key(task_path: str, by: UniqueBy, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the unique key of a job.
 
     Raises:
         SubscriberError: the function did not return a string.
     """
-    if unique is False:
-        return None
-    if unique is True:
-        text = json.dumps([args, kwargs], sort_keys=True)
-    else:
-        text = unique(*args, **kwargs)
-        if not isinstance(text, str):
-            raise SubscriberError(f"@job on {task_path}: unique returned {text!r}: it must return a string")
+    text: Any = json.dumps([args, kwargs], sort_keys=True) if by is None else by(*args, **kwargs)
+    if not isinstance(text, str):
+        raise SubscriberError(f"@job on {task_path}: unique_by returned {text!r}: it must return a string")
     return hashlib.sha256(f"{task_path}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -190,6 +204,9 @@ def _check(where: str, options: Mapping[str, Any], *, is_async: bool) -> None:
             f"{where}: timeout={options['timeout']:g} is for async tasks: a sync task runs in a thread, which cannot "
             "be stopped"
         )
+    for name in ("unique_by", "unique_for"):
+        if name in options and options.get("unique") is None:
+            raise SubscriberError(f"{where}: {name} needs unique='{UNTIL_STARTED}' or '{UNTIL_FINISHED}'")
     timeout, longest = options.get("timeout"), options.get("max_processing_time")
     if timeout is not None and longest is not None and timeout >= longest:
         raise SubscriberError(

@@ -33,7 +33,7 @@ def rank(context: Any) -> list[list[Any]]:
 
 
 @task(takes_context=True)
-@job(unique=True)
+@job(unique="until_started")
 def recount(context: Any) -> int:
     """Compute all summaries again, one repository after another; return how many. The page ``jobs/`` shows it."""
     repositories = sorted(set(Commit.objects.values_list("repository", flat=True)))

@@ -243,7 +243,7 @@ def report(context, *arguments):
 
 
 @task
-@job(unique=True)
+@job(unique="until_started")
 def alone(number, **more):
     log.append(number)
     Effect.objects.using(database).create(name="jobs", value=number)
@@ -251,7 +251,12 @@ def alone(number, **more):
 
 
 @task
-@job(unique=lambda number, **more: str(number % 2), max_attempts=2, backoff={"initial": 60, "jitter": 0})
+@job(
+    unique="until_started",
+    unique_by=lambda number, **more: str(number % 2),
+    max_attempts=2,
+    backoff={"initial": 60, "jitter": 0},
+)
 def alone_by_parity(number, **more):
     raise KeyError(number)
 
@@ -279,6 +284,38 @@ def stop_slowly(context):
 
 
 @task
-@job(unique=True)
+@job(unique="until_finished", max_attempts=2, backoff={"initial": 60, "jitter": 0})
+def single(number, **more):
+    log.append(number)
+    if number < 0:
+        raise KeyError(number)
+    return number
+
+
+@task(takes_context=True)
+@job(unique="until_finished", unique_by=lambda number: "")
+def single_again(context, number):
+    """Enqueues itself; returns the id of the job that it gets."""
+    log.append(number)
+    return single_again.enqueue(number + 1).id if number < 3 else ""
+
+
+@task(takes_context=True)
+@job(unique="until_started", unique_by=lambda number: "")
+def alone_again(context, number):
+    """The same."""
+    log.append(number)
+    return alone_again.enqueue(number + 1).id if number < 3 else ""
+
+
+@task(takes_context=True)
+@job(unique="until_finished")
+def single_that_stops(context):
+    if context.cancelled:
+        raise JobCancelled("stopped")
+
+
+@task
+@job(unique="until_started")
 def alone_too(number):
     """Another task with the same arguments."""

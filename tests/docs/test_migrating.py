@@ -65,7 +65,7 @@ def test_schedules(module, page):
 
 
 def test_a_chain(module):
-    found = module("howto/migrate-celery.md", "enqueue_chain(")
+    found = module("howto/migrate-celery.md", "(result,) = enqueue_chain(")
     deliver_all()
     found.result.refresh()
     assert found.result.return_value == 2
@@ -114,3 +114,18 @@ def test_settings_of_the_backend(settings, page):
     backend = task_backends["default"]
     assert isinstance(backend, MySQLQueueBackend)
     assert not [one for one in backend.check() if one.level >= 40]
+
+
+def test_a_unique_task_and_its_way_into_a_chain(module):
+    found = module("howto/migrate-celery.md", "unique_by=")
+    first = found.import_statements.enqueue("acme")
+    assert found.import_statements.enqueue("acme", verbose=True).id == first.id
+    assert found.import_statements.enqueue("other").id != first.id
+    found = module("howto/migrate-celery.md", "import_statements_in_chain")
+    results = [result for stage in found.import_and_report("acme") for result in stage]
+    found.download.enqueue("acme")
+    deliver_all()
+    for result in results:
+        result.refresh()
+    assert [result.return_value for result in results] == ["imported acme", "reported acme"]
+    assert JobResult.objects.filter(task_path__endswith=".import_statements", status="SUCCESSFUL").count() == 3

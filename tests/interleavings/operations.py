@@ -420,6 +420,16 @@ def enqueue_unique(a: Actor) -> object:
     return job_worlds.enqueue_unique(ALIAS) in (job_worlds.FIRST, job_worlds.SECOND)
 
 
+@operation("enqueue a job that is unique until it has ended")
+def enqueue_single(a: Actor) -> object:
+    return job_worlds.enqueue_unique(ALIAS, kept=True) in job_worlds.ENDS
+
+
+@operation("redrive a unique job")
+def redrive_unique(a: Actor) -> object:
+    return job_worlds.redrive_unique(ALIAS, "dead")
+
+
 @operation("end skipped jobs")
 def end_skipped(a: Actor) -> object:
     return job_worlds.end_skipped(ALIAS)

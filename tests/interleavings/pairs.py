@@ -51,6 +51,7 @@ SUBSCRIBER = (
     "record a start",
 )
 NEWCOMERS = ("take over", "join", "beat of a newcomer")
+SINGLE = "enqueue a job that is unique until it has ended"
 OPERATORS = (
     "remove a lost subscriber",
     "remove the subscriber",
@@ -258,6 +259,10 @@ def jobs() -> Iterable[Pair]:
     yield from each("with_waiting_chain", two, (*two, *waiting, operators))
     unique = "enqueue a unique job"
     yield from each("with_unique_job", (unique,), (unique, "begin the jobs of a stage"))
+    single, redrive = SINGLE, "redrive a unique job"
+    yield from each("with_single_job", (single,), (single, "end jobs", "begin jobs", "cancel jobs"))
+    yield from each("with_late_job", (single,), (single, "end jobs", "begin jobs"))
+    yield from each("with_failed_single_job", (single, redrive), (single, redrive))
     skips = "end skipped jobs"
     yield from each("with_skipped_chain", (skips,), (skips, unique, first, fail, *others[2:], "collect results"))
     yield from each("with_chain", (skips,), (first, fail, "restart the second job of a stage"))
@@ -621,6 +626,7 @@ def triples() -> Iterable[Pair]:
         ("forsaken", ("take over", "flush acks", "seek to the beginning")),
         ("forsaken", ("set_mode shared", "join", "claim")),
         ("forsaken", ("join", "join", "claim and flush")),
+        ("with_single_job", (SINGLE, SINGLE, "end jobs")),
         ("emptied", ("drop drained leases", "sequence", "take over")),
         ("all_settled", ("collect", "collect", "seek to the beginning")),
         ("shared", ("claim, shared", "claim, shared", "flush failures")),

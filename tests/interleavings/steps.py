@@ -49,6 +49,10 @@ class Statement:
 _known: dict[str, Statement] = {}
 
 
+NAMED_LOCKS = "lock:names"
+"""The label of a statement that takes locks with names."""
+
+
 def statement(sql: str) -> Statement:
     """Names a statement; its access is empty if it touches no table of the queue."""
     if sql not in _known:
@@ -61,6 +65,8 @@ def statement(sql: str) -> Statement:
 def _read(sql: str) -> Statement:
     if called := _CALL.match(sql):  # It may do anything, in several transactions.
         return Statement(f"call:{called[1]}", dict.fromkeys(TABLES, WRITE))
+    if sql.startswith("SELECT GET_LOCK("):
+        return Statement(NAMED_LOCKS, {"queue_job_results": LOCK})  # Those who insert unique jobs take them.
     tables = list(dict.fromkeys(_NAME.findall(sql)))
     if not tables or sql.startswith("EXPLAIN "):
         return Statement("", NOTHING)

@@ -25,9 +25,11 @@ class Waiting:
         self._cursor: Any = self._connection.connection.cursor()  # the driver's own, without Django's wrappers
 
     def count(self) -> int:
-        """How many transactions wait for a row lock at this moment."""
+        """How many transactions wait for a row lock, or for a named one, at this moment."""
         self._cursor.execute(COUNT if self.is_mariadb else WAITS)
-        return int(self._cursor.fetchone()[-1])
+        rows = int(self._cursor.fetchone()[-1])
+        self._cursor.execute("SHOW PROCESSLIST")
+        return rows + sum(session[6] == "User lock" for session in self._cursor.fetchall())
 
     def kill(self, session: int) -> None:
         self._cursor.execute(f"KILL CONNECTION {session}")

@@ -319,6 +319,28 @@ def with_unique_job() -> Start:
     return start
 
 
+def with_single_job() -> Start:
+    """As ``with_jobs``, and one of those that a subscriber holds is unique until it has ended."""
+    start = with_jobs()
+    JobResult.objects.filter(id="acked").update(unique_key=job_worlds.UNIQUE, kept_key=job_worlds.UNIQUE)
+    return start
+
+
+def with_late_job() -> Start:
+    """As ``with_single_job``, but the job no longer holds its key: its time is over."""
+    start = with_single_job()
+    JobResult.objects.filter(id="acked").update(unique_since=1, unique_for=1)
+    return start
+
+
+def with_failed_single_job() -> Start:
+    """A job that is unique until it has ended has failed."""
+    start = with_jobs()
+    job_worlds.flush(ALIAS, start.held)
+    JobResult.objects.filter(id="dead").update(kept_key=job_worlds.UNIQUE)
+    return start
+
+
 def scheduled() -> Start:
     """A schedule of a task that is due once a day, beside everything else: its last job runs, and it is due now."""
     start = busy()
@@ -535,6 +557,9 @@ _ALL = (
     with_waiting_chain,
     with_skipped_chain,
     with_unique_job,
+    with_single_job,
+    with_late_job,
+    with_failed_single_job,
     scheduled,
     scheduled_free,
     forsaken,

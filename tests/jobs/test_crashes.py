@@ -81,6 +81,56 @@ def test_enqueueing_a_unique_job(db, crasher, mode):
 
 
 @pytest.mark.parametrize("mode", ENDS)
+def test_enqueueing_a_unique_job_beside_one_past_its_time(db, crasher, mode):
+    """Either it holds the key with its message, or the other one still does."""
+
+    def late():
+        first = job_worlds.enqueue_unique(USING, kept=True)
+        JobResult.objects.update(status="RUNNING", unique_since=1, unique_for=1)
+        return first
+
+    def check(first, ended):
+        assert JobResult.objects.count() == OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).count()
+        before = JobResult.objects.count()
+        (holder,) = JobResult.objects.exclude(unique_key=None).values_list("id", flat=True)
+        assert (holder == first) == (before == 1)
+        owner = job_worlds.enqueue_unique(USING, kept=True)
+        assert owner != first
+        assert owner == holder or holder == first
+        assert JobResult.objects.count() == 2
+
+    def enqueue(_):
+        return job_worlds.enqueue_unique(ALIAS, kept=True)
+
+    assert at_every_statement(crasher, mode, late, enqueue, check) > 1
+
+
+KEYED = ("begin", "flush", "succeed", "restart", "cancel")
+
+
+@pytest.mark.parametrize("mode", ENDS)
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("name", KEYED)
+def test_a_key_is_held_as_long_as_its_job_says(db, crasher, name, kept, mode):
+    """The transaction that starts or ends a job frees its key: they are never apart."""
+    change = job_worlds.CHANGES[name]
+
+    def setup():
+        held = change.setup()
+        job_worlds.hold_keys(kept=kept)
+        return held
+
+    def check(held, ended):
+        for _ in range(2):
+            rows = JobResult.objects.filter(status__in=("READY", "RUNNING"))
+            rows = rows if kept else rows.filter(started_at=0)
+            assert set(rows) == set(JobResult.objects.exclude(unique_key=None))
+            change.make(ALIAS, held)
+
+    at_every_statement(crasher, mode, setup, lambda held: change.make(ALIAS, held), check)
+
+
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", job_worlds.CHANGES)
 def test_a_change_is_made_or_not(db, crasher, name, mode):
     """Run again, it comes to the same."""

@@ -75,6 +75,13 @@ def plain(context: JobContext) -> None:
     _machines[-1].act(context.task_result.id)
 
 
+@task(takes_context=True)
+@job(reject_on=Refused, unique="until_finished")
+def single(context: JobContext) -> None:
+    Effect.objects.create(name=context.task_result.id)
+    _machines[-1].act(context.task_result.id)
+
+
 TASKS = {"atomic": atomic, "plain": plain}
 
 
@@ -98,6 +105,8 @@ class Job:
     is_cancelled: bool = False
     was_asked: bool = False
     """Whether it was asked to stop."""
+    holds: bool = False
+    """Whether it holds the unique key of ``single``."""
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -193,6 +202,20 @@ class JobMachine(RuleBasedStateMachine):
                 self.jobs |= {one.id: Job(*drawn, before) for drawn, one in zip(stage, of, strict=True)}
             before = [one.id for one in of]
 
+    @rule(fate=st.sampled_from(FATES), commit=st.sampled_from([True, True, False]))
+    def enqueue_single(self, fate: str, commit: bool) -> None:
+        """Enqueue a job that is unique until it has ended: if another one holds the key, that one is returned."""
+        self.begin()
+        holders = [name for name, one in self.jobs.items() if one.holds]
+        with transaction.atomic():
+            result = single.enqueue()
+            transaction.set_rollback(not commit)
+        if holders:
+            assert [result.id] == holders
+            self.seen[f"found {result.status}"] += 1
+        elif commit:
+            self.jobs[result.id] = Job("single", fate, [], holds=True)
+
     @precondition(lambda self: self.subs)
     @rule(
         who=WHO,
@@ -253,8 +276,9 @@ class JobMachine(RuleBasedStateMachine):
             if letters.exists():
                 self.may_revive = True
                 self.seen["redriven"] += 1
-                names = [one.original_id for one in letters]
+                names = {one.original_id for one in letters}
                 operations.redrive(job_worlds.JOBS.topic, actor="ada")
+                names -= self.redrive_single(names)
                 statuses = set(JobResult.objects.filter(id__in=names).values_list("status", flat=True))
                 assert self.is_overlapping or statuses == {"READY"}, f"after a redrive they are {statuses}"
         elif QueueMessage.objects.filter(topic=job_worlds.JOBS.topic).exists():
@@ -263,6 +287,20 @@ class JobMachine(RuleBasedStateMachine):
             for one in self.jobs.values():
                 one.losses += one.status == "RUNNING"
                 one.skips += what == "skip"
+
+    def redrive_single(self, names: set[str]) -> set[str]:
+        """Return the unique jobs among those that were redriven. One of them has taken the key, if it was free."""
+        ours = {name for name in names if self.jobs[name].kind == "single"}
+        failed = [name for name in ours if self.jobs[name].status == "FAILED"]
+        back = [name for name in failed if JobResult.objects.get(id=name).status == "READY"]
+        if any(one.holds for one in self.jobs.values()):
+            assert not back
+            self.seen["left"] += bool(failed)
+        else:
+            assert len(back) == bool(failed)
+        for name in back:
+            self.jobs[name].holds = True
+        return ours
 
     @rule(seconds=st.sampled_from([1, 10]))
     def pass_time(self, seconds: int) -> None:
@@ -285,6 +323,8 @@ class JobMachine(RuleBasedStateMachine):
         for name, one in self.jobs.items():
             for problem in self.broken(name, one, rows[name], effects[name]):
                 raise AssertionError(problem)
+            one.holds = one.holds and rows[name].status not in ENDED
+            assert (rows[name].unique_key is not None) == one.holds, f"{name} is {rows[name].status}: {one.holds}"
             if one.status != rows[name].status:
                 one.status = str(rows[name].status)
                 self.seen[one.status] += 1
@@ -294,7 +334,7 @@ class JobMachine(RuleBasedStateMachine):
     def broken(self, name: str, one: Job, row: JobResult, effects: int) -> Iterator[str]:
         """Yield what is wrong with a job."""
         is_successful = row.status == "SUCCESSFUL"
-        if one.kind == "atomic" and effects != is_successful:
+        if one.kind != "plain" and effects != is_successful:
             yield f"{name} is {row.status} with {effects} effects"
         if is_successful and not one.returned:
             yield f"{name} is SUCCESSFUL, but has never returned"

@@ -223,12 +223,15 @@ def enqueue_chain(alias: str) -> list[list[AnyResult]]:
 
 
 @configured()
-def enqueue_unique(alias: str) -> str:
-    """A job that is unique while it waits; returns the id of the one that waits then."""
-    row = NewResult(new_message_id(), "default", "default", PATH, ARGUMENTS, 0, 0, 1, UNIQUE)
+def enqueue_unique(alias: str, *, kept: bool = False) -> str:
+    """A job that is unique; returns the id of the one that holds its key then.
+
+    ``kept``: whether it holds its key until it has ended.
+    """
+    row = NewResult(new_message_id(), "default", "default", PATH, ARGUMENTS, 0, 0, 1, UNIQUE, UNIQUE if kept else "")
 
     def write(session: Session) -> str:
-        owner = job_rows.insert_unique(session, [row])[row.id]
+        owner = job_rows.insert_unique(session, [row])[row.id].id
         if owner == row.id:
             publish_many(JOBS.topic, [job_rows.message_of(row)], using=alias)
         return owner
@@ -244,6 +247,25 @@ def end_of(alias: str, held: dict[str, Claimed], name: str, *, failed: bool = Fa
     action = Action.NACK if failed else Action.ACK
     settlement = Settlement(held[name], action, error="no" if failed else "", job=end, is_final=failed or None)
     return settling.flush(alias, JOBS, [settlement], max_attempts=None, shared=True)
+
+
+def hold_keys(*, kept: bool) -> None:
+    """Gives each job a unique key of its own, and those that have not ended hold it."""
+    for row in JobResult.objects.using(USING).all():
+        holds = row.status in ("READY", "RUNNING") and (kept or not row.started_at)
+        rows = JobResult.objects.using(USING).filter(id=row.id)
+        rows.update(unique_key=row.id if holds else None, kept_key=row.id if kept else "")
+
+
+def redrive_unique(alias: str, name: str) -> bool:
+    """As a redrive of a dead letter does, if no other job holds its key; returns whether it was free."""
+
+    def write(session: Session) -> bool:
+        if is_free := bool(job_rows.free_keys(session, {name: UNIQUE})):
+            job_results.redriven(session, {name: f"{name} again"})
+        return is_free
+
+    return run(alias, write)
 
 
 class Change(NamedTuple):
@@ -310,7 +332,7 @@ def _ended_as_skipped() -> dict[str, Claimed]:
 
 def redriven(alias: str, held: dict[str, Claimed], name: str) -> None:
     """As a redrive of a dead letter does."""
-    run(alias, lambda session: job_results.redriven(session, {held[name].offset: f"{name} again"}))
+    run(alias, lambda session: job_results.redriven(session, {name: f"{name} again"}))
 
 
 def insert_redriven(alias: str) -> None:
@@ -333,6 +355,14 @@ def request_cancel(alias: str, *names: str) -> None:
 def _ended() -> dict[str, Claimed]:
     held = _claimed()
     flush(USING, held)
+    return held
+
+
+def _ended_beside_one_past_its_time() -> dict[str, Claimed]:
+    held = _ended()
+    rows = JobResult.objects.using(USING)
+    rows.filter(id="dead").update(kept_key=UNIQUE)
+    rows.filter(id="nacked").update(unique_key=UNIQUE, kept_key=UNIQUE, unique_since=1, unique_for=1)
     return held
 
 
@@ -369,6 +399,11 @@ CHANGES: dict[str, Change] = {
     "restart": Change(
         _ended,
         lambda alias, held: redriven(alias, held, "dead"),
+        AFTER | {"dead": "READY"},
+    ),
+    "restart a unique job": Change(
+        _ended_beside_one_past_its_time,
+        lambda alias, held: redrive_unique(alias, "dead"),
         AFTER | {"dead": "READY"},
     ),
     "cancel": Change(

@@ -371,7 +371,7 @@ def _jobs() -> None:
         cancel("far", topic=job_worlds.JOBS.topic)
     sequence()
     run(USING, lambda session: job_stages.insert(session, {"dead:0000": 1}))
-    JobResult.objects.filter(id="dead").update(stage="dead:0000")
+    JobResult.objects.filter(id="dead").update(stage="dead:0000", kept_key="dead")
     with as_role("operator"):
         redriving.redrive_all(USING, DeadLetterFilter(dlq_topic(job_worlds.JOBS.topic)), actor="test")
     job_worlds.insert_redriven(USING)
@@ -381,6 +381,9 @@ def _jobs() -> None:
     with as_role("scheduler"):
         for _ in range(2):
             job_worlds.enqueue_unique(USING)
+    JobResult.objects.filter(unique_key=job_worlds.UNIQUE).update(unique_since=1, unique_for=1)
+    with as_role("scheduler"):
+        job_worlds.enqueue_unique(USING, kept=True)
     with as_role("publisher"):
         job_worlds.enqueue_chain(USING)
     OutboxMessage.objects.filter(topic=job_worlds.JOBS.topic).delete()

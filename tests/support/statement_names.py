@@ -6,7 +6,7 @@ import functools
 import re
 
 from tests.conftest import QUEUE_MODELS
-from tests.interleavings.steps import statement
+from tests.interleavings.steps import NAMED_LOCKS, statement
 
 COLUMNS = frozenset(one.column for model in QUEUE_MODELS for one in model._meta.local_concrete_fields)
 _TOKEN = re.compile(r"'[^']*'|\b(?:ORDER|GROUP) BY\b|\bON (?:CONFLICT|DUPLICATE)\b|\w+|[()]")
@@ -28,7 +28,7 @@ def name_of(sql: str) -> str:
     and an engine's way to write it are no part of the name.
     """
     label = statement(sql).label
-    if not label:
+    if label in ("", NAMED_LOCKS):
         return ""
     if _NUMBERS.search(sql):
         label = label.replace("select:", "count:")

@@ -136,7 +136,7 @@ def patient(context: JobContext, token: str) -> dict[str, Any]:
 
 
 @task(takes_context=True)
-@job(unique=True)
+@job(unique="until_started")
 def unique(context: JobContext, of: str) -> dict[str, Any]:
     """Return the tokens of the calls of ``enqueue()`` that it sees."""
     with called(context, of):
