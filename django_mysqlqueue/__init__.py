@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.service.scheduling import acancel, areschedule, cancel, reschedule
     from django_mysqlqueue.subscriptions.delivery import Delivery
     from django_mysqlqueue.subscriptions.registry import subscriber
+    from django_mysqlqueue.subscriptions.retry_later import RetryLater
 
 __all__ = [
     "Backoff",
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidMessage",
     "Message",
     "QueueError",
+    "RetryLater",
     "StaleDelivery",
     "SubscriberError",
     "TransactionMismatch",
@@ -59,5 +61,6 @@ _HOMES = {
     ".service.scheduling": "acancel areschedule cancel reschedule",
     ".subscriptions.delivery": "Delivery",
     ".subscriptions.registry": "subscriber",
+    ".subscriptions.retry_later": "RetryLater",
 }
 __getattr__, __dir__ = loaded_on_use(__name__, _HOMES)

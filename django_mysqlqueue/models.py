@@ -20,6 +20,7 @@ from django_mysqlqueue.db.sizes import (
     LATEST_DELIVERY,
     PROGRESS_LENGTH,
     REFUSAL_LENGTH,
+    RETRY_REASON_LENGTH,
 )
 from django_mysqlqueue.names.ids import LOG_ID_LENGTH, SCHEDULE_NAME_LENGTH, STAGE_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
@@ -542,6 +543,19 @@ class JobResult(QueueModel):
     )
     expires_in = models.BigIntegerField(
         _("expires in"), db_default=0, help_text=_("milliseconds that its message may wait; 0: no limit")
+    )
+    retry_at = models.BigIntegerField(_("retry at"), db_default=0, help_text=_("of the next attempt; 0: never retried"))
+    retry_reason = BytewiseCharField(
+        _("retry reason"),
+        max_length=RETRY_REASON_LENGTH,
+        db_default=models.Value(""),
+        blank=True,
+        help_text=_("why it waits for that; empty: none was given"),
+    )
+    retry_since = models.BigIntegerField(
+        _("retry since"),
+        db_default=0,
+        help_text=_("since when it asks for attempts without counting any; 0: it does not"),
     )
 
     class Meta:

@@ -18,7 +18,7 @@ from typing import Any
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
-from django_mysqlqueue.db.tables import DEBOUNCED, LOG, OUTBOX, SLOTS, STATE
+from django_mysqlqueue.db.tables import DEBOUNCED, LOG, OUTBOX, RESULTS, SLOTS, STATE
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.models import (
     OutboxMessage,
@@ -333,6 +333,8 @@ def _bring_nearer(session: Session, milliseconds: int) -> None:
     earlier(DEBOUNCED, "deliver_by", "deliver_by < %s", LATEST_DELIVERY)
     for table in (OUTBOX, LOG):
         earlier(table, "expires_at", "expires_at IS NOT NULL")
+    for column in ("retry_at", "retry_since"):
+        earlier(RESULTS, column, f"{column} > 0")
     session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
 
 

@@ -14,6 +14,8 @@ PROGRESS_LENGTH = 1500
 """Maximum length of the progress of a job as JSON."""
 PROGRESS_MESSAGE_LENGTH = 200
 """Maximum length of the message in it: as JSON, each character takes six at most."""
+RETRY_REASON_LENGTH = 200
+"""Maximum length of the reason that a job has given for its next attempt."""
 MOST_STAGES = 1000
 """Maximum number of stages of a chain of jobs, which one transaction ends if a job fails."""
 MOST_STAGE_JOBS = 10_000

@@ -889,6 +889,28 @@ class Migration(migrations.Migration):
                         "expires in", db_default=0, help_text="milliseconds that its message may wait; 0: no limit"
                     ),
                 ),
+                (
+                    "retry_at",
+                    models.BigIntegerField("retry at", db_default=0, help_text="of the next attempt; 0: never retried"),
+                ),
+                (
+                    "retry_reason",
+                    BytewiseCharField(
+                        "retry reason",
+                        max_length=200,
+                        db_default=models.Value(""),
+                        blank=True,
+                        help_text="why it waits for that; empty: none was given",
+                    ),
+                ),
+                (
+                    "retry_since",
+                    models.BigIntegerField(
+                        "retry since",
+                        db_default=0,
+                        help_text="since when it asks for attempts without counting any; 0: it does not",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "job result",

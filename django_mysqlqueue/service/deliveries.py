@@ -107,6 +107,16 @@ UNCALLED = (Action.EXPIRED, Action.SUPERSEDED)
 """The actions that settle a message that the handler need not get."""
 
 
+class JobRetry(NamedTuple):
+    """The wait of a job for its next attempt. Times are in epoch milliseconds."""
+
+    retry_at: int
+    """When it is due."""
+    retry_reason: str = ""
+    retry_since: int = 0
+    """Since when the job has asked for attempts without counting any; 0: it has not."""
+
+
 class JobEnd(NamedTuple):
     """What becomes of a job's result after an attempt. The status depends on what is written for the delivery."""
 
@@ -125,6 +135,8 @@ class JobEnd(NamedTuple):
     """The subscribers that had the job; None: leave them; empty: it has not been attempted."""
     stage: str = ""
     """The stage of its chain, if it has one."""
+    retry: JobRetry | None = None
+    """The wait for the next attempt, if it waits."""
 
 
 NOT_BEGUN = JobEnd("")

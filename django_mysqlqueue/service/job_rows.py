@@ -19,7 +19,7 @@ from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.options import job_queues
-from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.sql.session import Session, flat
 
@@ -59,6 +59,7 @@ class JobRow(NamedTuple):
     cancel_requested_at: int
     stage: str
     expires_in: int
+    retry_since: int
 
     @property
     def is_finished(self) -> bool:
@@ -315,11 +316,14 @@ def end(session: Session, ends: Sequence[tuple[JobEnd, str]]) -> int:
         **{name: f"COALESCE(v.{name}, s.{name})" for name in ("errors", "progress", "worker_ids")},
         "unique_key": f"CASE WHEN {is_over} THEN NULL ELSE {_kept('s.')} END",
     }
+    retries = JobRetry._fields if any(one.retry is not None for one, _ in ends) else ()
+    changes |= {name: f"COALESCE(v.{name}, s.{name})" for name in retries}
+    no_retry = (None,) * len(retries)
     changed = 0
     ordered = sorted(ends, key=lambda one: one[0].id)
     for chunk in session.chunks(ordered, weight=lambda one: len(one[0].return_value) + len(one[0].errors or "")):
-        rows = [(*(getattr(one, name) for name in names), status) for one, status in chunk]
-        changed += session.update(RESULTS, (*names, "status"), rows, BY_ID, changes, UNFINISHED)
+        rows = [(*(getattr(one, name) for name in names), *(one.retry or no_retry), status) for one, status in chunk]
+        changed += session.update(RESULTS, (*names, *retries, "status"), rows, BY_ID, changes, UNFINISHED)
     return changed
 
 
@@ -329,6 +333,7 @@ def end_of_one(session: Session, one: JobEnd, status: str) -> tuple[str, tuple[o
     values |= {"started_at": one.started_at} if one.started_at else {}
     values |= {"last_attempted_at": one.attempted_at} if one.attempted_at or one.worker_ids == "" else {}
     values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
+    values |= {} if one.retry is None else one.retry._asdict()
     sets = ", ".join(f"{name} = %s" for name in values)
     is_over = status in (FAILED, SUCCESSFUL)
     finished, key = (session.dialect.now_ms, "NULL") if is_over else ("0", _kept("s."))
@@ -374,6 +379,8 @@ def restart(session: Session, messages: Mapping[str, str]) -> None:
         "finished_at": "0",
         "cancel_requested_at": "0",
         "progress": "''",
+        "retry_at": "0",
+        "retry_since": "0",
         "errors": session.dialect.appended("s.errors", RESTARTED),
         "redriven_id": "CASE WHEN v.message = '' THEN s.redriven_id ELSE v.message END",
         "unique_key": "CASE WHEN v.message = '' THEN s.unique_key ELSE NULLIF(s.kept_key, '') END",

@@ -16,6 +16,7 @@ from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.connection import in_transaction
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 
 
 class Delivery(ReceivedMessage):
@@ -130,6 +131,9 @@ class Delivery(ReceivedMessage):
 
     def _failed(self, error: str) -> Settlement:
         return Settlement(self._claimed, Action.NACK, self._backoff_ms(), error, is_final=self.is_last_attempt)
+
+    def _retried(self, error: RetryLater) -> Settlement:
+        return Settlement(self._claimed, Action.SNOOZE, error.delay_ms, error.reason)
 
     def _rejected(self, error: str) -> Settlement:
         final = dead_letters.is_final(self.topic, self.attempt, None, rejected=True)

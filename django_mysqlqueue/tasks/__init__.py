@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from django_mysqlqueue.schedules.registry import recurring
 from django_mysqlqueue.service.job_progress import Progress
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.tasks.attempts import JobContext
 from django_mysqlqueue.tasks.backend import MySQLQueueBackend
 from django_mysqlqueue.tasks.calls import Call, call, enqueue_chain, enqueue_many
@@ -20,6 +21,7 @@ __all__ = [
     "JobContext",
     "MySQLQueueBackend",
     "Progress",
+    "RetryLater",
     "acancel_job",
     "async_wait",
     "call",

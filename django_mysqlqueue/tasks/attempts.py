@@ -7,14 +7,19 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from django_mysqlqueue.db.sizes import RETRY_REASON_LENGTH
 from django_mysqlqueue.service import job_progress, job_rows, job_stages
-from django_mysqlqueue.service.deliveries import JobEnd
+from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.job_rows import JobRow, StartedJob
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tasks.backend import with_backend
+from django_mysqlqueue.tasks.exceptions import RetriedTooLong
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext, TaskResultDoesNotExist
 from django_mysqlqueue.tasks.options import JobOptions
 from django_mysqlqueue.tasks.results import as_result
+
+LONGEST_RETRIES = 86_400
+"""Seconds for which a job may wait for attempts without counting any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +100,26 @@ class Attempt:
         workers = "".join(f"{worker}\n" for worker in earlier)
         return JobEnd(self.row.id, attempted_at=self.row.last_attempted_at, worker_ids=workers)
 
+    def retry(self, delay_ms: int, reason: str = "", since: int = 0) -> JobRetry:
+        """Return a wait for the next attempt. ``since``: as in ``JobRetry``."""
+        return JobRetry(self.now() + delay_ms, _cut(reason), since)
+
+    def uncounted(self, delay_ms: int, reason: str) -> JobEnd:
+        """Return the end of an attempt that does not count.
+
+        Raises:
+            RetriedTooLong: the job would have waited for too long so.
+        """
+        now = self.now()
+        since = self.row.retry_since or now
+        if now + delay_ms > since + LONGEST_RETRIES * 1000:
+            began = job_rows.moment(since)
+            raise RetriedTooLong(
+                f"delay={delay_ms / 1000:g}: the job has asked since {began:%Y-%m-%d %H:%M:%S} for attempts without "
+                f"counting any, and may wait for {LONGEST_RETRIES} s (a day) in all so."
+            )
+        return self.taken_back()._replace(progress=self.progress or None, retry=self.retry(delay_ms, reason, since))
+
 
 class JobContext(TaskContext):
     """The context of a task with ``takes_context=True``."""
@@ -154,6 +179,11 @@ class JobContext(TaskContext):
             if job not in rows:
                 raise TaskResultDoesNotExist(job)
         return [as_result(with_backend(rows[job])) for job in before.job_ids]
+
+
+def _cut(reason: str) -> str:
+    """Return a reason that fits its column, and that UTF-8 can encode."""
+    return reason.encode("utf-8", "backslashreplace").decode()[:RETRY_REASON_LENGTH]
 
 
 def _is_in_event_loop() -> bool:

@@ -51,3 +51,7 @@ class InvalidJob(QueueError):
 
 class InvalidResult(QueueError):
     """The task returned a value that cannot be stored."""
+
+
+class RetriedTooLong(QueueError):
+    """The job asked for another attempt without counting one, and would have waited for more than a day in all so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,7 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler, Monitor
 from django_mysqlqueue.subscriptions.options import broken_by, defaults
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.subscriptions.timeouts import limited
 from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
 from django_mysqlqueue.tasks import framework
@@ -48,7 +50,14 @@ from django_mysqlqueue.tasks.backend import (
     rates_of,
     with_backend,
 )
-from django_mysqlqueue.tasks.exceptions import InvalidJob, InvalidResult, JobCancelled, UnknownTask, WorkerLost
+from django_mysqlqueue.tasks.exceptions import (
+    InvalidJob,
+    InvalidResult,
+    JobCancelled,
+    RetriedTooLong,
+    UnknownTask,
+    WorkerLost,
+)
 from django_mysqlqueue.tasks.framework import (
     AnyResult,
     AnyTask,
@@ -312,6 +321,13 @@ class JobHandler(Handler):
             return settlements
         if attempt.is_blocked:
             return [settlement._replace(job=NOT_BEGUN)]
+        if isinstance(error, RetryLater) and not error.counts and not attempt.cancelled:
+            try:
+                return [settlement._replace(job=attempt.uncounted(error.delay_ms, error.reason))]
+            except RetriedTooLong as late:
+                late.__cause__ = error
+                settlement = settlement._replace(error="".join(traceback.format_exception(late)))
+                error = late
         if error is not None:
             return [self._failed(settlement, attempt, error)]
         if settlement.action is Action.ACK:
@@ -332,14 +348,17 @@ class JobHandler(Handler):
         if options.atomic and rejections.is_of_database(error) and most is not None:
             # Nothing is left of the attempt, and the next one may find a better server.
             most = max(most, get_settings().max_attempts or most)
-        is_last = most is not None and number >= most
-        if is_rejected or is_last:
+        is_final = is_rejected or (most is not None and number >= most)
+        delay_ms, reason = round(options.backoff.delay(number) * 1000), ""
+        if isinstance(error, RetryLater):
+            delay_ms, reason = error.delay_ms, error.reason
+        end = attempt.end(errors)
+        if is_final:
             _finish(attempt, TaskResultStatus.FAILED, errors=errors_of(errors))
+        else:
+            end = end._replace(retry=attempt.retry(delay_ms, reason))
         return settlement._replace(
-            action=Action.REJECT if is_rejected else Action.NACK,
-            delay_ms=round(options.backoff.delay(number) * 1000),
-            is_final=is_rejected or is_last,
-            job=attempt.end(errors),
+            action=Action.REJECT if is_rejected else Action.NACK, delay_ms=delay_ms, is_final=is_final, job=end
         )
 
 

@@ -36,6 +36,7 @@ from django_mysqlqueue.sql.packets import ending
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import filter_of
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.text.error_texts import EXPIRED
 
 UNSETTLED = (Action.NACK, Action.SNOOZE)
@@ -294,6 +295,10 @@ def _after_error(
             else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
+    if isinstance(error, RetryLater) and not error.counts:
+        seconds = error.delay_ms / 1000
+        event(logging.INFO, "delivery.snoozed", **_fields(items), seconds=seconds, reason=error.reason)
+        return items[0].handler.settled(deliveries, [delivery._retried(error) for delivery in deliveries], error)
     if errors is not None:
         errors.append(error)
     event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=error)
@@ -304,7 +309,10 @@ def _failed(handler: Handler, deliveries: list[Delivery], error: BaseException, 
     # In a larger batch it is unknown which message failed: each will be redelivered alone.
     if len(deliveries) == 1 and rejections.is_rejected(handler, error):
         return handler.settled(deliveries, [deliveries[0]._rejected(text)], error)
-    return handler.settled(deliveries, [delivery._failed(text) for delivery in deliveries], error)
+    settlements = [delivery._failed(text) for delivery in deliveries]
+    if isinstance(error, RetryLater):
+        settlements = [settlement._replace(delay_ms=error.delay_ms) for settlement in settlements]
+    return handler.settled(deliveries, settlements, error)
 
 
 def exceeded(items: Sequence[Held]) -> list[Settlement]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from django_mysqlqueue.options.validators import NEVER_REJECTED
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 
 
 class Rejecting(Protocol):
@@ -25,11 +26,11 @@ def is_rejected(handler: Rejecting, error: BaseException) -> bool:
 
     ``reject_on`` is checked before ``retry_on``. An exception group is rejected only if each exception in it would be.
     Never rejected are the exceptions in ``NEVER_REJECTED``, exceptions that were raised from one of them, and those
-    that are not an ``Exception`` (SystemExit, KeyboardInterrupt, CancelledError).
+    that are not an ``Exception`` (SystemExit, KeyboardInterrupt, CancelledError); nor is ``RetryLater``.
     """
     if not handler.reject_on and handler.retry_on is None:
         return False
-    if is_of_database(error):
+    if isinstance(error, RetryLater) or is_of_database(error):
         return False
     return all(_is_named(handler, one) for one in _leaves(error))
 
