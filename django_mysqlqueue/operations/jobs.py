@@ -144,7 +144,8 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Cancellable:
     new = [job for job in running if not of_queue[job].cancel_requested_at]
     topics = {job_topic(of_queue[job].queue_name) for job in (*waiting, *running)}
     # The search reads the whole index of scheduled messages.
-    scheduled = [job for job in ids if (job in waiting and rows[job].run_after) or (topic and job not in rows)]
+    later = {job for job in waiting if rows[job].run_after or rows[job].retry_at}
+    scheduled = [job for job in ids if job in later or (topic and job not in rows)]
     there = scheduling.find(session, sorted(topics | ({topic} - {""})), scheduled) if scheduled else {}
     return Cancellable(
         tuple(sorted(waiting.union(there.values()))),

@@ -41,6 +41,8 @@ class Candidate(NamedTuple):
     """None if no limit needs it."""
     metadata: str = ""
     """As JSON text; empty if neither a limit nor a filter needs it."""
+    attempts: int = 0
+    """Number of attempts of a job before it was moved (``job_retries``)."""
 
 
 class Claimed(NamedTuple):
@@ -115,6 +117,8 @@ class JobRetry(NamedTuple):
     retry_reason: str = ""
     retry_since: int = 0
     """Since when the job has asked for attempts without counting any; 0: it has not."""
+    redriven_id: str | None = None
+    """The id of the copy that waits in the place of its message; None: the message does."""
 
 
 class JobEnd(NamedTuple):
@@ -219,6 +223,8 @@ class Flushed:
     """Settlements whose row another transaction has locked: a later flush has to write them."""
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
     """Deliveries that were dead-lettered, with the error."""
+    moved: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(partition key, offset) of messages of jobs that were settled → the id of the copy that waits instead."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
     """(partition key, offset) of messages to be redelivered → when, in epoch milliseconds."""
     watermarks: dict[str, int] = field(default_factory=dict)

@@ -65,6 +65,7 @@ class Unfinished(NamedTuple):
     task_path: str
     priority: int
     run_after: int
+    retry_at: int
     status: str
     stage: str
 
@@ -223,7 +224,8 @@ def _end(session: Session, ids: Collection[str]) -> tuple[set[str], int]:
 def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[str, str]]:
     """Return the jobs whose messages can no longer run, with the name of an exception and a text for each.
 
-    A job that was enqueued for later can run until its time has come, unless its message is in the log before.
+    A job that was enqueued for later, or waits for its next attempt, can run until its time has come, unless its
+    message is in the log before.
     """
     jobs = list(jobs)
     blocked = job_stages.blocked(session, {job.stage for job in jobs if job.stage})
@@ -231,7 +233,7 @@ def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[
     known = _in_log(session, [place for job in jobs for place in _places(job)])
     if missing := [job for job in _idle(jobs, known) if not known.keys() >= set(job.messages)]:
         now = session.now()
-        later = {job.id for job in missing if job.status == READY and job.run_after > now}
+        later = {job.id for job in missing if job.status == READY and max(job.run_after, job.retry_at) > now}
         jobs = [job for job in jobs if job.id not in later]
         missing = [job for job in missing if job.id not in later]
         known |= _before_log(session, missing)

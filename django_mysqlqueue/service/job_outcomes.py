@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import job_results, job_rows
+from django_mysqlqueue.service import job_results, job_retries, job_rows
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, JobEnds, Settlement
 from django_mysqlqueue.service.job_stages import is_in_chain
 from django_mysqlqueue.service.refs import GroupRef
@@ -61,7 +61,10 @@ class Jobs:
                 continue
             if settlement.job is not None:
                 over = job_rows.FAILED if delivery in dead else job_rows.READY
-                ends.append((settlement.job, job_rows.SUCCESSFUL if action is Action.ACK else over))
+                end = settlement.job
+                if flushed.moved:
+                    end = job_retries.at(end, flushed.moved.get((delivery.key, delivery.offset)))
+                ends.append((end, job_rows.SUCCESSFUL if action is Action.ACK else over))
             elif delivery in dead:
                 expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]
                 uncalled[delivery.offset] = ("DeadLettered", settlement.error) if settlement.is_started else expired

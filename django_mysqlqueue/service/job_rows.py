@@ -59,6 +59,7 @@ class JobRow(NamedTuple):
     cancel_requested_at: int
     stage: str
     expires_in: int
+    retry_at: int
     retry_since: int
 
     @property
@@ -227,6 +228,11 @@ def store_redriven(session: Session, messages: Mapping[str, str]) -> None:
     session.update(RESULTS, ("id", "message"), sorted(messages.items()), BY_ID, changes, "s.redriven_id = ''")
 
 
+def copies(session: Session, ids: Iterable[str]) -> dict[str, str]:
+    """Return the ids of jobs by the ids of their redriven messages, and of the copies that wait for their attempts."""
+    return {message: job for job, message in _rows(session, "id, redriven_id", ids, " AND redriven_id <> ''")}
+
+
 def _holders(session: Session, column: str, values: Iterable[str | None], how: str = "") -> dict[str, Holder]:
     """Return the jobs that hold some unique keys, or those with some ids that hold one, by their keys."""
     index = "PRIMARY" if column == "id" else "queue_job_results_unique"
@@ -333,7 +339,9 @@ def end_of_one(session: Session, one: JobEnd, status: str) -> tuple[str, tuple[o
     values |= {"started_at": one.started_at} if one.started_at else {}
     values |= {"last_attempted_at": one.attempted_at} if one.attempted_at or one.worker_ids == "" else {}
     values |= {name: text for name in ("errors", "progress", "worker_ids") if (text := getattr(one, name)) is not None}
-    values |= {} if one.retry is None else one.retry._asdict()
+    values |= {
+        name: value for name, value in ([] if one.retry is None else one.retry._asdict().items()) if value is not None
+    }
     sets = ", ".join(f"{name} = %s" for name in values)
     is_over = status in (FAILED, SUCCESSFUL)
     finished, key = (session.dialect.now_ms, "NULL") if is_over else ("0", _kept("s."))

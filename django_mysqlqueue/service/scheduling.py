@@ -21,7 +21,7 @@ from django_mysqlqueue.names.keys import check_key
 from django_mysqlqueue.names.rules import RELAY_MARK, check_text, relayed_from
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import check_topic
-from django_mysqlqueue.service import debouncing, job_results, messages
+from django_mysqlqueue.service import debouncing, job_results, job_rows, messages
 from django_mysqlqueue.service.databases import queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled
@@ -169,13 +169,16 @@ def stored_topics(topic: str, alias: str) -> list[str]:
 def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str | None = None) -> dict[int, str]:
     """Return the ids of scheduled messages by primary key: of topics, with one of the ids, and the key if it is given.
 
+    The id of a job that waits for its next attempt is that with which it was published.
+
     This reads the index from the current time to its end: 17 to 34 ms for 200,000 scheduled messages. It locks
     nothing. A locking search would, at REPEATABLE READ, lock gaps too, and block the publishing of other messages.
     """
     columns = "s.outbox_id, s.id" if key is None else "s.outbox_id, s.id, s.partition_key, s.publisher_key"
     hint = session.dialect.force_index("queue_outbox_due")
     found: dict[int, str] = {}
-    for chunk in session.chunks(sorted(set(ids)), weight=len):
+    copies = job_rows.copies(session, ids) if any(map(job_queues.is_queue, topics)) else {}
+    for chunk in session.chunks(sorted({*ids, *copies}), weight=len):
         rows = session.rows(
             f"SELECT {columns} FROM {OUTBOX} s{hint} WHERE s.deliver_at > {session.dialect.now_ms} "
             f"AND s.id IN ({session.dialect.placeholders(len(chunk), '%s')}) "
@@ -183,7 +186,7 @@ def find(session: Session, topics: Sequence[str], ids: Sequence[str], key: str |
             (*chunk, *topics),
         )
         found |= {
-            outbox_id: message_id
+            outbox_id: copies.get(message_id, message_id)
             for outbox_id, message_id, *of_key in rows
             if key is None or messages.publisher_key(*of_key) == key
         }

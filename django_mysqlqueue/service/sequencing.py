@@ -334,6 +334,10 @@ def _take_scheduled(
     return ids, bool(ids), keyed
 
 
+SCHEDULED_ID = "CASE WHEN s.original_id = '' THEN s.id ELSE s.original_id END"
+"""SQL, with the outbox as ``s``, for the id that ``publish`` returned."""
+
+
 class Scheduled(NamedTuple):
     """A locked scheduled row of the outbox."""
 
@@ -360,7 +364,7 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     suffix = session.dialect.for_update if wait else session.dialect.skip_locked
     # By primary key: with any other index, further rows and gaps would be locked too.
     rows = session.joined(
-        "SELECT s.outbox_id, s.coalesce_key IS NOT NULL, s.topic, s.id",
+        f"SELECT s.outbox_id, s.coalesce_key IS NOT NULL, s.topic, {SCHEDULED_ID}",
         "i",
         ids,
         f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",

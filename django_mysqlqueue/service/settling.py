@@ -14,6 +14,7 @@ from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import (
     dead_letters,
     delivery_events,
+    job_retries,
     losses,
     slots,
     watermarks,
@@ -30,6 +31,7 @@ from django_mysqlqueue.service.deliveries import (
 )
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.job_outcomes import Jobs, jobs_of
+from django_mysqlqueue.service.job_retries import LongWait
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
@@ -286,8 +288,9 @@ def apply(
         _apply_failures(session, ref, failures, max_attempts, flushed)
     if beyond:
         _mark_acked(session, ref, sorted(beyond), offsets, acked, flushed)
-    if flushed.dead:
-        _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
+    if flushed.dead or flushed.moved:
+        settled = {delivery.key for delivery, _ in flushed.dead} | {key for key, _ in flushed.moved}
+        _pass_settled(session, ref, locked, advanced, settled)
     _record_acks(session, ref, settlements, flushed)
     if jobs is not None:
         jobs.settled(settlements, flushed)
@@ -298,10 +301,10 @@ def apply(
     return flushed
 
 
-def _pass_dead(
+def _pass_settled(
     session: Session, ref: GroupRef, locked: Mapping[str, Offsets], advanced: Advanced, keys: Collection[str]
 ) -> None:
-    """Advance the watermarks of partitions beyond the messages that this transaction has dead-lettered."""
+    """Advance the watermarks of partitions beyond the messages that this transaction has dead-lettered or moved."""
     places = {
         key: Offsets(advanced.watermarks.get(key, locked[key].acked), locked[key].claimed)
         for key in sorted(keys)
@@ -313,12 +316,17 @@ def _pass_dead(
 
 
 def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settlement], flushed: Flushed) -> None:
-    """Record each ack that this flush, or the handler's own transaction before it, has written.
+    """Record each ack that this flush, or the handler's own transaction before it, has written, and its snooze.
 
     Deleted messages are always recorded, because there is no other trace of their outcome.
     """
-    recorded = ACKS if delivery_events.level(ref) == "all" else (Action.DELETED,)
-    acked = [settlement for settlement in settlements if settlement.action in recorded]
+    is_all = delivery_events.level(ref) == "all"
+    recorded = ACKS if is_all else (Action.DELETED,)
+    acked = [
+        settlement
+        for settlement in settlements
+        if settlement.action in recorded or (is_all and settlement.is_written and settlement.action is Action.SNOOZE)
+    ]
     if not acked:
         return
     not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
@@ -384,6 +392,7 @@ def _apply_failures(
     dead: list[FailedDelivery] = []
     events: list[Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
+    long_waits: list[LongWait] = []
     for settlement in ordered:
         delivery, action = settlement.delivery, settlement.action
         key, offset, attempt = delivery.key, delivery.offset, delivery.attempt
@@ -403,6 +412,8 @@ def _apply_failures(
             # A suspected poison message that never started remains one.
             keep = action is Action.RELEASE and delivery.suspect
             waits.append((key, offset, settlement.delay_ms, count, error and cut_error(error), int(keep)))
+            if job_retries.is_long(settlement):
+                long_waits.append(LongWait(key, offset, settlement.delay_ms, count))
             if failed:
                 events.append(Event.of(delivery, Outcome.FAILED, settlement.error, settlement.handled_ms))
             elif settlement.action is Action.SNOOZE:
@@ -410,6 +421,9 @@ def _apply_failures(
     if dead:
         dead_letters.dead_letter(session, ref, dead)
     _record(session, ref, events)
+    if long_waits:
+        flushed.moved = job_retries.move(session, ref, long_waits)
+        waits = [wait for wait in waits if wait[:2] not in flushed.moved]
     if waits:
         _make_wait(session, ref, waits)
         now = session.now()

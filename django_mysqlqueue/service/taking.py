@@ -115,7 +115,8 @@ class Taking:
             by_metadata = self.slots.limits.limit_by is not None
             key = "NULL" if by_metadata else f"{alias}publisher_key"
         metadata = f"{alias}metadata" if by_metadata or self.rules.filter is not None else "''"
-        return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m"
+        attempts = f", {alias}failure_count" if self._jobs is not None else ""
+        return f"{alias}size, {alias}expires_at, {alias}coalesce_key, {key} p, {metadata} m{attempts}"
 
     def judge(self, candidates: Mapping[str, Sequence[Candidate]]) -> Verdicts:
         """Return which messages above the positions are passed, and read the accounts of the slots for the others.

@@ -164,6 +164,10 @@ class Handler:
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Write what belongs to the acks of an atomic call, in its transaction."""
 
+    def retried_here(self, using: str, settlements: Sequence[Settlement]) -> bool:
+        """Write that an atomic call is to be repeated later although its writes commit; return whether it is."""
+        return False
+
     def settled(
         self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
     ) -> list[Settlement]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.sizes import RETRY_REASON_LENGTH
+from django_mysqlqueue.runtime import stopping
 from django_mysqlqueue.service import job_progress, job_rows, job_stages
 from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.job_rows import JobRow, StartedJob
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.tasks.backend import with_backend
 from django_mysqlqueue.tasks.exceptions import RetriedTooLong
 from django_mysqlqueue.tasks.framework import AnyResult, AnyTask, TaskContext, TaskResultDoesNotExist
@@ -20,6 +23,14 @@ from django_mysqlqueue.tasks.results import as_result
 
 LONGEST_RETRIES = 86_400
 """Seconds for which a job may wait for attempts without counting any."""
+
+
+class Again(NamedTuple):
+    """A task's wish to be called again after this call, which was no attempt."""
+
+    delay_ms: int
+    reason: str
+    end: JobEnd
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +47,8 @@ class Attempt:
     """The same by the database's clock, in epoch milliseconds."""
     published_at: int
     """When its message entered the log, in epoch milliseconds."""
+    number: int = 1
+    """The number of the attempt of its message, from 1: losses count, too."""
     is_locked: bool = False
     """Whether another transaction had locked the result when the job was claimed."""
     is_second: bool = False
@@ -58,6 +71,8 @@ class Attempt:
     """Whether the task wants to know whether it is to stop."""
     cancelled: bool = False
     """Whether the job was asked to stop, as far as this process knows."""
+    again: Again | None = None
+    """The task's wish to be called again."""
 
     @property
     def is_blocked(self) -> bool:
@@ -72,11 +87,26 @@ class Attempt:
     def _first_start(self) -> int:
         return self.started_at if self.row.worker_ids.count("\n") == 1 else 0
 
-    def losses(self, number: int) -> int:
-        """Return how many subscribers were lost while they handled the job, of the attempts before this one."""
+    @property
+    def lost(self) -> list[bool]:
+        """Whether each error since the job was last restarted is the loss of a subscriber."""
         lost = f'"{job_rows.EXCEPTIONS}.WorkerLost"'
-        failures = sum(lost not in line for line in job_rows.since_restart(self.row.errors))
-        return max(0, number - 1 - failures)
+        return [lost in line for line in job_rows.since_restart(self.row.errors)]
+
+    @property
+    def losses(self) -> int:
+        """How many subscribers were lost while they handled the job, after the first one, which costs nothing."""
+        return max(0, self.number - 1 - self.lost.count(False))
+
+    @property
+    def counted(self) -> int:
+        """The number of the attempt, from 1, as ``max_attempts`` counts it: without losses."""
+        return self.number - self.losses
+
+    @property
+    def max_attempts(self) -> int | None:
+        """The number of failed attempts after which the job has FAILED; None: no limit."""
+        return (self.options or JobOptions()).max_attempts
 
     def started(self) -> StartedJob:
         """Return what is to be stored while it runs."""
@@ -149,6 +179,44 @@ class JobContext(TaskContext):
         self._attempt.progress = job_progress.encode(done, total, message, self._attempt.now())
 
     @property
+    def attempt(self) -> int:
+        """The number of the attempt, from 1, as ``max_attempts`` counts it: one more than attempts have failed.
+
+        It begins at 1 again after a redrive.
+        """
+        return self._attempt.counted
+
+    @property
+    def max_attempts(self) -> int | None:
+        """The number of failed attempts after which the job has FAILED, or None for no limit."""
+        return self._attempt.max_attempts
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether the job has FAILED if this attempt fails.
+
+        An atomic job that fails because of the database is retried even so.
+        """
+        most = self._attempt.max_attempts
+        return most is not None and self._attempt.counted >= most
+
+    @property
+    def losses(self) -> int:
+        """How many subscribers were lost after they had claimed the job. No attempt counts them.
+
+        A job that loses its subscriber ``max_attempts`` times after the first has FAILED, independent of its attempts.
+        """
+        return sum(self._attempt.lost)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process is stopping: after SIGTERM, for example. Then ``SHUTDOWN_TIMEOUT`` is left for the task.
+
+        It costs no query.
+        """
+        return stopping.is_asked()
+
+    @property
     def cancelled(self) -> bool:
         """Whether the job was asked to stop (``cancel_job()``). The answer is about a second old at most.
 
@@ -159,6 +227,25 @@ class JobContext(TaskContext):
         if not attempt.is_monitored and not attempt.cancelled and not _is_in_event_loop():
             attempt.cancelled = bool(job_rows.cancel_requested(Session(attempt.using), [attempt.row.id]))
         return attempt.cancelled
+
+    def retry(self, delay: float | datetime.timedelta = 0, *, reason: str = "") -> None:
+        """Let the task be called again after a delay. Call this as its last act, and return.
+
+        The job keeps its result, and no attempt is counted. What an atomic task has written commits together with the
+        wait. If the delivery was revoked meanwhile, both are rolled back. The return value is not stored. If the task
+        raises an exception afterwards, that counts. To roll back, raise ``RetryLater``.
+
+        Args:
+            delay: time until the next call, in seconds or as a timedelta.
+            reason: why, for people.
+
+        Raises:
+            InvalidMessage: an argument breaks a rule, which the error names.
+            RetriedTooLong: the job would wait without counting attempts for more than a day in all.
+        """
+        asked = RetryLater(delay, reason=reason, counts=False)
+        end = self._attempt.uncounted(asked.delay_ms, reason)
+        self._attempt.again = Again(asked.delay_ms, reason, end)
 
     def previous_results(self) -> list[AnyResult]:
         """Return the results of the stage before the one of this job in its chain, in order; outside a chain, none.

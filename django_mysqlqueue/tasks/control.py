@@ -165,7 +165,11 @@ def cancel_job(result: AnyResult) -> None:
             scheduling.cancel(result.id, topic=job_topic(result.task.queue_name), using=alias)
         job_results.request_cancel(session, [result.id])
         # Under lock: the snapshot of the transaction may be older.
-        return _row(session, result, session.dialect.for_update)
+        row = _row(session, result, session.dialect.for_update)
+        if row.retry_at and row.is_finished:
+            topic = job_topic(row.queue_name)
+            scheduling.remove(session, list(scheduling.find(session, [topic], [row.id])), wait=False)
+        return row
 
     now = as_result(run(alias, write), result.task)
     change(result, **{name: getattr(now, name) for name in REFRESHED})

@@ -26,7 +26,7 @@ from django_mysqlqueue.runtime.handling import rejections
 from django_mysqlqueue.runtime.handling.event_loop import adopt_lent
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import job_results, job_rows
+from django_mysqlqueue.service import job_results, job_retries, job_rows
 from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
 from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
 from django_mysqlqueue.service.messages import decode, decode_metadata
@@ -232,6 +232,7 @@ class JobHandler(Handler):
                 clock,
                 now,
                 bodies[delivery].published_at,
+                delivery.attempt,
                 is_locked=job in locked,
                 is_second=first[job] != delivery,
             )
@@ -250,7 +251,7 @@ class JobHandler(Handler):
         finally:
             if (seconds := time.monotonic() - began) > LONG and attempt.options is not None and attempt.options.atomic:
                 _ran_long(begun.task.module_path, seconds)
-        attempt.returned, attempt.value = _stored(begun.task, value)
+        _returned(given, begun, value)
 
     async def acall(self, given: Any) -> Any:
         """Call the job's async task."""
@@ -261,7 +262,7 @@ class JobHandler(Handler):
             return
         with watching(begun.attempt):
             value = await begun.awaited()
-        begun.attempt.returned, begun.attempt.value = _stored(begun.task, value)
+        _returned(given, begun, value)
 
     def _begin(self, given: Any) -> _Begun | None:
         """Begin the attempt of a job; return None if there is nothing to call."""
@@ -285,7 +286,7 @@ class JobHandler(Handler):
             given.snooze(UNKNOWN_DELAY)
             return None
         self.unknown.discard(attempt.row.task_path)
-        losses, most = attempt.losses(given.attempt), (attempt.options or JobOptions()).max_attempts
+        losses, most = attempt.losses, attempt.max_attempts
         if most is not None and losses >= most:
             lost = "1 subscriber was" if losses == 1 else f"{losses} subscribers were"
             raise WorkerLost(
@@ -308,6 +309,14 @@ class JobHandler(Handler):
             text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
             stale = partial(StaleDelivery, text, delivery=_as_delivery(delivery)._claimed)
             job_results.succeed(Session(using), attempt.end(), stale)
+
+    def retried_here(self, using: str, settlements: Sequence[Settlement]) -> bool:
+        """Store that the job waits, in the transaction of the task, if that has called ``context.retry``."""
+        (settlement,) = settlements
+        if settlement.job is None:
+            return False
+        job_retries.wait_here(using, settlement, settlement.job)
+        return True
 
     def settled(
         self, deliveries: Sequence[ReceivedMessage], settlements: list[Settlement], error: BaseException | None
@@ -333,18 +342,19 @@ class JobHandler(Handler):
         if settlement.action is Action.ACK:
             _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=attempt.returned)
             return [settlement._replace(job=attempt.end())]
+        if attempt.again is not None:
+            return settlements
         if settlement.action is Action.SNOOZE and attempt.row.last_attempted_at:
             return [settlement._replace(job=attempt.taken_back())]
         return settlements  # It was snoozed before its first attempt, or found to be stale.
 
     def _failed(self, settlement: Settlement, attempt: Attempt, error: BaseException) -> Settlement:
-        row, number = attempt.row, settlement.delivery.attempt
-        number -= attempt.losses(number)
+        row, number = attempt.row, attempt.counted
         options = attempt.options or JobOptions()
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         errors = job_rows.with_error(row.errors, path, settlement.error)
         is_rejected = attempt.cancelled or isinstance(error, NEVER_RETRIED) or rejections.is_rejected(options, error)
-        most = options.max_attempts
+        most = attempt.max_attempts
         if options.atomic and rejections.is_of_database(error) and most is not None:
             # Nothing is left of the attempt, and the next one may find a better server.
             most = max(most, get_settings().max_attempts or most)
@@ -451,6 +461,16 @@ def _unknown(attempt: Attempt) -> UnknownTask:
         unknown.__cause__ = error
         return unknown
     return UnknownTask(f"This process could not import the task {path!r} when the job was claimed.")
+
+
+def _returned(given: ReceivedMessage, begun: _Begun, value: Any) -> None:
+    """Note what a task has returned, or that it is to be called again."""
+    attempt, delivery = begun.attempt, _as_delivery(given)
+    if (again := attempt.again) is None:
+        attempt.returned, attempt.value = _stored(begun.task, value)
+        return
+    end = again.end._replace(progress=attempt.progress or None)
+    delivery._verdict = Settlement(delivery._claimed, Action.SNOOZE, again.delay_ms, again.reason, job=end)
 
 
 def _stored(task: AnyTask, value: Any) -> tuple[Any, str]:

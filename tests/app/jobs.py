@@ -12,7 +12,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
 
-from django_mysqlqueue.tasks import JobCancelled, job
+from django_mysqlqueue.tasks import JobCancelled, RetryLater, job
 from tests.app.models import Effect
 
 try:
@@ -119,6 +119,39 @@ async def follow(context, total):
         if context.cancelled:
             raise JobCancelled(f"after {done}")
     return {"attempt": context.attempt, "id": context.task_result.id}
+
+
+waits = []
+"""How long the next calls of the tasks below want to wait, in seconds."""
+
+
+@task(takes_context=True)
+def go_on(context, number):
+    """Writes, and continues after a wait."""
+    Effect.objects.using(database).create(name="jobs", value=number)
+    if waits:
+        context.retry(waits.pop(0))
+
+
+@task(takes_context=True)
+def until_stopped(context, started, ends):
+    """Writes, and continues later if its process stops; it ends when there is a file."""
+    Effect.objects.using(database).create(name="jobs", value=1)
+    Path(started).touch()
+    while not Path(ends).exists():
+        if context.stopping:
+            context.retry(reason="the process stops")
+            return
+        time.sleep(0.02)
+
+
+@task
+@job(max_attempts=5)
+def ask_later(number):
+    """Writes, and asks for another attempt."""
+    Effect.objects.using(database).create(name="jobs", value=number)
+    if waits:
+        raise RetryLater(waits.pop(0), counts=False)
 
 
 @task

@@ -327,6 +327,22 @@ def _(a: Actor) -> object:
     return len(flushed.stale), len(flushed.locked)
 
 
+@operation("let a job wait in its task")
+def wait_here(a: Actor) -> object:
+    return job_worlds.wait_here(ALIAS, a.start.held, "acked", job_worlds.SHORT)
+
+
+@operation("let a job wait for long in its task")
+def wait_long_here(a: Actor) -> object:
+    return job_worlds.wait_here(ALIAS, a.start.held, "acked", job_worlds.LONG)
+
+
+@operation("flush waits of jobs")
+def flush_waits(a: Actor) -> object:
+    flushed = job_worlds.flush_waits(ALIAS, a.start.held)
+    return len(flushed.stale), len(flushed.locked), len(flushed.moved)
+
+
 @operation("end the first job of a stage")
 def end_first(a: Actor) -> object:
     return _end_of(a, job_worlds.FIRST)

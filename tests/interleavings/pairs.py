@@ -242,6 +242,8 @@ def jobs() -> Iterable[Pair]:
     """What writes results of jobs."""
     changes = ("begin jobs", "end jobs", "cancel jobs", "restart jobs", "collect results")
     yield from all_of("with_jobs", changes)
+    waits = ("let a job wait in its task", "let a job wait for long in its task", "flush waits of jobs")
+    yield from each("with_jobs", waits, (*changes[:3], waits[1], waits[2]))
     yield from each("busy", ("enqueue jobs",), ("enqueue jobs", "sequence"))
     redriven = "insert results of redriven jobs"
     yield from each("busy", (redriven,), (redriven,))

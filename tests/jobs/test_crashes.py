@@ -226,3 +226,73 @@ def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkey
         assert [error.exception_class_path for error in results["fails"].errors][-1] == "builtins.ValueError"
 
     at_every_statement(crasher, mode, setup, turn, check)
+
+
+LONG_WAITS = {
+    "wait for long in a task": ("acked",),
+    "flush waits": ("acked", "nacked"),
+}
+
+
+@pytest.mark.parametrize("mode", ENDS)
+@pytest.mark.parametrize("name", LONG_WAITS)
+def test_a_job_waits_for_long_in_its_row_or_as_a_copy(db, crasher, name, mode):
+    """Never in both, never in none, and the result says which."""
+    change, moved = job_worlds.CHANGES[name], LONG_WAITS[name]
+
+    def setup():
+        held = change.setup()
+        return held, job_worlds.waits()
+
+    def check(world, ended):
+        held, before = world
+        found = job_worlds.waits()
+        after = {job: ("READY", 0, 1) if job in moved else found[job] for job in before}
+        assert found in (before, after)
+        change.make(ALIAS, held)
+        assert {job: found for job, found in job_worlds.waits().items() if job in moved} == dict.fromkeys(
+            moved, ("READY", 0, 1)
+        )
+
+    assert at_every_statement(crasher, mode, setup, lambda world: change.make(ALIAS, world[0]), check) > 1
+
+
+@pytest.mark.parametrize("mode", ENDS)
+def test_a_turn_with_jobs_that_ask_for_later_attempts(db, crasher, mode, no_handlers, settings, monkeypatch):
+    """Whatever ends it: they run again, and what an atomic one has written is there once for each wait that is."""
+    settings.TASKS = job_worlds.TASKS
+
+    def setup():
+        jobs.waits[:] = [7200, 5]
+        results = {"continued": jobs.go_on.enqueue(1), "raised": jobs.ask_later.enqueue(2)}
+        sub = Sub(registry.handlers()[job_worlds.JOBS], name="first")
+        sub.use(ALIAS)
+        monkeypatch.setattr(jobs, "database", ALIAS)
+        return results, sub
+
+    def turn(world):
+        _, sub = world
+        sub.step()
+        sub.work()
+        sub.flush()
+
+    def check(world, ended):
+        results, _ = world
+        monkeypatch.setattr(jobs, "database", USING)
+        jobs.waits.clear()
+        for result in results.values():
+            result.refresh()
+        waits = JobResult.objects.get(id=results["continued"].id).retry_since > 0
+        assert Effect.objects.filter(value=1).count() == waits
+        rows = JobResult.objects.exclude(status__in=["FAILED", "SUCCESSFUL"])
+        assert not list(job_invariants.contradictions(Tables.read(USING), rows, JobStage.objects.all()))
+        SubscriberHeartbeat.objects.all().delete()
+        DeliveryState.objects.filter(acked=False).update(invisible_until=0)
+        deliver_all(raise_exceptions=False, advance=7201)
+        for result in results.values():
+            result.refresh()
+        assert {result.status for result in results.values()} == {"SUCCESSFUL"}
+        assert Effect.objects.filter(value=1).count() == 1 + waits
+        assert Effect.objects.filter(value=2).count() == 1
+
+    at_every_statement(crasher, mode, setup, turn, check)

@@ -122,6 +122,25 @@ def test_a_stopping_process_returns_what_it_has_not_started(start):
         assert (result.status, result.errors, len(result.worker_ids)) == (TaskResultStatus.SUCCESSFUL, [], 1)
 
 
+def test_a_long_job_keeps_its_work_when_its_process_stops(start, tmp_path):
+    """It learns of SIGTERM, commits what it has done, and continues in the next process; no attempt is counted."""
+    started, ends = tmp_path / "started", tmp_path / "ends"
+    result = jobs.until_stopped.enqueue(str(started), str(ends))
+    worker = start("--threads", "1")
+    wait_for(started.exists, worker, timeout=60)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+    result.refresh()
+    assert (result.status, result.errors, result.attempts) == (TaskResultStatus.READY, [], 0)
+    assert JobResult.objects.get().retry_reason == "the process stops"
+    assert Effect.objects.count() == 1
+    ends.touch()
+    assert start("--drain").wait(60) == 0
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.SUCCESSFUL, 1)
+    assert Effect.objects.count() == 2
+
+
 def test_chains_while_processes_are_killed(start):
     """Each job of each stage runs, and no stage begins before the one before it has ended."""
     chains = [

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import threading
 
 import pytest
 from asgiref.sync import async_to_sync
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, QueueMessage
-from django_mysqlqueue.tasks import RetryLater, cancel_job, exceptions, job
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.tasks import RetryLater, call, cancel_job, enqueue_chain, exceptions, job, progress_of
 from django_mysqlqueue.tasks.framework import TaskResultStatus
 from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
 from tests.support import job_worlds
-from tests.support.harness import Sub, sequence
-from tests.support.internals import registry
+from tests.support.harness import Sub, in_thread, sequence
+from tests.support.internals import registry, stopping
 
 try:
     from django.tasks import task
@@ -64,7 +66,33 @@ def once(*given):
     return act(*given)
 
 
+@task(takes_context=True)
+@job(max_attempts=3, backoff={"initial": 0, "maximum": 0})
+def with_context(context):
+    Effect.objects.create(name="jobs", value=len(seen))
+    return act(context)
+
+
+@task(takes_context=True)
+@job(max_attempts=3, atomic=False, backoff={"initial": 0, "maximum": 0})
+def plain_with_context(context):
+    return act(context)
+
+
+@task(takes_context=True)
+@job(max_attempts=3, backoff={"initial": 0, "maximum": 0})
+async def awaited_with_context(context):
+    return act(context)
+
+
+@task(takes_context=True)
+@job(max_attempts=None)
+def without_end(context):
+    return act(context.attempt, context.max_attempts, context.is_last_attempt)
+
+
 TASKS = {"atomic": atomic, "plain": plain, "awaited": awaited}
+WITH_CONTEXT = {"atomic": with_context, "plain": plain_with_context, "awaited": awaited_with_context}
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +104,12 @@ def _backend(db, no_handlers, settings):
 
 def sub():
     return Sub(registry.handlers()[job_worlds.JOBS], name="a")
+
+
+def lose():
+    """Lets others take what subscribers hold."""
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.filter(acked=False).update(invisible_until=0)
 
 
 def stored(result):
@@ -267,3 +301,198 @@ def test_a_reason_is_cut_and_stored_as_it_can_be():
     result = plain.enqueue()
     deliver_all()
     assert stored(result).retry_reason == "é\\udc80" + "x" * 193
+
+
+# -- the context ------------------------------------------------------------------
+
+
+def raised(error):
+    raise error
+
+
+def told():
+    """Notes what the context of the running task tells of its attempts."""
+    (context,) = seen.pop()
+    seen.append((context.attempt, context.max_attempts, context.is_last_attempt, context.losses))
+
+
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_the_context_tells_the_attempt_as_max_attempts_counts_it(kind):
+    script[:] = [
+        lambda: (told(), raised(KeyError("no"))),
+        lambda: (told(), raised(RetryLater(0, counts=False))),
+        lambda: (told(), raised(RetryLater(0))),
+        told,
+    ]
+    result = WITH_CONTEXT[kind].enqueue()
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    assert seen == [(1, 3, False, 0), (2, 3, False, 0), (2, 3, False, 0), (3, 3, True, 0)]
+    assert result.status == SUCCESSFUL
+
+
+def test_losses_are_beside_the_attempts():
+    """The first is free; further ones count for themselves."""
+    script[:] = [told]
+    result = with_context.enqueue()
+    sequence()
+    for name in "abc":
+        Sub(registry.handlers()[job_worlds.JOBS], name=name).step()
+        lose()
+    attempted(result)
+    ((attempt, most, is_last, losses),) = seen
+    assert (attempt, most, is_last, losses) == (1, 3, False, 3)
+    assert (result.status, result.attempts) == (SUCCESSFUL, 4)
+
+
+def test_a_redrive_counts_from_one_again():
+    script[:] = [lambda: (told(), raised(KeyError("no")))] * 3 + [told]
+    with_context.enqueue()
+    deliver_all(raise_exceptions=False)
+    sequence()
+    operations.redrive("jobs.default", actor="test")
+    deliver_all()
+    assert [attempt for attempt, *_ in seen] == [1, 2, 3, 1]
+
+
+def test_without_a_limit_no_attempt_is_the_last():
+    without_end.enqueue()
+    deliver_all()
+    assert seen == [(1, None, False)]
+
+
+def test_the_context_tells_that_the_process_stops(monkeypatch):
+    event = threading.Event()
+    monkeypatch.setattr(stopping, "_event", event)
+    script[:] = [lambda: seen.append(seen[0][0].stopping)] * 2
+    with_context.enqueue()
+    deliver_all()
+    event.set()
+    with_context.enqueue()
+    deliver_all()
+    assert [one for one in seen if isinstance(one, bool)] == [False, True]
+
+
+# -- context.retry ----------------------------------------------------------------
+
+
+def again(*arguments, **options):
+    (context,) = seen[-1]
+    context.progress(len(seen), 5)
+    context.retry(*arguments, **options)
+
+
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_a_task_that_asks_to_go_on_keeps_its_writes(kind, clock, settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "all"}
+    script[:] = [lambda: again(30, reason="the next page"), lambda: again(datetime.timedelta(seconds=20))]
+    worker = sub()
+    result = WITH_CONTEXT[kind].enqueue()
+    for passed, written in ((0, 1), (31, 2)):
+        clock.advance(passed)
+        attempted(result, worker)
+        assert (result.status, result.errors, result.attempts) == (READY, [], 0)
+        row, state = stored(result), DeliveryState.objects.get()
+        assert abs(row.retry_at - state.invisible_until) < 1000
+        assert (state.delivery_token, state.delivered_by, state.retry_count, state.acked) == (0, "", 0, False)
+        assert row.retry_reason == ("the next page" if written == 1 else "")
+        assert progress_of(result).done == written
+        assert Effect.objects.count() == (written if kind == "atomic" else 0)
+    clock.advance(21)
+    attempted(result, worker)
+    assert (result.status, result.return_value, result.attempts) == (SUCCESSFUL, "done", 1)
+    assert Effect.objects.count() == (3 if kind == "atomic" else 0)
+    assert QueueMessage.objects.count() == JobResult.objects.count() == 1
+    assert list(DeliveryEvent.objects.order_by("pk").values_list("outcome", "error")) == [
+        ("snoozed", "the next page"),
+        ("snoozed", ""),
+        ("acked", ""),
+    ]
+
+
+def test_what_the_task_does_after_it_counts():
+    script[:] = [lambda: (again(), raised(KeyError("no"))), lambda: (again(60), again())]
+    result = with_context.enqueue()
+    assert [one.outcome for one in deliver_all(raise_exceptions=False)] == ["failed", "snoozed", "acked"]
+    result.refresh()
+    assert [one.exception_class for one in result.errors] == [KeyError]
+    assert sorted(Effect.objects.values_list("value", flat=True)) == [1, 2]
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_a_stale_delivery_keeps_neither_the_writes_nor_the_wait(kind):
+    """It was claimed again while the task ran, and the other subscriber has ended it."""
+    result = WITH_CONTEXT[kind].enqueue()
+    sequence()
+
+    def other():
+        lose()
+        Sub(registry.handlers()[job_worlds.JOBS], name="b").settle()
+
+    def overtaken():
+        context = seen[0]
+        in_thread(other)
+        seen.append(context)
+        again(30)
+
+    script[:] = [overtaken]
+    attempted(result)
+    assert (result.status, result.return_value, result.attempts) == (SUCCESSFUL, "done", 2)
+    assert stored(result).retry_at == 0
+    assert Effect.objects.count() == (1 if kind == "atomic" else 0)
+
+
+@pytest.mark.servers_only
+def test_a_job_that_has_ended_meanwhile_is_not_called_again():
+    """Its writes are rolled back, and its message is settled without a call."""
+    result = with_context.enqueue()
+
+    def ended():
+        in_thread(lambda: JobResult.objects.filter(id=result.id).update(status="FAILED", finished_at=5))
+        again(0)
+
+    script[:] = [ended]
+    attempted(result)
+    lose()
+    attempted(result)
+    assert (result.status, Effect.objects.count(), len(seen)) == (FAILED, 0, 1)
+    assert not DeliveryState.objects.filter(acked=False).exists()
+
+
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_going_on_has_an_end_too(kind):
+    """In the task, so that it can decide what to do then."""
+    script[:] = [lambda: again(DAY / 2), lambda: again(DAY / 2)]
+    result = WITH_CONTEXT[kind].enqueue()
+    deliver_all()
+    assert [one.outcome for one in deliver_all(advance=DAY / 2 + 60, raise_exceptions=False)] == ["failed", "acked"]
+    result.refresh()
+    (error,) = result.errors
+    assert error.exception_class is exceptions.RetriedTooLong
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), "soon", 31 * DAY])
+def test_a_wrong_delay_is_an_exception_in_the_task(delay):
+    script[:] = [lambda: again(delay)]
+    result = with_context.enqueue()
+    assert [one.outcome for one in deliver_all(raise_exceptions=False)] == ["failed", "acked"]
+    result.refresh()
+    assert f"delay {delay!r}: must be a timedelta or seconds" in result.errors[0].traceback
+
+
+def test_a_job_that_was_asked_to_stop_ends_where_it_would_go_on():
+    result = with_context.enqueue()
+    script[:] = [lambda: (cancel_job(with_context.get_result(result.id)), again(0))]
+    attempted(result)
+    attempted(result)
+    assert (result.status, result.errors[-1].exception_class, len(seen)) == (FAILED, exceptions.JobCancelled, 1)
+
+
+def test_a_job_of_a_chain_goes_on_before_the_next_stage():
+    script[:] = [lambda: again(0)]
+    (first,), (second,) = enqueue_chain(call(with_context), call(plain))
+    deliver_all()
+    first.refresh()
+    second.refresh()
+    assert (first.status, second.status, len(seen)) == (SUCCESSFUL, SUCCESSFUL, 3)

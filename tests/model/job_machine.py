@@ -25,7 +25,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.tasks import JobContext, call, cancel_job, enqueue_chain, exceptions, job
+from django_mysqlqueue.tasks import JobContext, RetryLater, call, cancel_job, enqueue_chain, exceptions, job
 from django_mysqlqueue.tasks.framework import task_backends
 from tests.app.models import Effect
 from tests.conftest import empty
@@ -46,7 +46,18 @@ else:
         from django_tasks import task
 
 MAX_ATTEMPTS = 2
-ACTIONS = ("return", "raise", "refuse")
+ACTIONS = (
+    "return",
+    "raise",
+    "refuse",
+    "ask later",
+    "ask much later",
+    "ask without counting",
+    "continue",
+    "continue late",
+)
+LATER_BY = {"ask later": 5, "ask much later": 61, "ask without counting": 61, "continue": 5, "continue late": 61}
+"""The delays of actions that ask for another call, in seconds: a long one moves the message."""
 FATES = ("fine", "fine", "fine", "bad")
 """A job that is bad raises until its attempts are used up, and returns after a redrive."""
 ENDED = ("SUCCESSFUL", "FAILED")
@@ -66,13 +77,13 @@ class Refused(Exception):
 @job(reject_on=Refused)
 def atomic(context: JobContext) -> None:
     Effect.objects.create(name=context.task_result.id)
-    _machines[-1].act(context.task_result.id)
+    _machines[-1].act(context)
 
 
 @task(takes_context=True)
 @job(reject_on=Refused, atomic=False)
 def plain(context: JobContext) -> None:
-    _machines[-1].act(context.task_result.id)
+    _machines[-1].act(context)
 
 
 @task(takes_context=True)
@@ -98,6 +109,10 @@ class Job:
     returned: int = 0
     raised: int = 0
     refused: int = 0
+    continued: int = 0
+    """How often it has asked to be called again with its writes kept."""
+    asked: int = 0
+    """How often it has asked for another attempt that counts."""
     losses: int = 0
     """How often its subscriber was lost, or a seek has revoked its delivery."""
     skips: int = 0
@@ -138,8 +153,9 @@ class JobMachine(RuleBasedStateMachine):
         self.sound = self.may_revive = False
         self.clock.move(7)
 
-    def act(self, name: str) -> None:
+    def act(self, context: JobContext) -> None:
         """Do what the script says for a job that starts."""
+        name = context.task_result.id
         one = self.jobs[name]
         is_bad = one.fate == "bad" and one.raised < MAX_ATTEMPTS
         action = self.script.pop(0) if self.script else "raise" if is_bad else "return"
@@ -154,6 +170,18 @@ class JobMachine(RuleBasedStateMachine):
         if action == "refuse":
             one.refused += 1
             raise Refused
+        if context.attempt > MAX_ATTEMPTS and not self.is_overlapping:
+            self.problems.append(f"{name} started its attempt {context.attempt}")
+        if action.startswith("ask"):
+            self.seen[action] += 1
+            counts = action != "ask without counting"
+            one.asked += counts
+            raise RetryLater(LATER_BY[action], counts=counts)
+        if action.startswith("continue"):
+            self.seen[action] += 1
+            one.continued += 1
+            context.retry(LATER_BY[action])
+            return
         one.returned += 1
 
     def pick(self, who: int) -> Sub:
@@ -302,7 +330,7 @@ class JobMachine(RuleBasedStateMachine):
             self.jobs[name].holds = True
         return ours
 
-    @rule(seconds=st.sampled_from([1, 10]))
+    @rule(seconds=st.sampled_from([1, 10, 60]))
     def pass_time(self, seconds: int) -> None:
         self.begin()
         self.clock.move(seconds * 1000)
@@ -334,8 +362,11 @@ class JobMachine(RuleBasedStateMachine):
     def broken(self, name: str, one: Job, row: JobResult, effects: int) -> Iterator[str]:
         """Yield what is wrong with a job."""
         is_successful = row.status == "SUCCESSFUL"
-        if one.kind != "plain" and effects != is_successful:
-            yield f"{name} is {row.status} with {effects} effects"
+        # A call that asked to continue has left its writes, unless it was overtaken.
+        if one.kind != "plain" and not is_successful <= effects <= is_successful + one.continued:
+            yield f"{name} is {row.status} with {effects} effects after {one.continued} calls that were to continue"
+        if one.kind != "plain" and not self.is_overlapping and effects != is_successful + one.continued:
+            yield f"{name} is {row.status} with {effects} effects, but has continued {one.continued} times"
         if is_successful and not one.returned:
             yield f"{name} is SUCCESSFUL, but has never returned"
         revived = (self.may_revive or self.was_skipped(one)) and one.status == "FAILED" and not one.is_cancelled
@@ -363,7 +394,7 @@ class JobMachine(RuleBasedStateMachine):
             return one.losses > 0
         if last is Refused:
             return one.refused > 0
-        return last is Told and (one.was_asked or one.raised >= MAX_ATTEMPTS)
+        return last in (Told, RetryLater) and (one.was_asked or one.raised + one.asked >= MAX_ATTEMPTS)
 
     def teardown(self) -> None:
         if self.sound and self.jobs:
@@ -379,7 +410,7 @@ class JobMachine(RuleBasedStateMachine):
         self.script = []
         for _ in range(20):
             self.begin()
-            self.clock.move(10_000)
+            self.clock.move(70_000)
             sequence()
             self.subs[0].settle()
             self.agrees_with_the_model()

@@ -35,7 +35,7 @@ from django_mysqlqueue.options.topic_settings import TopicSettings
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.procedures import CLIENT_PROCEDURES, definitions, installing
 from django_mysqlqueue.procedures.definitions import COMMENT, procedures
-from django_mysqlqueue.runtime import inline, registering, sessions
+from django_mysqlqueue.runtime import inline, registering, sessions, stopping
 from django_mysqlqueue.runtime.handling import (
     call,
     executor,
@@ -103,6 +103,7 @@ from django_mysqlqueue.service import (
     job_messages,
     job_progress,
     job_results,
+    job_retries,
     job_rows,
     job_stages,
     known_topics,
@@ -148,6 +149,7 @@ from django_mysqlqueue.service.deliveries import (
     Holding,
     JobEnd,
     JobEnds,
+    JobRetry,
     Returned,
     Settlement,
     Slot,

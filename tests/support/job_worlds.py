@@ -34,6 +34,7 @@ from tests.support.internals import (
     Flushed,
     GroupRef,
     JobEnd,
+    JobRetry,
     NewResult,
     Session,
     Settlement,
@@ -42,6 +43,7 @@ from tests.support.internals import (
     groups,
     job_messages,
     job_results,
+    job_retries,
     job_rows,
     job_stages,
     payloads,
@@ -384,6 +386,60 @@ def succeed(alias: str) -> None:
         run(alias, lambda session: job_results.succeed(session, JobEnd("acked", 7, 7, "2"), StaleDelivery))
 
 
+SHORT, LONG = 5_000, 7_200_000
+"""Waits for the next attempt in milliseconds: in place, and as a copy of the message."""
+
+
+def _later(held: dict[str, Claimed], name: str, delay_ms: int, **retry: int) -> Settlement:
+    end = JobEnd(name, worker_ids="", retry=JobRetry(delay_ms, "later", **retry))
+    return Settlement(held[name], Action.SNOOZE, delay_ms, "later", job=end)
+
+
+@configured()
+def wait_here(alias: str, held: dict[str, Claimed], name: str, delay_ms: int) -> int:
+    """Lets a job wait as its atomic task does; returns 0 if that is refused."""
+    settlement = _later(held, name, delay_ms, retry_since=1)
+
+    def write(session: Session) -> int:
+        job_retries.wait_here(alias, settlement, settlement.job)
+        return 1
+
+    try:
+        return run(alias, write)
+    except StaleDelivery:
+        return 0
+
+
+@configured()
+def flush_waits(alias: str, held: dict[str, Claimed]) -> Flushed:
+    """Writes that one job waits for long after a failure, another one without, and a third for short."""
+    error = job_rows.error_line("builtins.ValueError", "no")
+    failed = JobEnd("nacked", 5, 5, errors=error, retry=JobRetry(LONG))
+    waits = [
+        Settlement(held["nacked"], Action.NACK, LONG, "no", job=failed, is_final=False),
+        _later(held, "acked", LONG, retry_since=1),
+        _later(held, "released", SHORT, retry_since=1),
+    ]
+    return settling.flush(alias, JOBS, waits, max_attempts=None, shared=True)
+
+
+def waits() -> dict[str, tuple[str, int, int]]:
+    """By job: the status, the number of its messages that are not settled, and that of its copies that wait.
+
+    The result has the id of the last copy, and the copies that wait are those of settled messages.
+    """
+    rows = {row.id: row for row in JobResult.objects.using(USING).all()}
+    copies = dict(OutboxMessage.objects.using(USING).filter(deliver_at__gt=0).values_list("original_id", "message_id"))
+    states = DeliveryState.objects.using(USING).filter(topic=JOBS.topic, acked=False)
+    offsets = set(states.values_list("message_offset", flat=True))
+    messages = dict(QueueMessage.objects.using(USING).filter(topic=JOBS.topic).values_list("message_id", "offset"))
+    for job, copy in copies.items():
+        assert rows[job].redriven_id == copy
+    return {
+        job: (row.status, int(messages.get(job) in offsets), int(job in copies)) for job, row in sorted(rows.items())
+    }
+
+
 REDRIVEN = ("one", "two")
 CANCELLED = dict.fromkeys(("acked", "dead"), JOBS.topic)
 CHANGES: dict[str, Change] = {
@@ -395,6 +451,21 @@ CHANGES: dict[str, Change] = {
         _claimed,
         lambda alias, held: succeed(alias),
         dict.fromkeys(ENDS, "RUNNING") | {"acked": "SUCCESSFUL"},
+    ),
+    "wait in a task": Change(
+        _claimed,
+        lambda alias, held: wait_here(alias, held, "acked", SHORT),
+        dict.fromkeys(ENDS, "RUNNING") | {"acked": "READY"},
+    ),
+    "wait for long in a task": Change(
+        _claimed,
+        lambda alias, held: wait_here(alias, held, "acked", LONG),
+        dict.fromkeys(ENDS, "RUNNING") | {"acked": "READY"},
+    ),
+    "flush waits": Change(
+        _claimed,
+        flush_waits,
+        dict.fromkeys(ENDS, "RUNNING") | dict.fromkeys(("acked", "nacked", "released"), "READY"),
     ),
     "restart": Change(
         _ended,

@@ -181,6 +181,7 @@ def live() -> None:
     _tail()
     _relay()
     _quarantine()
+    _waiting_jobs()
     _jobs()
     _recur()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
@@ -353,6 +354,21 @@ def _move() -> None:
     assert moving.has_left(moving.Move("moved", OTHER, USING, OTHER, "test"), 0)
     _register(ref, "limits", {})
     Sequencer.objects.update(routes={})
+
+
+@job_worlds.configured()
+def _waiting_jobs() -> None:
+    """Jobs that wait for their next attempts, in place and as copies, and are cancelled."""
+    held = job_worlds.claimed(*job_worlds.ENDS)
+    job_worlds.CHANGES["flush waits"].make(USING, held)
+    assert job_worlds.wait_here(USING, held, "dead", job_worlds.LONG)
+    assert job_worlds.wait_here(USING, held, "expired", job_worlds.SHORT)
+    assert sum(copies for _, _, copies in job_worlds.waits().values()) == 3
+    with as_role("operator"):
+        assert operations.cancel(job_worlds.JOBS.topic, list(held), actor="test").changed == 5
+    DeliveryState.objects.filter(topic=job_worlds.JOBS.topic).update(acked=True)
+    JobResult.objects.all().delete()
+    QueueMessage.objects.filter(topic=job_worlds.JOBS.topic).delete()
 
 
 @job_worlds.configured()

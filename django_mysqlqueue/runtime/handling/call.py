@@ -473,9 +473,10 @@ def _run_atomic(
 ) -> list[Settlement]:
     """Call an atomic handler: its writes and the outcomes of its deliveries commit together or not at all.
 
-    The transaction commits if it settles a message (ack, reject). If every delivery was nacked or snoozed, the writes
-    are rolled back. If a delivery is stale, everything is rolled back, and the others are released without counting an
-    attempt. An error after the COMMIT changes no outcome.
+    The transaction commits if it settles a message (ack, reject), or if a task has asked to be called again
+    (``context.retry``). If every delivery was nacked or snoozed, the writes are rolled back. If a delivery is stale,
+    everything is rolled back, and the others are released without counting an attempt. An error after the COMMIT
+    changes no outcome.
     """
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
@@ -491,13 +492,15 @@ def _run_atomic(
                 for settlement in settlements
                 if settlement.action is Action.REJECT
             ]
-            if not acked and not rejected:
-                raise _Unsettled
-            send_together()
-            stale = settling.settle_here(using, acked, rejected)
-            if stale:
-                raise _Stale(stale)
-            handler.acked_here(using, [delivery for delivery in deliveries if delivery._claimed in acked])
+            if is_retried := not acked and not rejected:
+                if not handler.retried_here(using, settlements):
+                    raise _Unsettled
+            else:
+                send_together()
+                stale = settling.settle_here(using, acked, rejected)
+                if stale:
+                    raise _Stale(stale)
+                handler.acked_here(using, [delivery for delivery in deliveries if delivery._claimed in acked])
     except _Unsettled:
         return settlements
     except transactions.AfterCommit as error:
@@ -518,6 +521,8 @@ def _run_atomic(
             else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
+    if is_retried:
+        return [settlement._replace(is_written=True) for settlement in settlements]
     return [
         settlement._replace(delay_ms=0, is_written=True) if settlement.action in SETTLING else settlement
         for settlement in settlements

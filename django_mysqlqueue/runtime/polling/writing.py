@@ -34,7 +34,7 @@ class Counts:
         for settlement in settlements:
             if settlement.action is not Action.ACK and id(settlement) not in stale:
                 tally.failed += settlement.action in FAILED and settlement.is_started
-                tally.dead_lettered += settlement.is_written
+                tally.dead_lettered += settlement.is_written and settlement.action is Action.REJECT
                 if settlement.action in UNCALLED:
                     tally.passed[OUTCOMES[settlement.action]] += 1
         tally.dead_lettered += len(flushed.dead)

@@ -17,7 +17,7 @@ from typing import Any
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.options.conf import Settings
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import sessions, stopping
 from django_mysqlqueue.runtime.handling import unstarted
 from django_mysqlqueue.runtime.handling.starts import Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
@@ -192,6 +192,7 @@ class Subscriber:
             stop=Stop(),
         )
         self._stop = self._plan.stop
+        stopping.follow(self._stop.event)
         aliases = queue_aliases()
         self.workers = [
             Worker(
