@@ -35,7 +35,8 @@ JobPosition = tuple[int, str]
 COLUMNS = (
     "s.id, s.backend, s.queue_name AS queue, s.task_path AS task, s.priority, s.run_after, s.status, s.enqueued_at, "
     "s.started_at, s.last_attempted_at, s.finished_at, "
-    "LENGTH(s.worker_ids) - LENGTH(REPLACE(s.worker_ids, %s, '')) AS attempts, s.progress"
+    "LENGTH(s.worker_ids) - LENGTH(REPLACE(s.worker_ids, %s, '')) AS attempts, s.progress, "
+    "s.retry_at, s.retry_reason"
 )
 """Columns of a ``JobSummary`` of the table as ``s``. The parameter is a newline."""
 FIRST, LAST = -(2**62), 2**62
@@ -73,6 +74,10 @@ class JobSummary:
     """Number of claims by subscribers, including those of subscribers that were lost before the job started."""
     progress: Progress | None = None
     """What the current or the last attempt has reported; None: nothing."""
+    retry_at: int = 0
+    """When the next attempt is due, as the last one that was to be retried has left it; 0: none was."""
+    retry_reason: str = ""
+    """Why, as ``RetryLater`` and ``context.retry`` had it; empty: they had none, or it has failed."""
 
     @property
     def topic(self) -> str:
@@ -83,6 +88,10 @@ class JobSummary:
     def has_ended(self) -> bool:
         """Whether it is FAILED or SUCCESSFUL."""
         return self.status in ENDED
+
+    def waits_at(self, now: int) -> bool:
+        """Return whether it waits for its next attempt at a time in epoch milliseconds."""
+        return self.status == JobResult.Status.READY and self.retry_at > now
 
     @property
     def waited_ms(self) -> int | None:
@@ -316,6 +325,19 @@ def summaries(session: Session, ids: Iterable[str]) -> dict[str, JobSummary]:
     """Return jobs by id, without those that do not exist."""
     joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
     return {row.id: _summary(row) for row in session.joined(f"SELECT {COLUMNS}", "i", set(ids), joins, before=["\n"])}
+
+
+def waiting(session: Session, *, limit: int, bounds: Bounds = PAGES) -> list[JobSummary]:
+    """Return jobs that wait for their next attempts, among the first ``bounds.jobs`` that are READY; the next first."""
+    rows = session.rows(
+        f"SELECT retry_at, id FROM {RESULTS}{session.dialect.force_index(BY_STATUS[0])} "
+        "WHERE status = %s AND finished_at = 0 ORDER BY id LIMIT %s",
+        (JobResult.Status.READY.value, bounds.jobs),
+    )
+    now = session.now()
+    ids = [job for at, job in sorted(rows) if at > now][:limit]
+    found = summaries(session, ids) if ids else {}
+    return [found[job] for job in ids if job in found]
 
 
 def _summary(row: Any) -> JobSummary:

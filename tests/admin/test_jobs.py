@@ -14,6 +14,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages import job as job_page
 from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
@@ -22,7 +23,7 @@ from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, hidden, page
 from tests.support.dead_letter_pages import bound
 from tests.support.harness import USING, sequence
-from tests.support.internals import DeadLetterFilter, job_progress, wakeups
+from tests.support.internals import DeadLetterFilter, Session, job_progress, wakeups
 from tests.support.job_pages import NOW, ended, errors, job
 from tests.support.topic_permissions import OnTopics
 
@@ -176,6 +177,34 @@ def test_what_a_row_says(client):
     assert rows["r1"].took in ("1 min 15 s so far", "1 min 16 s so far")
     assert (rows["again2"].took, rows["again2"].job.finished_at) == ("", 0)
     assert (rows["f3"].took, rows["f3"].status, rows["f3"].job.attempts) == ("1 min 30 s", "failed", 3)
+
+
+def test_a_job_that_waits_for_its_next_attempt_says_until_when_and_why(client, make_waiting):
+    """In the list, and on its page: with the reason, if it has one. One that runs, or is due, does not wait."""
+    at = make_waiting("why1", retry_reason="429 from <the API>")
+    make_waiting("when2")
+    make_waiting("due3", seconds=-5)
+    make_waiting("runs4", status="RUNNING", worker_ids="w\n")
+    rows = {row.job.id: row for row in client.get(f"{ROOT}jobs/").context["rows"]}
+    text = f"waits until {moment(at)}: 429 from <the API>"
+    assert (rows["why1"].waits, rows["when2"].waits) == (text, f"waits until {moment(at)}")
+    assert (rows["due3"].waits, rows["runs4"].waits) == ("", "")
+    assert text in unescape(page(client, "jobs"))
+    assert text in [said for said, _ in notes(client, "why1")]
+    assert not [said for said, _ in notes(client, "due3") if said.startswith("waits")]
+
+
+@pytest.fixture
+def make_waiting(db):
+    """Makes a job that waits for ten minutes, and returns until when."""
+    now = Session(USING).now()
+
+    def make(name, seconds=600, **columns):
+        at = now // 1000 * 1000 + seconds * 1000
+        job(name, **{"retry_at": at, "status": "READY"} | columns)
+        return at
+
+    return make
 
 
 def test_the_navigation_has_the_page_if_the_project_has_queues_of_jobs(client, settings):
@@ -466,6 +495,15 @@ def test_arguments_values_and_errors_need_the_permission_to_see_payloads(make, t
         assert text.count("builtins.ValueError") == 2
         assert ("You do not have permission" in text) is not may
         assert "secret" not in page(client, "jobs")
+
+
+def test_the_reason_of_a_wait_needs_the_permission_to_see_payloads(make, two_queues, make_waiting):
+    at = make_waiting("mail.9", queue_name="mail", retry_reason="secret reason")
+    nobody, everybody = make("view_dashboard"), make("view_dashboard", "see_payloads")
+    for client, may in ((nobody, False), (everybody, True)):
+        for text in (page(client, "job", id="mail.9"), page(client, "jobs")):
+            assert f"waits until {moment(at)}" in text
+            assert ("secret reason" in text) is may
 
 
 # -- progress, requests to stop, and chains -----------------------------------

@@ -255,3 +255,20 @@ def test_a_result_that_is_gone_between_two_statements(monkeypatch):
     places = jobs._places
     monkeypatch.setattr(jobs, "_places", lambda *args: (places(*args), delete(Session(USING)))[0])
     assert ids(list_jobs()) == ["j1"]
+
+
+def test_jobs_that_wait_for_their_next_attempts_the_next_one_first():
+    now = Session(USING).now()
+    for number, seconds in enumerate((300, 100, 200, -100)):
+        job(f"w{number}", retry_at=now + seconds * 1000, retry_reason=f"in {seconds} s")
+    job("ready")
+    job("runs", status="RUNNING", retry_at=now + 50_000)
+    found = jobs.waiting(Session(USING), limit=2)
+    assert [(one.id, one.retry_reason, one.retry_at - now) for one in found] == [
+        ("w1", "in 100 s", 100_000),
+        ("w2", "in 200 s", 200_000),
+    ]
+    assert [one.id for one in jobs.waiting(Session(USING), limit=9, bounds=Bounds(jobs=2))] == ["w0"]
+    assert found[0].waits_at(now)
+    assert not found[0].waits_at(now + 100_000)
+    assert get_job("w1").summary == found[0]

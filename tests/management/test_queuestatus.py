@@ -11,6 +11,8 @@ import pytest
 from django.core.management import CommandError
 from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.filter_policies import parse
@@ -27,9 +29,11 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.delivery_limits import parse_rate
+from django_mysqlqueue.text.humanize import moment
 from tests.support.commands import run, table
 from tests.support.harness import USING, Sub, handler, lag, sequence
-from tests.support.internals import EVERYTHING, GroupRef, get_settings, groups
+from tests.support.internals import EVERYTHING, GroupRef, Session, get_settings, groups
+from tests.support.job_pages import job
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
 
@@ -425,3 +429,29 @@ def test_nothing_was_settled_without_a_call(db):
     sub.settle()
     sub.poller.write_rollups()
     assert "without a call" not in run("queuestatus")
+
+
+def test_jobs_that_wait_say_until_when_and_why(db, settings):
+    """Queues without such jobs have no table, and other groups no statement for it."""
+    settings.TASKS = {"default": {"BACKEND": "django_mysqlqueue.tasks.MySQLQueueBackend"}}
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    with CaptureQueriesContext(connection) as captured:
+        assert "wait for their next attempt" not in run("queuestatus")
+    assert not [query for query in captured if "retry_at" in query["sql"]]
+    groups.register(USING, GroupRef("jobs", "jobs.default"), mode="shared", start="earliest")
+    at = Session(USING).now() + 3_600_000
+    job("j1", retry_at=at, retry_reason="429 from the API")
+    job("j2", retry_at=at + 1000)
+    first, second = table(run("queuestatus"), "Jobs that wait for their next attempt")
+    assert first == {
+        "topic": "jobs.default",
+        "task": "shop.tasks.mail",
+        "id": "j1",
+        "waits until": moment(at),
+        "reason": "429 from the API",
+    }
+    assert (second["id"], second["reason"]) == ("j2", "-")
+    assert status()["waiting_jobs"] == [
+        {"id": "j1", "task": "shop.tasks.mail", "topic": "jobs.default", "until": at, "reason": "429 from the API"},
+        {"id": "j2", "task": "shop.tasks.mail", "topic": "jobs.default", "until": at + 1000, "reason": ""},
+    ]

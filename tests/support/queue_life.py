@@ -451,6 +451,9 @@ def _read_jobs() -> None:
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
     assert jobs.message_offset(session, found.summary)
+    JobResult.objects.filter(status="READY").update(retry_at=session.now() + 60_000)
+    assert jobs.waiting(session, limit=1)
+    JobResult.objects.filter(status="READY").update(retry_at=0)
 
 
 @job_worlds.configured()

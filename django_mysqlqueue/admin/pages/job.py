@@ -18,7 +18,7 @@ from django_mysqlqueue.admin import charts, contents
 from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, moment
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took
+from django_mysqlqueue.admin.pages.jobs import CSS, label_of, took, waits_until
 from django_mysqlqueue.admin.pages.steps import Step, error_parts, recurring_steps
 from django_mysqlqueue.inspection import JobDetails, JobError, JobSummary, jobs, message_history
 from django_mysqlqueue.inspection.subscribers import read_subscribers
@@ -175,6 +175,8 @@ class JobPage(Page):
         if (waits := self._waits_in_chain(session, found)) is not None:
             yield Step(waits)
             return
+        if job.waits_at(self._now):
+            yield Step(waits_until(job, with_reason=self.errors.shows(job.topic)))
         is_ahead = job.status == "READY" and job.run_after > self._now
         offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
         if job.status == "RUNNING" and found.cancel_requested_at:

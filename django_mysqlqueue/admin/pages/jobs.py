@@ -35,6 +35,8 @@ class JobRow:
     status: str
     css: str
     took: str
+    waits: str
+    """Until when it waits for its next attempt, and why; empty: it does not."""
 
 
 def label_of(status: str) -> str:
@@ -47,6 +49,14 @@ def took(job: JobSummary, now: int) -> str:
     if job.status == "RUNNING" and job.started_at and job.attempts == 1:
         return _("%(time)s so far") % {"time": duration((now - job.started_at) / 1000)}
     return "" if job.took_ms is None else duration(job.took_ms / 1000)
+
+
+def waits_until(job: JobSummary, *, with_reason: bool) -> str:
+    """Return until when a job waits for its next attempt, and why."""
+    if job.retry_reason and with_reason:
+        text = _("waits until %(time)s: %(reason)s")
+        return text % {"time": moment(job.retry_at), "reason": visible(job.retry_reason)}
+    return _("waits until %(time)s") % {"time": moment(job.retry_at)}
 
 
 class JobsPage(Page):
@@ -168,6 +178,6 @@ class JobsPage(Page):
             return _("including prefetched ones, in descending order of their ids")
         return _("in descending order of their ids")
 
-    @staticmethod
-    def _row(job: JobSummary, now: int) -> JobRow:
-        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), took(job, now))
+    def _row(self, job: JobSummary, now: int) -> JobRow:
+        waits = waits_until(job, with_reason=self.errors.shows(job.topic)) if job.waits_at(now) else ""
+        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), took(job, now), waits)

@@ -19,11 +19,13 @@ from django_mysqlqueue.inspection import (
     Cause,
     ErrorListing,
     GroupOverview,
+    JobSummary,
     Problem,
     QueueOverview,
     QueueStatus,
     find_problems,
     get_overview,
+    jobs,
     list_errors,
     operations_log,
     partitions,
@@ -39,6 +41,7 @@ from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.options.table import storable
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import unfinished
+from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
@@ -49,8 +52,10 @@ ALWAYS = ("Topics", "Groups")
 """The tables that are shown even without rows."""
 ERRORS = 20
 """Maximum number of errors in their table."""
+WAITING_JOBS = 20
+"""Maximum number of jobs that wait for their next attempts in their table."""
 ERROR_SHOWN = 60
-"""Maximum length of an error in it, in characters."""
+"""Maximum length of an error in it, and of the reason of a job, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class Status:
     (``rollups.PASSED``)."""
     pauses: dict[GroupRef, OperationEntry]
     """The operations that have paused groups, as far as the audit log has them."""
+    waiting_jobs: Sequence[JobSummary]
+    """The next ones that wait for another attempt."""
     errors: ErrorListing
     problems: Sequence[Problem]
     causes: Sequence[Cause]
@@ -169,6 +176,10 @@ class Command(ReadingCommand):
                     "problems": len(one.problems),
                 }
                 for one in found.causes
+            ],
+            "waiting_jobs": [
+                {"id": one.id, "task": one.task, "topic": one.topic, "until": one.retry_at, "reason": one.retry_reason}
+                for one in found.waiting_jobs
             ],
             "errors": [
                 {
@@ -343,6 +354,14 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         ],
     )
     yield (
+        "Jobs that wait for their next attempt",
+        ("topic", "task", "id", "waits until", "reason"),
+        [
+            (one.topic, one.task, one.id, moment(one.retry_at), shortened(one.retry_reason, most=ERROR_SHOWN) or "-")
+            for one in status.waiting_jobs
+        ],
+    )
+    yield (
         "Errors"
         if len(status.errors.kinds) <= ERRORS
         else f"Errors (the first {ERRORS} of {len(status.errors.kinds):,})",
@@ -406,7 +425,9 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
     state = state_of(queue, find_problems(queue))
     topics, errors = read_topics(session, queue.now), list_errors(using=using)
-    return Status(queue, topics, leases, passed, pauses, errors, state.problems, state.causes, state.status)
+    has_jobs = any(is_of_jobs(one.ref) for one in queue.groups)
+    waiting = jobs.waiting(session, limit=WAITING_JOBS) if has_jobs else []
+    return Status(queue, topics, leases, passed, pauses, waiting, errors, state.problems, state.causes, state.status)
 
 
 def _filter_text(policy: FilterPolicy | str) -> str:
