@@ -6,7 +6,7 @@ import dataclasses
 from itertools import count
 
 from soak import job_checker, job_plan, records
-from soak.job_facts import CANCELLED, EARLIER, PLANNED, REFUSED, Enqueued, JobEvidence, Result, Stage
+from soak.job_facts import ASKED, CANCELLED, EARLIER, PLANNED, REFUSED, Enqueued, JobEvidence, Result, Stage
 from soak.records import Step, Transaction
 
 ME = "1-a"
@@ -17,6 +17,9 @@ ERRORS = {
     job_plan.REFUSED: [REFUSED],
     job_plan.FLAKY: [PLANNED],
     job_plan.FINE: [],
+    job_plan.ASKING: [ASKED],
+    job_plan.WAITING: [],
+    job_plan.CONTINUING: [],
 }
 EARLIER_TEXT = "The job 'x' of an earlier stage of the chain has failed."
 CANCELLED_TEXT = "The job was cancelled before it started."
@@ -40,7 +43,7 @@ class Run:
         job = f"job-{len(self.results)}"
         argument = of if kind == job_plan.UNIQUE else token
         fate = fate or job_plan.fate(kind, argument)
-        errors, is_done = ERRORS[fate], fate in (job_plan.FINE, job_plan.FLAKY)
+        errors, is_done = ERRORS[fate], fate not in (job_plan.POISON, job_plan.REFUSED, job_plan.MENDED)
         began = self.at
         attempts = len(errors) + is_done
         for attempt in range(1, attempts + 1):
@@ -63,7 +66,7 @@ class Run:
         )
         self.published[job] = 1
         if is_done and kind in job_plan.ATOMIC_KINDS:
-            self.effects[job] = 1
+            self.effects[job] = 1 + (fate == job_plan.CONTINUING)
         return job
 
     def not_called(self, token, path, text, of="", stage=0):
@@ -112,7 +115,8 @@ def sound():
     run = Run()
     for kind in sorted(set(job_plan.KINDS)):
         for fate in ERRORS:
-            run.job(kind, token_of(kind, fate))
+            if fate != job_plan.CONTINUING or kind in (job_plan.ATOMIC, job_plan.PATIENT):
+                run.job(kind, token_of(kind, fate))
     fine = [(job_plan.ATOMIC, job_plan.FINE)]
     chain = next(
         f"p:{number}"

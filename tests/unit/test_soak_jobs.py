@@ -86,6 +86,8 @@ def test_a_job_that_is_lost(run):
         (job_plan.POISON, {"errors": [(PLANNED, "")] * (job_plan.MAX_ATTEMPTS - 1)}),
         (job_plan.FLAKY, {"errors": []}),
         (job_plan.FLAKY, {"status": "FAILED"}),
+        (job_plan.ASKING, {"errors": []}),
+        (job_plan.ASKING, {"status": "FAILED"}),
         (job_plan.FINE, {"value": {"token": "another"}}),
         (job_plan.FINE, {"kind": job_plan.PATIENT}),
         (job_plan.FINE, {"status": "FAILED", "errors": [(CANCELLED, CANCELLED_TEXT)]}),
@@ -265,3 +267,26 @@ def test_moments_count_what_they_compare():
     seen.add(Tables(), job_evidence.JobRows([waiting], []))
     found = seen.verdict()
     assert (found.compared, found.count) == ("1 moments, 1 results that had not ended", 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "effects", "is_sound"),
+    [
+        ("SUCCESSFUL", 2, True),
+        ("SUCCESSFUL", 1, False),
+        ("SUCCESSFUL", 3, False),
+        ("FAILED", 1, True),
+        ("FAILED", 2, False),
+    ],
+)
+def test_a_job_that_continues_leaves_what_each_call_has_written(run, status, effects, is_sound):
+    job = a_job(run, job_plan.ATOMIC, job_plan.CONTINUING)
+    run = replaced(with_result(run, job, status=status), "effects", job, effects)
+    assert (EFFECTS not in violations(run)) is is_sound
+
+
+@pytest.mark.parametrize(("fate", "is_sound"), [(job_plan.WAITING, True), (job_plan.FINE, False)])
+def test_calls_that_do_not_count_are_no_claims_of_the_result(run, fate, is_sound):
+    job = a_job(run, job_plan.PLAIN, fate)
+    steps = [Step(verb, job, "p:1", 0, 1, 5.0, "1-a") for verb in (records.STARTED, records.FAILED)]
+    assert (violations(dataclasses.replace(run, steps=[*run.steps, *steps])) == {}) is is_sound

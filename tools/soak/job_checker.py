@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from soak import job_plan, plan, records
 from soak.facts import Verdict, verdict
-from soak.job_facts import CANCELLED, EARLIER, LOST, NOT_CALLED, PLANNED, REFUSED, Enqueued, JobEvidence, Result
+from soak.job_facts import ASKED, CANCELLED, EARLIER, LOST, NOT_CALLED, PLANNED, REFUSED, Enqueued, JobEvidence, Result
 from soak.job_plan import ATOMIC_KINDS, FLAKY, MENDED, POISON
 from soak.plan import FREEZES
 from soak.records import COMMITTED, DONE, ROLLED_BACK, STARTED, WRONG
@@ -116,6 +116,8 @@ def _unplanned_success(one: Enqueued, result: Result, fate: str, token: str) -> 
     planned = result.failures.count(PLANNED)
     if fate in (POISON, job_plan.REFUSED):
         yield f"{_shown(one)} is SUCCESSFUL, although its task always fails"
+    elif fate == job_plan.ASKING and ASKED not in result.failures:
+        yield f"{_shown(one)} is SUCCESSFUL, but has not asked for another attempt"
     elif (fate == FLAKY and not planned) or (fate == MENDED and len(result.failures) < job_plan.MAX_ATTEMPTS):
         yield f"{_shown(one)} is SUCCESSFUL after {planned} planned failures"
     if not isinstance(result.value, dict) or result.value.get("token") != token:
@@ -137,6 +139,8 @@ def _is_explained(
             return any((one.of, stage) in failed for stage in range(one.stage))
         case path if path == PLANNED:
             return fate in (POISON, MENDED, FLAKY) and (asked or failures >= job_plan.MAX_ATTEMPTS)
+        case path if path == ASKED:
+            return fate == job_plan.ASKING and (asked or failures >= job_plan.MAX_ATTEMPTS)
         case path if path == REFUSED:
             return fate == job_plan.REFUSED
         case path if path.startswith(DATABASE_ERRORS):
@@ -147,12 +151,16 @@ def _is_explained(
 def check_effects(evidence: JobEvidence) -> Verdict:
     """Check what the tasks have written: exactly once if they are atomic, otherwise at least once."""
     done = {step.message_id for step in evidence.steps if step.verb == DONE}
+    fates = _fates(evidence)
 
     def violations() -> Iterator[str]:
         for job, result in evidence.results.items():
             count = evidence.effects.get(job, 0)
             successful = result.status == "SUCCESSFUL"
-            if count != (successful and result.kind in ATOMIC_KINDS):
+            expected = {int(successful and result.kind in ATOMIC_KINDS)}
+            if fates.get(job) == job_plan.CONTINUING:
+                expected = {2} if successful else {0, 1}  # It may have been cancelled while it waited.
+            if count not in expected:
                 yield f"{job} ({result.kind}) is {result.status}, and its writes were committed {count} times"
             if successful and job not in done:
                 yield f"{job} ({result.kind}) is SUCCESSFUL, but its task has never ended"
@@ -164,6 +172,14 @@ def check_effects(evidence: JobEvidence) -> Verdict:
         f"{sum(evidence.effects.values())} writes, {len(done)} jobs whose tasks ended",
         violations(),
     )
+
+
+def _fates(evidence: JobEvidence) -> dict[str, str]:
+    """Return what the tasks of the jobs in the ledger do."""
+    return {
+        one.job: job_plan.fate(one.kind, one.of if one.kind == job_plan.UNIQUE else one.token)
+        for one in evidence.ledger
+    }
 
 
 def check_published(evidence: JobEvidence) -> Verdict:
@@ -320,6 +336,8 @@ def check_attempts(evidence: JobEvidence) -> Verdict:
     sought = any(one.kind == plan.SEEK for one in evidence.troubles)
     unfinished = cut_off(evidence.steps, evidence.troubles)
     starts = Counter(step.message_id for step in evidence.steps if step.verb == STARTED and step not in unfinished)
+    fates = _fates(evidence)
+    uncounted = (job_plan.WAITING, job_plan.CONTINUING)
 
     def violations() -> Iterator[str]:
         for job, result in evidence.results.items():
@@ -329,7 +347,7 @@ def check_attempts(evidence: JobEvidence) -> Verdict:
             attempts = sum(not text.endswith(NOT_CALLED) for _, text in result.errors) + successful
             if result.status in ENDED and len(result.workers) != attempts:
                 yield f"{job} ({result.kind}) has {len(result.workers)} workers, but {attempts} attempts ended"
-            if starts[job] > len(result.workers):
+            if starts[job] > len(result.workers) and fates.get(job) not in uncounted:
                 yield f"{job} ({result.kind}) started {starts[job]} times, but has {len(result.workers)} workers"
             if job not in evidence.redriven and len(result.failures) > plan.MAX_ATTEMPTS:
                 yield f"{job} ({result.kind}) failed {len(result.failures)} times"
@@ -338,7 +356,7 @@ def check_attempts(evidence: JobEvidence) -> Verdict:
 
     lost = sum(path == LOST for result in evidence.results.values() for path, _ in result.errors)
     told = f"{starts.total()} starts, {len(unfinished)} cut off, {lost} lost subscribers"
-    told += f", {sum(evidence.redriven.values())} redriven"
+    told += f", {sum(evidence.redriven.values())} redriven, {sum(evidence.moved.values())} waited for long"
     return verdict("jobs: errors and workers account for every claim", told, violations())
 
 

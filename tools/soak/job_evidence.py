@@ -40,14 +40,14 @@ TABLES = (
     """
     CREATE TABLE soak_published (
         id BIGINT AUTO_INCREMENT PRIMARY KEY, topic VARCHAR(255) NOT NULL, message_id VARCHAR(255) NOT NULL,
-        original_id VARCHAR(255) NOT NULL, created_at BIGINT NOT NULL
+        original_id VARCHAR(255) NOT NULL, created_at BIGINT NOT NULL, deliver_at BIGINT NOT NULL
     )
     """,
     # The log drops duplicates, so only the outbox tells what was published twice.
     f"""
     CREATE TRIGGER soak_published AFTER INSERT ON {OutboxMessage._meta.db_table} FOR EACH ROW
-        INSERT INTO soak_published (topic, message_id, original_id, created_at)
-        SELECT NEW.topic, NEW.id, NEW.original_id, NEW.created_at FROM DUAL
+        INSERT INTO soak_published (topic, message_id, original_id, created_at, deliver_at)
+        SELECT NEW.topic, NEW.id, NEW.original_id, NEW.created_at, NEW.deliver_at FROM DUAL
         WHERE NEW.topic LIKE 'jobs.%' OR NEW.topic LIKE '{schedule_plan.PUBLISHED}'
     """,
 )
@@ -58,7 +58,7 @@ def gather(folder: Path, troubles: Sequence[Trouble]) -> JobEvidence:
     for job, found in rows("SELECT job, found FROM soak_job_cancels ORDER BY id"):
         cancelled[job].append(found)
     effects = rows("SELECT job, COUNT(*) FROM soak_job_effects GROUP BY job")
-    published = rows("SELECT message_id, original_id FROM soak_published WHERE topic LIKE 'jobs.%%'", [])
+    published = rows("SELECT message_id, original_id, deliver_at FROM soak_published WHERE topic LIKE 'jobs.%%'", [])
     return JobEvidence(
         ledger=[
             Enqueued(token, job, kind, of, int(stage))
@@ -70,8 +70,9 @@ def gather(folder: Path, troubles: Sequence[Trouble]) -> JobEvidence:
             for row in JobStage.objects.all()
         },
         effects={job: int(count) for job, count in effects},
-        published=Counter(message for message, original in published if not original),
-        redriven=Counter(original for _, original in published if original),
+        published=Counter(message for message, original, _ in published if not original),
+        redriven=Counter(original for _, original, at in published if original and not at),
+        moved=Counter(original for _, original, at in published if original and at),
         cancelled=cancelled,
         cancelled_at={step.message_id: step.at for step in records.steps(records.cancels_file(folder))},
         steps=records.steps(records.group_file(folder, job_plan.GROUP)),

@@ -13,6 +13,7 @@ from soak.records import Step, Transaction
 OURS = "django_mysqlqueue.tasks.exceptions"
 PLANNED, REFUSED = "soak.app.tasks.Planned", "soak.app.tasks.Refused"
 CANCELLED, EARLIER, LOST = (f"{OURS}.{name}" for name in ("JobCancelled", "EarlierJobFailed", "WorkerLost"))
+ASKED = "django_mysqlqueue.subscriptions.retry_later.RetryLater"
 NOT_CALLED = (
     "The job was cancelled before it started.",
     "of an earlier stage of the chain has failed.",
@@ -90,6 +91,8 @@ class JobEvidence:
     """How often a message with each id was committed to the outbox."""
     redriven: Mapping[str, int] = field(default_factory=Counter)
     """How often the dead letter of each job was."""
+    moved: Mapping[str, int] = field(default_factory=Counter)
+    """How often a copy of the message of each job has waited in its place."""
     cancelled: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What became of each job by each committed ``cancel_job()``: its status, or ``CANCELLED``."""
     cancelled_at: Mapping[str, float] = field(default_factory=dict)

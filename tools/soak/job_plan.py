@@ -34,7 +34,15 @@ ATOMIC_KINDS = frozenset({ATOMIC, PATIENT, UNIQUE, ON_TIME})
 """The tasks whose writes commit with their results."""
 
 POISON, REFUSED, MENDED, FLAKY, FINE = "poison", "refused", "mended", "flaky", plan.FINE
-_SHARES = ((0.02, POISON), (0.04, REFUSED), (0.08, MENDED), (0.18, FLAKY))
+ASKING, WAITING, CONTINUING = "asking", "waiting", "continuing"
+_SHARES = (
+    *((0.02, POISON), (0.04, REFUSED), (0.08, MENDED), (0.18, FLAKY)),
+    *((0.20, ASKING), (0.22, WAITING), (0.24, CONTINUING)),
+)
+WAIT, LONG_WAIT = 1.0, 61.0
+"""Delays of jobs that ask for another call, in seconds: the longer one moves the message."""
+WAITS_FOR = 3.0
+"""Seconds since its enqueueing for which a job that waits asks for another call."""
 PATIENCE = 2.0
 """Seconds that a patient job lasts, if it is not asked to stop."""
 WINDOW = 2.0
@@ -47,13 +55,24 @@ def fate(kind: str, token: str) -> str:
     ``POISON`` always raises, ``REFUSED`` raises what is not retried, ``MENDED`` raises until its attempts are used up,
     and returns after its dead letter was redriven, and ``FLAKY`` raises once. Unique jobs are flaky or fine.
 
+    ``ASKING`` asks for another attempt once, ``WAITING`` for calls that do not count until ``WAITS_FOR`` is over, and
+    ``CONTINUING``, if it is atomic, once for a call that keeps what it has written.
+
     Args:
         kind: the name of the task.
         token: the token of the job; of a unique one, its argument.
     """
     place = zlib.crc32(f"{kind}:{token}".encode()) / 2**32
     found = next((name for share, name in _SHARES if place < share), FINE)
-    return FLAKY if kind == UNIQUE and found != FINE else found
+    if kind == UNIQUE and found != FINE:
+        return FLAKY
+    # What is not atomic does not know that it continues.
+    return FINE if found == CONTINUING and kind not in (ATOMIC, PATIENT) else found
+
+
+def wait(token: str) -> float:
+    """Return for how long a job with a token waits at a time."""
+    return LONG_WAIT if zlib.crc32(f"wait:{token}".encode()) % 4 == 0 else WAIT
 
 
 def is_slow(token: str) -> bool:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
-from django_mysqlqueue.tasks import JobCancelled, JobContext, job, recurring
+from django_mysqlqueue.tasks import JobCancelled, JobContext, RetryLater, job, recurring
 from soak import job_plan, plan, records, schedule_plan
 from soak.app import traps
 from soak.app.subscribers import FOLDER
-from soak.job_facts import EARLIER, LOST
+from soak.job_facts import ASKED, EARLIER, LOST
 
 if TYPE_CHECKING:
     # The frameworks' declarations refuse a task whose context is a ``JobContext``.
@@ -68,6 +68,12 @@ def act(context: JobContext, kind: str, token: str) -> None:
             raise Planned("until it is redriven")
         case job_plan.FLAKY if not any(one.exception_class_path.endswith("Planned") for one in failures):
             raise Planned("once")
+        case job_plan.ASKING if not any(one.exception_class_path == ASKED for one in failures):
+            raise RetryLater(job_plan.wait(token), reason="as planned")
+        case job_plan.WAITING if time.time() < context.task_result.enqueued_at.timestamp() + job_plan.WAITS_FOR:
+            raise RetryLater(job_plan.wait(token), reason="as planned", counts=False)
+        case job_plan.CONTINUING if count_effects(context) == 1:
+            context.retry(job_plan.wait(token), reason="as planned")
 
 
 def write(context: JobContext, token: str) -> None:
@@ -75,6 +81,14 @@ def write(context: JobContext, token: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(INSERT_EFFECT, [context.task_result.id, token])
     traps.come_by("job")
+
+
+def count_effects(context: JobContext) -> int:
+    """Return how many effects the job has left, with that of this call."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM soak_job_effects WHERE job = %s", [context.task_result.id])
+        (number,) = cursor.fetchone()
+    return int(number)
 
 
 def look_back(context: JobContext, token: str) -> None:
