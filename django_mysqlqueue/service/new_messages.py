@@ -233,7 +233,8 @@ def _look(taking: Taking, readings: Mapping[str, _Reading]) -> dict[str, list[Ca
 def _insert_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
     session, request = taking.session, taking.request
     common = (*taking.ref, request.token, request.claimant.subscriber, taking.now, taking.until)
-    names, rows = ("k", "o"), [(one.key, one.offset) for one in taken]
+    names: tuple[str, ...] = ("k", "o")
+    rows: list[tuple[object, ...]] = [(one.key, one.offset) for one in taken]
     if counts := any(one.attempt > 1 for one in taken):  # Jobs that have waited for long (``job_retries``).
         names, rows = ("k", "o", "n"), [(one.key, one.offset, one.attempt - 1) for one in taken]
     column, value = (", retry_count", ", v.n") if counts else ("", "")

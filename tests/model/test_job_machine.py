@@ -22,7 +22,7 @@ from tests.support import job_worlds
 from tests.support.still_time import Time
 
 PROFILES = {
-    "default": hypothesis_settings(max_examples=30, stateful_step_count=50, derandomize=True, database=None),
+    "default": hypothesis_settings(max_examples=120, stateful_step_count=50, derandomize=True, database=None),
     "long": hypothesis_settings(
         max_examples=int(os.environ.get("MODEL_EXAMPLES", "300")), stateful_step_count=80, print_blob=True
     ),

@@ -429,7 +429,8 @@ def waits() -> dict[str, tuple[str, int, int]]:
     The result has the id of the last copy, and the copies that wait are those of settled messages.
     """
     rows = {row.id: row for row in JobResult.objects.using(USING).all()}
-    copies = dict(OutboxMessage.objects.using(USING).filter(deliver_at__gt=0).values_list("original_id", "message_id"))
+    waiting = OutboxMessage.objects.using(USING).filter(topic=JOBS.topic, deliver_at__gt=0).exclude(original_id="")
+    copies = dict(waiting.values_list("original_id", "message_id"))
     states = DeliveryState.objects.using(USING).filter(topic=JOBS.topic, acked=False)
     offsets = set(states.values_list("message_offset", flat=True))
     messages = dict(QueueMessage.objects.using(USING).filter(topic=JOBS.topic).values_list("message_id", "offset"))

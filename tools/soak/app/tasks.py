@@ -70,7 +70,7 @@ def act(context: JobContext, kind: str, token: str) -> None:
             raise Planned("once")
         case job_plan.ASKING if not any(one.exception_class_path == ASKED for one in failures):
             raise RetryLater(job_plan.wait(token), reason="as planned")
-        case job_plan.WAITING if time.time() < context.task_result.enqueued_at.timestamp() + job_plan.WAITS_FOR:
+        case job_plan.WAITING if _is_young(context):
             raise RetryLater(job_plan.wait(token), reason="as planned", counts=False)
         case job_plan.CONTINUING if count_effects(context) == 1:
             context.retry(job_plan.wait(token), reason="as planned")
@@ -81,6 +81,12 @@ def write(context: JobContext, token: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(INSERT_EFFECT, [context.task_result.id, token])
     traps.come_by("job")
+
+
+def _is_young(context: JobContext) -> bool:
+    """Return whether a job that waits asks for another call."""
+    at = context.task_result.enqueued_at
+    return at is not None and time.time() < at.timestamp() + job_plan.WAITS_FOR
 
 
 def count_effects(context: JobContext) -> int:
