@@ -40,7 +40,8 @@ def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace:
     (``traceparent``, ``tracestate``, ``baggage``). A message that has a context already keeps it.
 
     Each call of a handler gets a span ``process <topic>`` of the kind CONSUMER, which starts a new trace and links to
-    the contexts of its messages. Its status is an error if the handler raises, nacks or rejects.
+    the contexts of its messages. Its status is an error if the handler raises, nacks or rejects. The span of a job is
+    named after its task.
 
     Args:
         tracer_provider: the provider to use (default: the global one, even if it is set later).
@@ -123,6 +124,9 @@ class _Handling:
             attributes["messaging.message.id"] = first.id
             attributes["messaging.mysqlqueue.offset"] = first.offset
             attributes["messaging.mysqlqueue.attempt"] = first.attempt
+        name = f"process {first.topic}"
+        if (job := first._claimed.job) is not None:
+            name = attributes["messaging.mysqlqueue.task"] = job.task
         links = _links(deliveries)
         parent: Context | None = None
         if self.continue_trace and links and not first._handler.batch:
@@ -132,9 +136,7 @@ class _Handling:
             parent = propagate.extract(_carrier(first.metadata))
         with (
             _attached(parent),  # With its baggage.
-            self.tracer.start_as_current_span(
-                f"process {first.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
-            ) as span,
+            self.tracer.start_as_current_span(name, kind=SpanKind.CONSUMER, attributes=attributes, links=links) as span,
         ):
             yield _Call(span, is_batch=first._handler.batch)
 

@@ -19,6 +19,8 @@ reset after the call.
 
 Args:
     delivery: the ``Delivery`` that the handler gets.
+    task: the dotted path of the task, if the delivery is of a job; otherwise empty.
+    job_id: the id of that job; otherwise empty.
 """
 
 delivery_handled = Signal()
@@ -29,6 +31,8 @@ the same context as ``delivery_started``, after the handler's transaction.
 
 Args:
     delivery: the ``Delivery`` that the handler got.
+    task: the dotted path of the task, if the delivery is of a job; otherwise empty.
+    job_id: the id of that job; otherwise empty.
     outcome: the outcome that will be written, as in ``delivery_settled``; the delivery may still turn out to be
         ``"lost"``.
     exception: the exception that the handler raised, or that an ``on_commit`` hook of an atomic handler raised (with
@@ -46,6 +50,8 @@ are those that were not sent before the process ended (log event ``signal.droppe
 
 Args:
     delivery: the ``Delivery`` that the handler got.
+    task: the dotted path of the task, if the delivery is of a job; otherwise empty.
+    job_id: the id of that job; otherwise empty.
     outcome: one of
 
         - ``"acked"``;

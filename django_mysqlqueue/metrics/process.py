@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from django_mysqlqueue.db.sizes import LATENCY_BOUNDS_MS
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.metrics.labels import TaskLabels
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Settled
@@ -65,34 +66,37 @@ class ProcessMetrics:
         self._deliveries = Counter(
             "mysqlqueue_deliveries",
             "Deliveries of this process, by outcome.",
-            (*LABELS, "outcome"),
+            (*LABELS, "task", "outcome"),
             registry=registry,
         )
         self._processing = Histogram(
             "mysqlqueue_processing_seconds",
             "Seconds in the handler per message. The time of a batch is divided evenly among its messages.",
-            LABELS,
+            (*LABELS, "task"),
             buckets=BOUNDS,
             registry=registry,
         )
         self._end_to_end = Histogram(
             "mysqlqueue_end_to_end_seconds",
             "Seconds from a message's entering the log to its ack, including retries.",
-            LABELS,
+            (*LABELS, "task"),
             buckets=BOUNDS,
             registry=registry,
         )
         self._registry = registry
         self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(sources))
         registry.register(self._collectors[-1])
+        self._label = TaskLabels().of
         for source in sources:
-            for ref in source.handlers:
+            for ref, handler in source.handlers.items():
                 labels = (source.using, ref.topic, ref.group)
                 # Start at 0: a rate needs two samples, and it should include the first failure.
-                for outcome in OUTCOMES:
-                    self._deliveries.labels(*labels, outcome)
-                self._processing.labels(*labels)
-                self._end_to_end.labels(*labels)
+                for task in sorted({self._label(task) for task in handler.tasks()}) if handler.runs_jobs else [""]:
+                    for outcome in OUTCOMES:
+                        self._deliveries.labels(*labels, task, outcome)
+                if not handler.runs_jobs:  # 50 series for a task that may never run are too many.
+                    self._processing.labels(*labels, "")
+                    self._end_to_end.labels(*labels, "")
 
     def unregister(self) -> None:
         """Remove all metrics from the registry."""
@@ -102,7 +106,9 @@ class ProcessMetrics:
     def settled(self, ends: Sequence[Settled]) -> None:
         """Count settled deliveries whose outcomes are committed."""
         for end in ends:
-            labels = (end.delivery._using, end.delivery.topic, end.delivery.group)
+            job = end.delivery._claimed.job
+            task = "" if job is None else self._label(job.task)
+            labels = (end.delivery._using, end.delivery.topic, end.delivery.group, task)
             self._deliveries.labels(*labels, end.outcome).inc()
             if end.messages:
                 self._processing.labels(*labels).observe(end.seconds / end.messages)

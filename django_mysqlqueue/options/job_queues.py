@@ -14,6 +14,8 @@ find: Callable[[], Collection[str]] | None = None
 find_option: Callable[[str, str, str, str], Any] | None = None
 """Returns an option of jobs, by its name, the alias of the backend, the queue and the path of the task; set by the app
 if there is a framework for tasks."""
+declared: dict[str, None] = {}
+"""The path of each task that this process has declared, in the order of declaration."""
 
 rates: dict[str, Rate] = {}
 """By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one."""

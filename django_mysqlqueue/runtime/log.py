@@ -10,15 +10,19 @@ import logging
 import re
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django_mysqlqueue.service.deliveries import Action
+
 if TYPE_CHECKING:
-    from django_mysqlqueue.service.deliveries import Claimed
+    from django_mysqlqueue.service.deliveries import Claimed, Settlement
     from django_mysqlqueue.service.retention import Orphans
 
 logger = logging.getLogger("django_mysqlqueue.subscriber")
+jobs = logging.getLogger("django_mysqlqueue.jobs")
+"""The logger of jobs that succeed. Its level switches them off."""
 _thread = threading.local()
 
 
@@ -37,7 +41,13 @@ def with_database(alias: str | None) -> Iterator[None]:
 
 
 def event(
-    level: int, verb: str, *, exc_info: bool | BaseException = False, stacks: str | None = None, **fields: Any
+    level: int,
+    verb: str,
+    *,
+    to: logging.Logger = logger,
+    exc_info: bool | BaseException = False,
+    stacks: str | None = None,
+    **fields: Any,
 ) -> None:
     """Log the line ``verb key=value …``.
 
@@ -45,7 +55,7 @@ def event(
 
     ``level``: a level of ``logging``. ``stacks``: the record's ``stack_info``, which formatters show below the line.
     """
-    if not logger.isEnabledFor(level):
+    if not to.isEnabledFor(level):
         return
     database = getattr(_thread, "database", None)
     if database is not None:
@@ -54,13 +64,11 @@ def event(
     # The verb is in the template because Sentry and similar tools group lines by template.
     template, extra = f"{verb} %s", {"mysqlqueue": {"event": verb, **fields}}
     if stacks is None:
-        logger.log(level, template, text, exc_info=exc_info, extra=extra)
+        to.log(level, template, text, exc_info=exc_info, extra=extra)
         return
     # ``log()`` accepts only the caller's own stack.
-    file, line, function, _ = logger.findCaller()
-    logger.handle(
-        logger.makeRecord(logger.name, level, file, line, template, (text,), None, function, extra, sinfo=stacks)
-    )
+    file, line, function, _ = to.findCaller()
+    to.handle(to.makeRecord(to.name, level, file, line, template, (text,), None, function, extra, sinfo=stacks))
 
 
 def failing(level: int, verb: str, *, failures: int, exc_info: bool = False, **fields: Any) -> None:
@@ -75,14 +83,15 @@ def is_worth_a_line(failures: int) -> bool:
 
 
 def delivery_fields(claimed: Claimed) -> dict[str, Any]:
-    """Return the keys that identify a delivery in a log line."""
-    return {
+    """Return the keys that identify a delivery in a log line, and the job that it is of."""
+    fields = {
         "group": claimed.ref.group,
         "topic": claimed.ref.topic,
         "partition": claimed.key,
         "offset": claimed.offset,
         "attempt": claimed.attempt,
     }
+    return fields if claimed.job is None else {**fields, "task": claimed.job.task, "id": claimed.job.id}
 
 
 def dead_lettered(dead: Iterable[tuple[Claimed, str]]) -> None:
@@ -90,6 +99,29 @@ def dead_lettered(dead: Iterable[tuple[Claimed, str]]) -> None:
     for delivery, error in dead:
         text = error.strip().rsplit("\n", 1)[-1]
         event(logging.ERROR, "delivery.dead_lettered", **delivery_fields(delivery), error=text)
+
+
+def succeeded(settlements: Iterable[Settlement], stale: Collection[Settlement]) -> None:
+    """Log the jobs that have succeeded, after their outcomes are committed, with the seconds that their calls took.
+
+    ``stale``: the settlements of which nothing was written.
+    """
+    if not jobs.isEnabledFor(logging.INFO):
+        return
+    unwritten = {id(settlement) for settlement in stale}
+    for one in settlements:
+        name = one.delivery.job
+        # Without a ``job``, it had ended before.
+        if one.action is Action.ACK and name is not None and one.job is not None and id(one) not in unwritten:
+            event(
+                logging.INFO,
+                "job.succeeded",
+                to=jobs,
+                task=name.task,
+                id=name.id,
+                attempt=one.delivery.attempt,
+                seconds=one.handled_ms / 1000,
+            )
 
 
 def orphans_deleted(orphans: Orphans) -> None:

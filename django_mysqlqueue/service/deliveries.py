@@ -45,6 +45,14 @@ class Candidate(NamedTuple):
     """Number of attempts of a job before it was moved (``job_retries``)."""
 
 
+class JobName(NamedTuple):
+    """The name of a job, wherever one of its deliveries is reported."""
+
+    id: str
+    task: str
+    """The dotted path of its task."""
+
+
 class Claimed(NamedTuple):
     """A delivery that this process has claimed: one row and its token.
 
@@ -69,6 +77,8 @@ class Claimed(NamedTuple):
     """The subscriber that claimed it."""
     slot: Slot | None = None
     """The right to start, if the group has limits."""
+    job: JobName | None = None
+    """The job that it is of, once the process has read it; None: it is of none."""
 
 
 class Action(Enum):

@@ -15,7 +15,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.service.deliveries import Claimed, Settlement
+    from django_mysqlqueue.service.deliveries import Claimed, JobName, Settlement
     from django_mysqlqueue.service.payloads import Body
     from django_mysqlqueue.service.received import ReceivedMessage
     from django_mysqlqueue.subscriptions.unknown_tasks import UnknownTasks
@@ -89,6 +89,8 @@ class Handler:
 
     more_time: ClassVar[str] = "@subscriber(max_processing_time=…)"
     """How to allow more time for calls."""
+    runs_jobs: ClassVar[bool] = False
+    """Whether the deliveries are of jobs."""
     monitor: ClassVar[type[Monitor] | None] = None
     """The class of the monitor that a subscriber runs for all of its handlers of this kind in a database."""
 
@@ -160,6 +162,17 @@ class Handler:
             django.db.Error: the database refuses or does not answer. The deliveries are released.
         """
         return {}
+
+    def job_of(self, state: object) -> JobName | None:
+        """Return the job that a delivery is of; None if it is of none.
+
+        ``state``: what ``claimed`` has returned for it.
+        """
+        return None
+
+    def tasks(self) -> Sequence[str]:
+        """Return the paths of the tasks that this process has declared for the group, in the order of declaration."""
+        return ()
 
     def acked_here(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Write what belongs to the acks of an atomic call, in its transaction."""

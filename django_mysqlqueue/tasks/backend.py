@@ -346,6 +346,11 @@ def rates_of(backend: MySQLQueueBackend, queue_name: str) -> dict[str, Rate]:
     return {path: rate for path, rate in rates.items() if _is_declared_in(backend, path, queue_name)}
 
 
+def tasks_of(backend: MySQLQueueBackend, queue_name: str) -> list[str]:
+    """Return the paths of the tasks of a queue that this process has declared, in the order of declaration."""
+    return [path for path in list(job_queues.declared) if _is_declared_in(backend, path, queue_name)]
+
+
 def _is_declared_in(backend: MySQLQueueBackend, path: str, queue_name: str) -> bool:
     """Return whether a task was declared with a queue of a backend."""
     try:
@@ -411,6 +416,11 @@ def queue_topics() -> frozenset[str]:
 def by_alias() -> Mapping[str, MySQLQueueBackend]:
     """Return the backends by their aliases, as long as ``TASKS`` does not change. They have no state of a thread."""
     return {backend.alias: backend for backend in backends()}
+
+
+def backend_of(queue_name: str) -> MySQLQueueBackend | None:
+    """Return the backend that has a queue, or None."""
+    return next((one for one in by_alias().values() if queue_name in one.queue_options), None)
 
 
 def place_of(path: str, given: Destination | None) -> Destination:

@@ -27,7 +27,7 @@ from django_mysqlqueue.runtime.handling.event_loop import adopt_lent
 from django_mysqlqueue.runtime.handling.observers import tell
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import job_results, job_retries, job_rows
-from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import NOT_BEGUN, Action, Claimed, JobName, Settlement
 from django_mysqlqueue.service.job_rows import JobRow, NewResult, moment
 from django_mysqlqueue.service.messages import decode, decode_metadata
 from django_mysqlqueue.service.payloads import Body
@@ -44,10 +44,12 @@ from django_mysqlqueue.tasks import framework
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.backend import (
     MySQLQueueBackend,
+    backend_of,
     backends,
     by_alias,
     is_observed,
     rates_of,
+    tasks_of,
     with_backend,
 )
 from django_mysqlqueue.tasks.exceptions import (
@@ -127,6 +129,7 @@ class JobHandler(Handler):
     """The longest ``max_processing_time`` of the tasks that were imported when it was declared."""
 
     more_time: ClassVar[str] = "@job(max_processing_time=…)"
+    runs_jobs: ClassVar[bool] = True
     monitor: ClassVar[type[Monitor] | None] = JobMonitor
 
     @property
@@ -240,6 +243,16 @@ class JobHandler(Handler):
             if job in rows or job in locked
         }
 
+    def job_of(self, state: object) -> JobName | None:
+        """Return the job of an attempt."""
+        return JobName(state.row.id, state.row.task_path) if isinstance(state, Attempt) else None
+
+    def tasks(self) -> Sequence[str]:
+        """Return the paths of the tasks that were declared with the queue."""
+        queue = self.ref.topic.removeprefix(JOB_PREFIX)
+        backend = backend_of(queue)
+        return () if backend is None else tasks_of(backend, queue)
+
     def call(self, given: Any) -> Any:
         """Call the job's task."""
         if (begun := self._begin(given)) is None:
@@ -341,7 +354,8 @@ class JobHandler(Handler):
             return [self._failed(settlement, attempt, error)]
         if settlement.action is Action.ACK:
             _finish(attempt, TaskResultStatus.SUCCESSFUL, _return_value=attempt.returned)
-            return [settlement._replace(job=attempt.end())]
+            took_ms = attempt.now() - attempt.started_at
+            return [settlement._replace(job=attempt.end(), handled_ms=took_ms)]
         if attempt.again is not None:
             return settlements
         if settlement.action is Action.SNOOZE and attempt.row.last_attempted_at:
@@ -404,7 +418,7 @@ def _insert(session: Session, rows: Sequence[NewResult], redriven: Mapping[str, 
 def _new_result(job: str, delivery: Claimed, body: Body) -> NewResult | None:
     """Return the result of a message that has none, or None if it is not a job."""
     queue = delivery.ref.topic.removeprefix(JOB_PREFIX)
-    backend = next((one for one in by_alias().values() if queue in one.queue_options), None)
+    backend = backend_of(queue)
     try:
         path, arguments = _content(decode(body.payload, decode_metadata(body.metadata)))
     except (InvalidJob, InvalidMessage):

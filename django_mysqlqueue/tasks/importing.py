@@ -10,6 +10,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 from django.utils.module_loading import import_string
 
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.tasks.framework import AnyTask, InvalidTask
 
 _importable: dict[str, Callable[..., Any]] = {}
@@ -50,6 +51,7 @@ def declared(task: AnyTask) -> None:
         return
     if not function.__qualname__.isidentifier():
         raise InvalidTask(f"{_refused(path)}: it must be a named function at the top level of a module.")
+    job_queues.declared.setdefault(path)
     # A module that is imported again replaces its own.
     _declared[path, _place_of(function)] = (function, task.backend)
 

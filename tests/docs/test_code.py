@@ -135,6 +135,25 @@ def test_the_json_formatter_works():
     assert json.loads(formatter.format(record))["stacks"] == record.stack_info
 
 
+def test_what_sentry_gets(monkeypatch):
+    """Events without an exception are an issue for each task, or for each group on a topic."""
+    given: dict[str, Any] = {}
+    monkeypatch.setitem(sys.modules, "sentry_sdk", SimpleNamespace(init=given.update))
+    namespace: dict[str, Any] = {"LOGGING": {"filters": {}, "handlers": {}, "loggers": {}}}
+    exec(_block("howto/observe.md", "sentry_sdk.init"), namespace)  # noqa: S102
+
+    def described(**fields: Any) -> Any:
+        record = logging.LogRecord("django_mysqlqueue.subscriber", logging.ERROR, "", 1, "%s", ("a",), None)
+        record.mysqlqueue = {"event": "delivery.dead_lettered", **fields}
+        return given["before_send"]({}, {"log_record": record})
+
+    job = described(group="jobs", topic="jobs.default", task="shop.tasks.geocode", id="1")
+    assert job["fingerprint"] == ["mysqlqueue", "delivery.dead_lettered", "shop.tasks.geocode", "jobs", "jobs.default"]
+    assert job["tags"]["task"] == "shop.tasks.geocode"
+    other = described(group="mail", topic="orders", offset=7)
+    assert other["fingerprint"] == ["mysqlqueue", "delivery.dead_lettered", "mail", "orders"]
+
+
 def test_the_logging_settings_make_json_of_events(tmp_path):
     """In a process of its own: dictConfig closes the handlers that pytest has set up."""
     package = tmp_path / "shop"

@@ -87,7 +87,7 @@ def _events(node: ast.AST) -> Iterator[tuple[str, set[str], set[str]]]:
     match node:
         case ast.Call(func=ast.Name(id="event" | "failing"), args=[level, verb]):
             levels = set(re.findall(r"logging\.([A-Z]+)", ast.unparse(level)))
-            keys = {key for keyword in node.keywords for key in _keys(keyword)} - {"exc_info", "stacks"}
+            keys = {key for keyword in node.keywords for key in _keys(keyword)} - {"exc_info", "stacks", "to"}
             for constant in ast.walk(verb):
                 if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
                     yield constant.value, levels, keys

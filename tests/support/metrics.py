@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def parsed(text):
-    """{(name, labels as a sorted tuple of pairs): value}"""
+    """{(name, labels as a sorted tuple of pairs): value}; as for Prometheus, a label with an empty value is none."""
     return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        (sample.name, tuple(sorted(pair for pair in sample.labels.items() if pair[1]))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

@@ -43,7 +43,9 @@ class Coroutines:
         batches, again = self._inbox.take_for_loop()
         for batch in batches:
             first = batch.items[0]
-            name = f"{first.handler.where}, offset {first.claimed.offset}"
+            job = first.claimed.job
+            where = first.handler.where if job is None else f"{job.task}, job {job.id}"
+            name = f"{where}, offset {first.claimed.offset}"
             # Nothing that was set for one message, such as a language, is set for another.
             task = self._loop.create_task(self._run(batch), name, self._context(first.claimed.ref).copy())
             self._tasks.add(task)

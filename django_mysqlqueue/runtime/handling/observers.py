@@ -77,7 +77,7 @@ class Watched:
     def started(self) -> None:
         """Tell them that it starts."""
         for delivery in self._deliveries:
-            tell(signals.delivery_started, delivery=delivery)
+            tell(signals.delivery_started, delivery=delivery, **_job(delivery))
         self._began = time.monotonic()
 
     def ended(self, settlements: Sequence[Settlement]) -> None:
@@ -88,7 +88,14 @@ class Watched:
         if self._call is not None:
             self._call.ended(outcomes, [settlement.error for settlement in settlements], error)
         for delivery, outcome in zip(self._deliveries, outcomes, strict=True):
-            tell(signals.delivery_handled, delivery=delivery, outcome=outcome, exception=error, seconds=seconds)
+            tell(
+                signals.delivery_handled,
+                delivery=delivery,
+                **_job(delivery),
+                outcome=outcome,
+                exception=error,
+                seconds=seconds,
+            )
 
 
 @contextlib.contextmanager
@@ -173,11 +180,18 @@ def send_settled(ends: Iterable[Settled]) -> None:
         tell(
             signals.delivery_settled,
             delivery=end.delivery,
+            **_job(end.delivery),
             outcome=end.outcome,
             error=end.error,
             seconds=end.seconds,
             latency=end.latency,
         )
+
+
+def _job(delivery: Delivery) -> dict[str, Any]:
+    """Return what signals tell of the job that a delivery is of."""
+    job = delivery._claimed.job
+    return {"task": "", "job_id": ""} if job is None else {"task": job.task, "job_id": job.id}
 
 
 def tell(signal: Signal, *, sender: object = None, home: ModuleType = signals, **arguments: Any) -> None:

@@ -49,7 +49,9 @@ class HandOut:
             for delivery, body in readable.items():
                 at = body.expires_at
                 starts_until = INFINITE if at is None else asked_at + (at - delivery.delivered_at) / 1000
-                items[delivery.offset] = Held(delivery, body, handler, starts_until, states.get(delivery))
+                state = states.get(delivery)
+                claimed = delivery if state is None else delivery._replace(job=handler.job_of(state))
+                items[delivery.offset] = Held(claimed, body, handler, starts_until, state)
         except Exception:
             for delivery in deliveries:
                 self._settle(delivery, Action.RELEASE)

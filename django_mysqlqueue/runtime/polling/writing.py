@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
-from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
+from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, succeeded
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.mode import Mode
 from django_mysqlqueue.runtime.polling.parts import Parts
@@ -121,6 +121,8 @@ class Writer:
             delivery = settlement.delivery
             event(logging.WARNING, "delivery.lost", **delivery_fields(delivery), outcome=OUTCOMES[settlement.action])
         dead_lettered(flushed.dead)
+        if self._configuration.handler.runs_jobs:
+            succeeded(settlements, flushed.stale)
         self._counts.settled(settlements, flushed)
         if self._context.watch.is_wanted():
             self._context.watch.tell(flushed_ends(settlements, flushed, self._context.clock.now()))

@@ -23,7 +23,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.handling.starts import Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
-from django_mysqlqueue.runtime.log import event, failing
+from django_mysqlqueue.runtime.log import delivery_fields, event, failing
 from django_mysqlqueue.runtime.polling.context import Context, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
 from django_mysqlqueue.runtime.polling.relays import Relays
@@ -371,10 +371,7 @@ class Worker:
                 logging.CRITICAL,
                 "handler.hung",
                 stacks=self.executor.stacks(hung.place),
-                group=hung.claimed.ref.group,
-                topic=hung.claimed.ref.topic,
-                partition=hung.claimed.key,
-                offset=hung.claimed.offset,
+                **delivery_fields(hung.claimed),
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )
             # Even if the handler returns in the end: after a 0 with --drain, the supervisor would not replace it.

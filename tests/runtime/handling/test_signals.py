@@ -108,8 +108,8 @@ def test_what_a_handler_says(db, ear, mode, atomic, act, outcome):
     assert ear.brief() == [("started", "payload"), ("handled", "payload", outcome), ("settled", "payload", outcome)]
     assert all(one["delivery"] is seen[0] for _, one in ear.heard)
     handled, settled = ear.of("handled")[0], ear.of("settled")[0]
-    assert set(handled) == {"delivery", "outcome", "exception", "seconds"}
-    assert set(settled) == {"delivery", "outcome", "error", "seconds", "latency"}
+    assert set(handled) == {"delivery", "task", "job_id", "outcome", "exception", "seconds"}
+    assert set(settled) == {"delivery", "task", "job_id", "outcome", "error", "seconds", "latency"}
     assert handled["exception"] is None
     assert settled["error"] == {"failed": "not today", "dead_lettered": "never"}.get(outcome, "")
 
