@@ -8,30 +8,40 @@ For pytest, there is the fixture ``mysqlqueue``.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from django.db import connections, transaction
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.db.tables import DEBOUNCED, LOG, OUTBOX, RESULTS, SLOTS, STATE
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.models import (
+    CoalesceKey,
+    DebouncedMessage,
+    DeliveryState,
+    JobResult,
+    JobStage,
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
 )
 from django_mysqlqueue.names.keys import priority_of
-from django_mysqlqueue.names.rules import RELAY_MARK, relay_target, relayed_from
+from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, RELAY_MARK, relay_target, relayed_from
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, relay_from
+from django_mysqlqueue.runtime.handling.lanes import Held
+from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, Wanted, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service import schedules, sequencing
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
@@ -47,13 +57,37 @@ from django_mysqlqueue.service.messages import (
 )
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Retry, Session, run
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.text.humanize import counted, listed
 
-__all__ = ["Delivered", "Published", "deliver_all", "delivery", "published", "run_recurring"]
+if TYPE_CHECKING:
+    from django.test import TestCase as _TestCase
+
+    from django_mysqlqueue.tasks.framework import AnyResult, AnyTask
+    from django_mysqlqueue.tasks.testing import RecordingContext
+else:  # They need a framework for tasks, and settings, which importing this module does not.
+    _TestCase, AnyResult, AnyTask, RecordingContext = object, Any, Any, Any
+
+__all__ = [
+    "Delivered",
+    "Published",
+    "QueueTestMixin",
+    "clear_queue",
+    "deliver_all",
+    "delivery",
+    "enqueued",
+    "job_context",
+    "published",
+    "python_clock",
+    "run_recurring",
+]
+
+
+Handlers = Mapping[GroupRef, Handler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +180,85 @@ def _published(row: QueueMessage | OutboxMessage) -> Published:
 
 def _time(milliseconds: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+
+
+@checked()
+def enqueued(task: AnyTask | None = None, *, using: str | None = None) -> list[AnyResult]:
+    """Return the results of the jobs that were enqueued, in order: ``args``, ``kwargs``, ``status`` and so on.
+
+    They are as the database has them now: after ``deliver_all`` they have the jobs' return values and errors.
+
+    Args:
+        task: only the jobs of this task, whichever queue, priority or time ``using()`` has given them (default: those
+            of all tasks).
+        using: alias of the only database to look in (default: all of the queue's databases, one after another).
+
+    Raises:
+        ImportError: there are jobs of a task that cannot be imported.
+        ValueError: ``task`` is not a task.
+    """
+    from django_mysqlqueue.tasks.testing import enqueued_in
+
+    return enqueued_in(queue_aliases() if using is None else [queue_alias(using)], task)
+
+
+@checked()
+def job_context(
+    task: AnyTask, *, attempt: int = 1, cancelled: bool = False, previous_results: Sequence[Any] = ()
+) -> RecordingContext:
+    """Return a context to call a task with, if it has ``takes_context=True``. Nothing is stored.
+
+    ``context.reports`` has each progress that the task has reported.
+
+    Args:
+        task: the task.
+        attempt: number of this attempt, up to 10,000; 1 is the first.
+        cancelled: whether the job was asked to stop.
+        previous_results: the return values of the jobs of the stage before, if the task belongs to a chain.
+
+    Raises:
+        ValueError: an argument breaks a rule, for example a return value that is not JSON-serializable.
+    """
+    from django_mysqlqueue.tasks.testing import make_context
+
+    return make_context(task, attempt=attempt, cancelled=cancelled, previous=previous_results)
+
+
+@checked()
+def clear_queue(*, using: str | None = None) -> None:
+    """Delete all messages and all jobs, with their results: for example what fixtures have published.
+
+    Consumer groups stay. Recorded deliveries and the audit log stay, too.
+
+    Args:
+        using: alias of the only database to clear (default: all of the queue's databases).
+    """
+    for alias in queue_aliases() if using is None else [queue_alias(using)]:
+        with transaction.atomic(using=alias):
+            for model in (
+                OutboxMessage,
+                QueueMessage,
+                DebouncedMessage,
+                CoalesceKey,
+                DeliveryState,
+                JobResult,
+                JobStage,
+            ):
+                model._default_manager.using(alias).all().delete()
+
+
+@contextlib.contextmanager
+def python_clock() -> Iterator[None]:
+    """Let the queue of this process use Python's clock in place of the database's, which nothing can freeze.
+
+    While the context manager is open, a clock that freezegun or time-machine has frozen is that of the queue, too: of
+    delays and backoffs, of what ``deliver_all`` finds due, and of the times of messages and results.
+    """
+    kinds = {type(dialect_of(connections[alias])) for alias in queue_aliases()}
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(mock.patch.object(kind, "now_ms", property(lambda _: str(int(time.time() * 1000)))))
+        yield
 
 
 @checked()
@@ -245,6 +358,7 @@ def deliver_all(
     raise_exceptions: bool = True,
     advance: float | datetime.timedelta | None = None,
     groups: Collection[str] | None = None,
+    tasks: Collection[Any] | None = None,
     using: str | None = None,
 ) -> list[Delivered]:
     """Deliver all due messages, and those that handlers publish in the meantime, until none is left.
@@ -267,38 +381,82 @@ def deliver_all(
         advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
             allow further messages, are brought forward by this time before delivering; messages expire earlier by it.
         groups: run only the handlers of these consumer groups.
+        tasks: run only the jobs of these tasks and, if ``groups`` is passed, their handlers. Other jobs stay as they
+            are.
         using: alias of the only database in which messages are delivered (default: all of the queue's databases).
 
     Returns:
         The deliveries, in order.
 
     Raises:
-        Exception: the first exception of a handler, if ``raise_exceptions`` is True.
+        Exception: the first exception of a handler or a task, with its traceback, if ``raise_exceptions`` is True.
         TransactionManagementError: in a ``TestCase``, a handler that is not atomic continued after a database error
             that it had caught; the text says what to do.
-        SubscriberError: one of the ``groups`` has no handler, a group is registered with a mode other than its
-            handler's, or its filter cannot be parsed.
+        SubscriberError: one of the ``groups`` has no handler, one of the ``tasks`` is not a task of a
+            ``MySQLQueueBackend``, a group is registered with a mode other than its handler's, or its filter cannot be
+            parsed.
         QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start; or, if
             ``raise_exceptions`` is True, the log has refused messages, for example because of a trigger. The others
             were delivered.
     """
     aliases = queue_aliases() if using is None else [queue_alias(using)]
-    handlers = registry.handlers()
-    if groups is not None:
-        unknown = sorted(set(groups) - {ref.group for ref in handlers})
-        if unknown:
-            raise SubscriberError(f"groups={unknown!r}: no handler has these groups")
-        handlers = {ref: handler for ref, handler in handlers.items() if ref.group in groups}
+    handlers = _chosen(groups, tasks)
+    paths = None if tasks is None else {task.module_path for task in tasks}
     if advance is not None:
         milliseconds = duration_ms("advance", advance, longest=100 * LONGEST_DELAY)
         for alias in aliases:
             _advance(alias, milliseconds)
     chosen = {alias: registry.handlers_in(alias, handlers) for alias in aliases}
     reported = {alias: _last_quarantined(alias) for alias in aliases} if raise_exceptions else {}
-    delivered = _deliver(chosen, raise_exceptions=raise_exceptions)
+    delivered = _deliver(
+        chosen,
+        wanted=lambda held: paths is None or not _is_job(held.claimed.ref) or _task_path(held) in paths,
+        raise_exceptions=raise_exceptions,
+    )
     for alias, last in reported.items():
         _require_none_refused(alias, last)
     return delivered
+
+
+def _chosen(groups: Collection[str] | None, tasks: Collection[Any] | None) -> Handlers:
+    """Return the handlers of some groups, and those of the queues of some tasks.
+
+    Raises:
+        SubscriberError: a group has no handler, or something is not a task of the queue's backend.
+    """
+    handlers = registry.handlers()
+    if groups is not None and (unknown := sorted(set(groups) - {ref.group for ref in handlers})):
+        raise SubscriberError(f"groups={unknown!r}: no handler has these groups")
+    for task in tasks or ():
+        if getattr(task, "backend", None) not in _backends():
+            raise SubscriberError(f"tasks has {task!r}: it is not a task of a MySQLQueueBackend")
+    if groups is None and tasks is None:
+        return handlers
+    return {
+        ref: handler
+        for ref, handler in handlers.items()
+        if ref.group in (groups or ()) or (tasks is not None and _is_job(ref))
+    }
+
+
+def _backends() -> Collection[str]:
+    from django_mysqlqueue.tasks.backend import by_alias
+
+    return by_alias()
+
+
+def _is_job(ref: GroupRef) -> bool:
+    return ref.group == JOB_GROUP and ref.topic.startswith(JOB_PREFIX)
+
+
+def _task_path(held: Held) -> str | None:
+    """Return the path of the task of a job, or None if the message is not a job."""
+    try:
+        payload = decode(held.body.payload, decode_metadata(held.body.metadata))
+    except InvalidMessage:
+        return None
+    path = payload.get("task") if isinstance(payload, dict) else None
+    return path if isinstance(path, str) else None
 
 
 def _last_quarantined(using: str) -> int:
@@ -338,10 +496,7 @@ def _bring_nearer(session: Session, milliseconds: int) -> None:
     session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
 
 
-Handlers = Mapping[GroupRef, Handler]
-
-
-def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> list[Delivered]:
+def _deliver(by_database: Mapping[str, Handlers], *, wanted: Wanted, raise_exceptions: bool) -> list[Delivered]:
     """Deliver in each database, until none has been left with messages by the handlers of the others."""
     chosen = {alias: handlers for alias, handlers in by_database.items() if handlers}
     sessions.forget_uses()
@@ -353,7 +508,7 @@ def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> 
         for alias, handlers in itertools.cycle(chosen.items()):
             most = MOST if is_alone else allowed - len(delivered) - len(handlers) * _due(alias)
             try:
-                found, errors = InlineSubscriber(alias, handlers, get_settings()).run(
+                found, errors = InlineSubscriber(alias, handlers, get_settings(), wanted).run(
                     ignore_backoff=True, stop_at_error=raise_exceptions, most=most
                 )
             except QueueError as error:
@@ -379,3 +534,45 @@ def _deliver(by_database: Mapping[str, Handlers], *, raise_exceptions: bool) -> 
 
 def _due(alias: str) -> int:
     return sequencing.count_due(Session(alias))
+
+
+class QueueTestMixin(_TestCase):
+    """For a ``TestCase`` of Django: each test begins with an empty queue, and has assertions about the queue.
+
+    It deletes what ``setUpTestData`` and fixtures have published and enqueued; code in ``setUp`` after
+    ``super().setUp()`` publishes for the test.
+    """
+
+    def setUp(self) -> None:
+        """Clear the queue."""
+        super().setUp()
+        clear_queue()
+
+    def deliver_all(self, *, advance: float | datetime.timedelta | None = None, **options: Any) -> list[Delivered]:
+        """Deliver as the function ``deliver_all``, and call the ``on_commit`` hooks of handlers after each round.
+
+        If hooks publish or enqueue something, there is another round.
+
+        Args:
+            advance: as for the function ``deliver_all``.
+            options: its other arguments.
+        """
+        delivered: list[Delivered] = []
+        while True:
+            with contextlib.ExitStack() as stack:
+                for alias in queue_aliases():
+                    stack.enter_context(self.captureOnCommitCallbacks(using=alias, execute=True))
+                found = deliver_all(advance=advance, **options)
+            if not found:
+                return delivered
+            delivered += found
+            advance = None
+
+    def assertPublished(self, topic: str, payload: Any) -> None:  # noqa: N802  # As unittest names them.
+        """Fail unless a message with a payload was published to a topic."""
+        self.assertIn(payload, [message.payload for message in published(topic)], f"published({topic!r})")
+
+    def assertEnqueued(self, task: AnyTask, *args: Any, **kwargs: Any) -> None:  # noqa: N802
+        """Fail unless a job of a task was enqueued with some arguments."""
+        calls = [(result.args, result.kwargs) for result in enqueued(task)]
+        self.assertIn((list(args), kwargs), calls, f"enqueued({task.module_path})")

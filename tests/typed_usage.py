@@ -13,7 +13,7 @@ from django_mysqlqueue import (
     reschedule,
     subscriber,
 )
-from django_mysqlqueue.testing import deliver_all, delivery, published
+from django_mysqlqueue.testing import deliver_all, delivery, enqueued, job_context, published
 
 intervals: dict[str, int] = {"initial": 1}
 
@@ -71,6 +71,7 @@ def use() -> None:
     one(delivery({"n": 1}, key="k", id=message_id, attempt=count))
     size: int = many([delivery()])
     print(published("t")[0].payload, deliver_all(advance=3600)[size].outcome)
+    print(enqueued()[0].task.call(job_context(enqueued()[0].task, attempt=size).reports[0].done))
     publish("t", 1, on_mismatch="never")  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from django_mysqlqueue.runtime.process.subscriber import incarnation
 from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import heartbeats, log, polling, relaying, sequencing
 from django_mysqlqueue.service.databases import queue_aliases
-from django_mysqlqueue.service.deliveries import Action, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
@@ -80,6 +80,39 @@ class _NoHeartbeat:
         """Do nothing."""
 
 
+Wanted = Callable[[Held], bool]
+
+
+class _SelectiveInbox(Inbox):
+    """Keeps the deliveries that nobody wants aside until the end, so that claims reach the messages behind them."""
+
+    def __init__(self, refs: Iterable[GroupRef], wanted: Wanted) -> None:
+        super().__init__(refs, leases_good=lambda: True)
+        self._wanted = wanted
+        self._left: list[Claimed] = []
+
+    def put(self, items: Iterable[Held]) -> None:
+        """Add the claimed deliveries that are wanted."""
+        wanted: list[Held] = []
+        for held in items:
+            if self._wanted(held):
+                wanted.append(held)
+            else:
+                self._left.append(held.claimed)
+        super().put(wanted)
+
+    def left(self) -> int:
+        """Return how many deliveries were kept aside."""
+        return len(self._left)
+
+    def close(self) -> None:
+        """Release what was kept aside, in addition to what waits."""
+        left, self._left = self._left, []
+        for claimed in left:
+            self.settle(Settlement(claimed, Action.RELEASE), ordered=False)
+        super().close()
+
+
 class InlineSubscriber:
     """Deliver the messages that are due, and those that their handlers publish, until none is left.
 
@@ -87,13 +120,20 @@ class InlineSubscriber:
         using: alias of the queue's database.
         handlers: the handlers to run, by group and topic.
         settings: the settings of the queue.
+        wanted: returns whether to handle a delivery, of a group in shared mode. Others stay as they are.
     """
 
-    def __init__(self, using: str, handlers: Mapping[GroupRef, Handler], settings: Settings) -> None:
+    def __init__(
+        self,
+        using: str,
+        handlers: Mapping[GroupRef, Handler],
+        settings: Settings,
+        wanted: Wanted = lambda held: True,
+    ) -> None:
         self._using = using
         self._handlers = {ref: _explaining(handler) for ref, handler in handlers.items()}
         self._name = incarnation("inline")
-        self._inbox = Inbox(self._handlers, leases_good=lambda: True)
+        self._inbox = _SelectiveInbox(self._handlers, wanted)
         context = Context(
             using,
             self._name,
@@ -135,10 +175,11 @@ class InlineSubscriber:
             quiet = 0
             # Two passes without a delivery: the first may only create the rows that the second one needs.
             while quiet < 2 and not (stop_at_error and self._errors):
+                left = self._inbox.left()
                 self._look()
                 ran = self._work(ignore_backoff=ignore_backoff, stop_at_error=stop_at_error)
                 self._flush()
-                quiet = 0 if ran else quiet + 1
+                quiet = 0 if ran or self._inbox.left() > left else quiet + 1
         finally:
             self._leave()
         changed = self._poller.group_of_other_mode()
@@ -161,9 +202,10 @@ class InlineSubscriber:
         poller.look_now()
         poller.step()
         while poller.maintenance.is_scanning() or any(group.wants_turn() for group in poller.groups):
-            before = self._inbox.waiting_counts()
+            before = self._inbox.waiting_counts(), self._inbox.left()
             poller.step()
-            if not poller.maintenance.is_scanning() and self._inbox.waiting_counts() == before:
+            after = self._inbox.waiting_counts(), self._inbox.left()
+            if not poller.maintenance.is_scanning() and after == before:
                 break
 
     def _work(self, *, ignore_backoff: bool, stop_at_error: bool) -> int:

@@ -104,9 +104,13 @@ CALLS = {
         "wait": ((), {}),
     },
     testing: {
+        "clear_queue": ((), {}),
         "deliver_all": ((), {}),
         "delivery": ((), {}),
+        "enqueued": ((), {}),
+        "job_context": ((jobs.add,), {}),
         "published": ((), {}),
+        "python_clock": ((), {}),
         "run_recurring": (("n",), {}),
     },
     filter_policies: {"parse": (({"a": [1]},), {})},

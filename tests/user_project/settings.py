@@ -2,10 +2,14 @@
 
 import os
 
+import django
 import environ
 
 SECRET_KEY = "shop"  # noqa: S105
 INSTALLED_APPS = ["django_mysqlqueue", "tests.user_project.shop"]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.append("django_tasks")
+TASKS = {"default": {"BACKEND": "django_mysqlqueue.tasks.MySQLQueueBackend", "QUEUES": ["default", "mail"]}}
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 if os.environ.get("DATABASE_URL"):
     DATABASES["default"] = environ.Env().db_url("DATABASE_URL")

@@ -359,7 +359,7 @@ class Committing(TransactionTestCase):
         self.assertEqual(Invoice.objects.count(), 1)
         self.assertIn("committed", texts())
         self.assertFalse(PartitionLease.objects.exclude(leased_by="").exists())
-        self.assertEqual(ConsumerGroup.objects.count(), 6)
+        self.assertEqual(ConsumerGroup.objects.count(), 8)
 
     def test_handlers_run_outside_any_transaction(self):
         publish("actions", "isolation")
