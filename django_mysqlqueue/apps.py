@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,10 @@ class DjangoMysqlqueueConfig(AppConfig):
             job_queues.find = _job_topics
             job_queues.find_option = _job_option
             schedules.place_of = _place_of_task
+        if sys.argv[1:2] == ["runserver"]:
+            from django_mysqlqueue.runtime.process import runserver
+
+            runserver.start_subscriber()
 
 
 def _has_tasks() -> bool:

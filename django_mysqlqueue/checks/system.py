@@ -266,6 +266,20 @@ def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
     ]
 
 
+@checks.register("django_mysqlqueue", deploy=True)
+def check_run_in_server(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if ``RUN_IN_SERVER`` is on in a deployment (W033)."""
+    if conf.problems() or not conf.get_settings().run_in_server:
+        return []
+    return [
+        checks.Warning(
+            "MYSQLQUEUE['RUN_IN_SERVER'] is True: it is for runserver with DEBUG = True, and ignored otherwise.",
+            hint="Remove it, and run manage.py runsubscriber, or use the hooks in django_mysqlqueue.contrib.",
+            id="django_mysqlqueue.W033",
+        )
+    ]
+
+
 @checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an SQLite database lacks options that the queue needs (W010)."""

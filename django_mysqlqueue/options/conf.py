@@ -91,6 +91,7 @@ class Settings:
     max_payload_bytes: Annotated[int, validators.integer(1, 2**30)] = 1_048_576
     keyless_partitions: Annotated[int, validators.integer(1, 100_000)] = 16
     eager: Annotated[bool, validators.boolean] = False
+    run_in_server: Annotated[bool, validators.boolean] = False
     record_deliveries: Annotated[str, validators.choice("all", "failures", "none")] = "failures"
     history_retention: Annotated[float, validators.number()] = 7 * 86400.0
     results_retention: Annotated[float, validators.number()] = 7 * 86400.0

@@ -375,7 +375,7 @@ def test_a_table_of_another_engine_is_found(db):
     assert "MyISAM" in found[0]
 
 
-# -- EAGER --------------------------------------------------------------------
+# -- EAGER, RUN_IN_SERVER -----------------------------------------------------
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, ["django_mysqlqueue.W012"]), (False, [])])
@@ -383,6 +383,12 @@ def test_eager_is_for_development(settings, value, expected):
     settings.MYSQLQUEUE = {"EAGER": value}
     found = checks.check_eager()
     assert [message.id for message in found] == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, ["django_mysqlqueue.W033"]), (False, [])])
+def test_a_subscriber_beside_runserver_is_for_development(settings, value, expected):
+    settings.MYSQLQUEUE = {"RUN_IN_SERVER": value}
+    assert ids(checks.check_run_in_server()) == expected
 
 
 # -- the setting's name and database ------------------------------------------

@@ -1,0 +1,1 @@
+"""Integrations with other packages that a project may use."""
