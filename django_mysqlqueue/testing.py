@@ -204,16 +204,23 @@ def enqueued(task: AnyTask | None = None, *, using: str | None = None) -> list[A
 
 @checked()
 def job_context(
-    task: AnyTask, *, attempt: int = 1, cancelled: bool = False, previous_results: Sequence[Any] = ()
+    task: AnyTask,
+    *,
+    attempt: int = 1,
+    cancelled: bool = False,
+    stopping: bool = False,
+    previous_results: Sequence[Any] = (),
 ) -> RecordingContext:
     """Return a context to call a task with, if it has ``takes_context=True``. Nothing is stored.
 
-    ``context.reports`` has each progress that the task has reported.
+    ``context.reports`` has each progress that the task has reported, and ``context.retries`` the delay in seconds and
+    the reason of each ``context.retry()``.
 
     Args:
         task: the task.
         attempt: number of this attempt, up to 10,000; 1 is the first.
         cancelled: whether the job was asked to stop.
+        stopping: whether the process is stopping.
         previous_results: the return values of the jobs of the stage before, if the task belongs to a chain.
 
     Raises:
@@ -221,7 +228,7 @@ def job_context(
     """
     from django_mysqlqueue.tasks.testing import make_context
 
-    return make_context(task, attempt=attempt, cancelled=cancelled, previous=previous_results)
+    return make_context(task, attempt=attempt, cancelled=cancelled, stopping=stopping, previous=previous_results)
 
 
 @checked()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,14 +30,22 @@ class RecordingContext(JobContext):
 
     Attributes:
         reports: each progress that the task has reported, in order.
+        retries: the delay in seconds and the reason of each ``retry()``, in order.
     """
 
     reports: list[Progress]
+    retries: list[tuple[float, str]]
+    _stopping: bool
     _previous: list[AnyResult]
 
-    def __init__(self, attempt: Attempt, task_result: AnyResult, previous: list[AnyResult]) -> None:
+    def __init__(
+        self, attempt: Attempt, task_result: AnyResult, previous: list[AnyResult], *, stopping: bool = False
+    ) -> None:
         super().__init__(attempt, task_result)
-        object.__setattr__(self, "reports", [])  # The context is frozen.
+        # The context is frozen.
+        object.__setattr__(self, "reports", [])
+        object.__setattr__(self, "retries", [])
+        object.__setattr__(self, "_stopping", stopping)
         object.__setattr__(self, "_previous", previous)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -46,12 +55,25 @@ class RecordingContext(JobContext):
         assert found is not None  # noqa: S101  # It has just been set.
         self.reports.append(found)
 
+    def retry(self, delay: float | datetime.timedelta = 0, *, reason: str = "") -> None:
+        """Ask for the next call of the task, which is recorded in ``retries``."""
+        super().retry(delay, reason=reason)
+        assert self._attempt.again is not None  # noqa: S101  # It has just been set.
+        self.retries.append((self._attempt.again.delay_ms / 1000, reason))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process is stopping, as the test has said."""
+        return self._stopping
+
     def previous_results(self) -> list[AnyResult]:
         """Return the results that the test has given."""
         return self._previous
 
 
-def make_context(task: AnyTask, *, attempt: int, cancelled: bool, previous: Iterable[Any]) -> RecordingContext:
+def make_context(
+    task: AnyTask, *, attempt: int, cancelled: bool, stopping: bool, previous: Iterable[Any]
+) -> RecordingContext:
     """Return the context of an attempt of a job, after as many failures as it takes.
 
     ``previous``: the return values of the jobs of the stage before in its chain.
@@ -82,6 +104,9 @@ def make_context(task: AnyTask, *, attempt: int, cancelled: bool, previous: Iter
         progress="",
         cancel_requested_at=0,
         stage="",
+        expires_in=0,
+        retry_at=0,
+        retry_since=0,
     )
     backend = by_alias().get(task.backend)
     of_queue = {} if backend is None else backend.queue_options.get(task.queue_name, {})
@@ -92,6 +117,7 @@ def make_context(task: AnyTask, *, attempt: int, cancelled: bool, previous: Iter
         clock=time.monotonic(),
         now_ms=now,
         published_at=now,
+        number=attempt,
         task=task,
         options=options_of(task.func, of_queue),
         result=result,
@@ -99,7 +125,7 @@ def make_context(task: AnyTask, *, attempt: int, cancelled: bool, previous: Iter
         is_monitored=True,  # Otherwise ``cancelled`` would ask the database.
         cancelled=cancelled,
     )
-    return RecordingContext(made, result, [_successful(row, task, value) for value in previous])
+    return RecordingContext(made, result, [_successful(row, task, value) for value in previous], stopping=stopping)
 
 
 def _require_task(task: object) -> None:

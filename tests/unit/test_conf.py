@@ -172,7 +172,7 @@ WRONG = [
     ("ASYNC_CONCURRENCY", 10_001),
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
-    *((name, value) for name in ("EAGER", "STRICT_TOPICS") for value in (None, 1, "yes")),
+    *((name, value) for name in ("EAGER", "RUN_IN_SERVER", "STRICT_TOPICS") for value in (None, 1, "yes")),
     *(("RECORD_DELIVERIES", value) for value in (None, True, "acks", "ALL")),
     ("HISTORY_RETENTION", None),
     ("RESULTS_RETENTION", None),

@@ -25,7 +25,7 @@ def charge(order, *, currency="eur"):
 
 
 @task(takes_context=True)
-@job(unique=True)
+@job(unique="until_started")
 def export(context, rows):
     for row in range(rows):
         context.progress(row, rows, f"row {row}")

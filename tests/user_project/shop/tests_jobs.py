@@ -180,7 +180,15 @@ class CallingATask(TestCase):
 
     def test_it_counts_as_failed_attempts(self):
         """As a subscriber sees it: none of the attempts before was lost."""
-        self.assertEqual(job_context(export, attempt=3)._attempt.losses(3), 0)
+        context = job_context(export, attempt=3, stopping=True)
+        self.assertEqual((context.attempt, context.losses, context.stopping), (3, 0, True))
+        self.assertFalse(job_context(export).stopping)
+
+    def test_it_records_what_a_task_asks_for(self):
+        context = job_context(export)
+        context.retry(60, reason="later")
+        context.retry(datetime.timedelta(minutes=2))
+        self.assertEqual(context.retries, [(60.0, "later"), (120.0, "")])
 
     def test_the_function_and_its_mock(self):
         with mock.patch("tests.user_project.shop.tests_jobs.charge") as mocked:
