@@ -47,6 +47,7 @@ class DjangoMysqlqueueConfig(AppConfig):
             job_queues.find = _job_topics
             job_queues.find_option = _job_option
             schedules.place_of = _place_of_task
+            schedules.known_tasks = _known_tasks
         if sys.argv[1:2] == ["runserver"]:
             from django_mysqlqueue.runtime.process import runserver
 
@@ -84,6 +85,14 @@ def _place_of_task(path: str, given: Destination | None) -> Destination:
     from django_mysqlqueue.tasks.backend import place_of
 
     return place_of(path, given)
+
+
+def _known_tasks() -> Collection[str]:
+    if not getattr(settings, "TASKS", None):
+        return ()
+    from django_mysqlqueue.tasks.importing import known_tasks
+
+    return known_tasks()
 
 
 def _deliver_eagerly(using: str) -> None:

@@ -348,6 +348,7 @@ class Topic(models.Model):
             ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
             ("see_payloads", "Can see payloads and metadata of messages"),
             ("publish_messages", "Can publish test messages"),
+            ("edit_schedules", "Can create, edit and delete recurring schedules"),
         ]
 
     def __str__(self) -> str:
@@ -617,13 +618,15 @@ class Schedule(QueueModel):
         _("registered at"), db_default=NowMilliseconds(), help_text=_("when its definition last changed")
     )
     seen_at = models.BigIntegerField(
-        _("seen at"), db_default=NowMilliseconds(), help_text=_("when a process that declares it was last seen")
+        _("seen at"), db_default=NowMilliseconds(), help_text=_("when a process that runs it was last seen")
     )
+    editable = models.BooleanField(_("editable"), db_default=False, help_text=_("made by people, not by the code"))
 
     class Meta:
         db_table = tables.SCHEDULES
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
+        indexes = [models.Index(fields=["editable", "name"], name="queue_schedules_editable")]
 
     def __str__(self) -> str:
         return self.name

@@ -23,6 +23,8 @@ OPERATE = "django_mysqlqueue.operate_dashboard"
 """Run operations."""
 PUBLISH = "django_mysqlqueue.publish_messages"
 """Publish test messages."""
+EDIT_SCHEDULES = "django_mysqlqueue.edit_schedules"
+"""Create, edit and delete recurring schedules: run any task with any arguments."""
 VIEW_OPERATIONS = "django_mysqlqueue.view_operation"
 """View the audit log of all topics."""
 

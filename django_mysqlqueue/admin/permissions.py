@@ -14,6 +14,7 @@ from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.permissions import (
+    EDIT_SCHEDULES,
     OPERATE,
     PUBLISH,
     SEE_PAYLOADS,
@@ -126,6 +127,11 @@ def may_operate(request: HttpRequest, topic: str | None) -> bool:
 def may_publish(request: HttpRequest, topic: str | None) -> bool:
     """Return True if the user may publish test messages to a topic; None: to all topics."""
     return has_permission(request.user, PUBLISH, topic)
+
+
+def may_edit_schedules(request: HttpRequest, topic: str | None) -> bool:
+    """Return True if the user may edit the schedules of the tasks of a queue, by its topic; None: of all."""
+    return has_permission(request.user, EDIT_SCHEDULES, topic)
 
 
 def may_see_payloads(request: HttpRequest, topic: str | None) -> bool:

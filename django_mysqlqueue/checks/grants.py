@@ -138,7 +138,7 @@ ROLES: dict[str, Role] = {
                     models.QuarantinedMessage: "D",
                     models.JobResult: "IU",
                     models.JobStage: "U",
-                    models.Schedule: "UD",
+                    models.Schedule: "IUD",
                     models.SubscriberHeartbeat: "D",
                     models.DeliveryEvent: "I",
                     models.Operation: "IU",

@@ -219,26 +219,34 @@ def recurring(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     last_seen = max((one.seen_at for one in found), default=0)
     for one in found:
         yield from _failed_run(one)
-        if one.error and one.declared and not one.paused_at:
-            text = _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
+        if one.error and (one.declared or one.editable) and not one.paused_at:
+            text = (
+                _("The recurring schedule %(name)s cannot run: %(error)s")
+                if one.editable
+                else _("Subscribers of this release cannot run the recurring schedule %(name)s: %(error)s")
+            )
             text %= {"name": one.name, "error": one.error}
-            yield Problem(1, "recurring", text, topic=one.topic or None, is_private=True)
+            advice = _("Edit the schedule, or declare its task again.") if one.editable else ""
+            yield Problem(1, "recurring", text, topic=one.topic or None, is_private=True, advice=advice)
         if one.due >= times.tick:
             # Without subscribers, it is not known what they would declare, unless some have run since without it.
-            is_gone = not one.declared and (overview.live or last_seen - one.seen_at >= DECLARED_MS)
-            yield _removed(one) if is_gone else _overdue(one)
+            is_gone = (
+                not one.declared and not one.editable and (overview.live or last_seen - one.seen_at >= DECLARED_MS)
+            )
+            yield _removed(one) if is_gone else _overdue(one, is_live=bool(overview.live))
 
 
-def _overdue(one: ScheduleStatus) -> Problem:
-    """Return that a tick does not run, although a process declares the schedule, or because none is running."""
+def _overdue(one: ScheduleStatus, *, is_live: bool) -> Problem:
+    """Return that a tick does not run, although a process runs the schedule, or because none is running."""
     values = {"name": one.name, "age": duration(one.due), "since": moment(one.last_run)}
     if one.last_run:
         text = _("The recurring schedule %(name)s has not run since %(since)s. It has been due for %(age)s.")
     else:
         text = _("The recurring schedule %(name)s has never run. It has been due for %(age)s.")
-    if not one.declared:
+    is_down = not one.declared and not (one.editable and is_live)
+    if is_down:
         text += " " + _("No subscriber is running.")
-    advice = "" if one.declared else _("Start “manage.py runsubscriber”.")
+    advice = "" if not is_down else _("Start “manage.py runsubscriber”.")
     return Problem(0, "recurring", text % values, topic=one.topic, since=one.next_tick, advice=advice)
 
 

@@ -86,13 +86,15 @@ class ScheduleStatus:
     seen_at: int
     """When a process that declares it was last seen."""
     declared: bool
-    """True if a running process declares it."""
+    """True if a running process declares it; of one that can be edited, if a running process runs it."""
     catch_up: str
     overlap: str
     runs: tuple[ScheduleRun, ...]
     """Its last jobs, newest first; none for messages."""
     error: str = ""
-    """Why this release cannot run it; empty if it can."""
+    """Why this release cannot run it, or, of one that can be edited, why its task cannot run; empty if it can."""
+    editable: bool = False
+    """True if people have made it, with ``schedules.create()`` or in the admin; False if it is declared in the code."""
 
     @property
     def overdue(self) -> float:
@@ -157,7 +159,8 @@ def with_declared(
 
 
 def _unregistered(name: str, now: int) -> Row:
-    return Row(name, "", last_tick=0, last_run=0, skipped=0, paused_at=0, registered_at=0, seen_at=0, now=now)
+    times = dict.fromkeys(("last_tick", "last_run", "paused_at", "registered_at", "seen_at"), 0)
+    return Row(name, "", skipped=0, editable=False, now=now, **times)
 
 
 def _home_of(definition: Definition) -> str | None:
@@ -182,8 +185,11 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
             next_tick = known.timetable.following(row.last_tick)
         except ValueError as problem:  # This host has other time zones.
             error = str(problem)
+    if known is not None and row.editable and not error:
+        error = registry.why_not(known)
     stored = row._asdict()
     del stored["definition"]
+    stored["editable"] = bool(row.editable)
     return ScheduleStatus(
         **stored,
         task=known.task if known else "",

@@ -333,6 +333,7 @@ class Migration(migrations.Migration):
                     ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
                     ("see_payloads", "Can see payloads and metadata of messages"),
                     ("publish_messages", "Can publish test messages"),
+                    ("edit_schedules", "Can create, edit and delete recurring schedules"),
                 ],
                 "managed": False,
                 "default_permissions": (),
@@ -993,14 +994,19 @@ class Migration(migrations.Migration):
                     models.BigIntegerField(
                         "seen at",
                         db_default=NowMilliseconds(),
-                        help_text="when a process that declares it was last seen",
+                        help_text="when a process that runs it was last seen",
                     ),
+                ),
+                (
+                    "editable",
+                    models.BooleanField("editable", db_default=False, help_text="made by people, not by the code"),
                 ),
             ],
             options={
                 "verbose_name": "schedule",
                 "verbose_name_plural": "schedules",
                 "db_table": "queue_schedules",
+                "indexes": [models.Index(fields=["editable", "name"], name="queue_schedules_editable")],
             },
         ),
         migrations.RunPython(identify, migrations.RunPython.noop),

@@ -15,10 +15,12 @@ from django_mysqlqueue.operations.pausing import pause, resume
 from django_mysqlqueue.operations.publishing import publish
 from django_mysqlqueue.operations.quarantine import delete_quarantined, requeue_quarantined
 from django_mysqlqueue.operations.recurring import (
+    create_recurring,
     delete_recurring,
     pause_recurring,
     resume_recurring,
     run_recurring,
+    update_recurring,
 )
 from django_mysqlqueue.operations.redriving import discard, edit, redrive
 from django_mysqlqueue.operations.replaying import replay
@@ -47,6 +49,7 @@ __all__ = [
     "SeekResult",
     "cancel",
     "cancel_move",
+    "create_recurring",
     "dead_letter",
     "delete_quarantined",
     "delete_recurring",
@@ -71,4 +74,5 @@ __all__ = [
     "seek",
     "set_group_mode",
     "settings",
+    "update_recurring",
 ]

@@ -1,35 +1,46 @@
-"""Operations on recurring schedules: run now, pause, resume, delete. Each is one transaction under the row's lock."""
+"""Operations on recurring schedules: create, update, run now, pause, resume, delete.
+
+Each is one transaction, under the row's lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, Unpack
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.db.tables import SCHEDULES
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, SubscriberError
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import text
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
-from django_mysqlqueue.schedules import registry
-from django_mysqlqueue.schedules.definitions import Definition, parse
+from django_mysqlqueue.schedules import editing, registry
+from django_mysqlqueue.schedules.definitions import LATEST, QUEUE, Definition, parse
+from django_mysqlqueue.schedules.editing import Options
 from django_mysqlqueue.service import audit, schedules
 from django_mysqlqueue.service.audit import By
-from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.schedules import Row
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.text.humanize import duration, moment
+from django_mysqlqueue.subscriptions.registry import discover
+from django_mysqlqueue.text.humanize import duration, moment, run_time
 
 MOST_NAMES = 1000
 """Maximum number of schedules whose names an error is chosen from."""
+SHOWN_TICKS = 5
+"""Number of next runs that a preview shows."""
 
 
+CREATE = audit.Action("create recurring", gettext_lazy("Create recurring schedule"))
+UPDATE = audit.Action("update recurring", gettext_lazy("Change recurring schedule"))
 RUN = audit.Action("run recurring", gettext_lazy("Run recurring schedule"))
 PAUSE = audit.Action("pause recurring", gettext_lazy("Pause recurring schedule"))
 RESUME = audit.Action("resume recurring", gettext_lazy("Resume recurring schedule"))
@@ -56,15 +67,302 @@ class _Found(NamedTuple):
 
         ``planned``: whether a preview says that there is something to do.
         """
+        if self.dry_run:
+            return int(planned)
+        return run(self.using, partial(change, self.row.name, action, write, on=on, by=self.by))
 
-        def locked(session: Session) -> int:
-            row = schedules.lock(session, self.row.name)
-            if row is None or not write(session, row):
-                return 0
-            audit.once(session, action, 1, on, detail=row.name, **self.by)
-            return 1
 
-        return int(planned) if self.dry_run else run(self.using, locked)
+def change(
+    name: str,
+    action: audit.Action,
+    write: Callable[[Session, Row], bool],
+    session: Session,
+    *,
+    by: By,
+    on: GroupRef = audit.NOTHING,
+) -> int:
+    """Change a row under its lock in the caller's transaction, and record it; return 1, or 0 if nothing was done."""
+    row = schedules.lock(session, name)
+    if row is None or not write(session, row):
+        return 0
+    audit.once(session, action, 1, on, detail=name, **by)
+    return 1
+
+
+@operates
+def create_recurring(
+    name: str,
+    task: Any,
+    *,
+    cron: str | None = None,
+    every: Any = None,
+    at: datetime.datetime | None = None,
+    start: datetime.datetime | None = None,
+    timezone: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    catch_up: str = LATEST,
+    overlap: str = QUEUE,
+    enabled: bool = True,
+    **how: Unpack[How],
+) -> Result:
+    """Create a recurring schedule that can be edited. Subscribers notice it within a tick, without a restart.
+
+    Args:
+        name: the name of the schedule, which neither the code nor another schedule has.
+        task: a task, or the path of one that this process has imported. Jobs go to the queue, with the priority, that
+            the task has now.
+        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
+        every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        at: when to run once, in place of both.
+        start: the first run of the interval (default: chosen by a hash of the name, so that schedules with the same
+            interval do not all run in the same second).
+        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
+        args: the positional arguments of the task, which must be JSON-serializable.
+        kwargs: its keyword arguments, which must be JSON-serializable.
+        catch_up: ``"latest"`` or ``"all"``, as for ``recurring``.
+        overlap: ``"queue"`` or ``"skip"``, as for ``recurring``.
+        enabled: False to create it paused.
+        using: alias of the queue's database (default: that of the task's queue).
+
+    Raises:
+        OperationRefused: a value breaks a rule, or there is a schedule with this name. The error names the value and
+            the rule.
+    """
+    options = Options(
+        task=task,
+        cron=cron,
+        every=every,
+        at=at,
+        start=start,
+        timezone=timezone,
+        args=args,
+        kwargs=kwargs,
+        catch_up=catch_up,
+        overlap=overlap,
+    )
+    definition, alias = new(name, options, enabled=enabled)
+    using = how.get("using")
+    with operating({**how, "using": alias if using is None else using}) as (there, who, dry_run):
+        session = Session(there)
+        now = session.now()
+        require_future(name, definition, now)
+        if dry_run:
+            _refuse_existing(session, name)
+        else:
+            run(there, lambda session: write_new(session, name, definition, enabled=enabled, by=who))
+        said = (_("The schedule %(name)s will be created.") if dry_run else _("The schedule %(name)s is created.")) % {
+            "name": name
+        }
+        sentences = (said, _what(definition), *_state(definition, now, now, enabled=enabled))
+        return result_of(Result, CREATE, 1, *sentences, dry_run=dry_run)
+
+
+@operates
+def update_recurring(
+    name: str,
+    *,
+    task: Any = None,
+    cron: str | None = None,
+    every: Any = None,
+    at: datetime.datetime | None = None,
+    start: datetime.datetime | None = None,
+    timezone: str | None = None,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    catch_up: str | None = None,
+    overlap: str | None = None,
+    enabled: bool | None = None,
+    version: int | None = None,
+    **how: Unpack[How],
+) -> Result:
+    """Change a recurring schedule that was made with ``create_recurring``. What is None stays as it is.
+
+    With ``cron``, ``every`` or ``at``, its times are replaced as a whole: a start or time zone that is not given has
+    its default. If its times change, it begins with its next tick.
+
+    Args:
+        name: the name of the schedule.
+        task: as for ``create_recurring``, and so are the others. Only with it, the queue and the priority of the jobs
+            change.
+        cron: a cron line.
+        every: an interval.
+        at: when to run once.
+        start: the first run of the interval.
+        timezone: the time zone of the cron line.
+        args: the positional arguments of the task.
+        kwargs: its keyword arguments.
+        catch_up: ``"latest"`` or ``"all"``.
+        overlap: ``"queue"`` or ``"skip"``.
+        enabled: True to resume it, False to pause it.
+        version: the ``registered_at`` of the ``ScheduleStatus`` that was edited: the change is refused if it has
+            changed since.
+        using: alias of the queue's database (default: the one that has the schedule).
+
+    Raises:
+        OperationRefused: there is no such schedule, or the code declares it; a value breaks a rule; or the schedule has
+            another version.
+    """
+    changes = Changes(
+        Options(
+            task=task,
+            cron=cron,
+            every=every,
+            at=at,
+            start=start,
+            timezone=timezone,
+            args=args,
+            kwargs=kwargs,
+            catch_up=catch_up,
+            overlap=overlap,
+        ),
+        enabled,
+        version,
+    )
+    with _found(name, how) as found:
+        before = found.row
+        definition, is_enabled = changes.applied(before)
+        if definition == _definition(before) and is_enabled == (not before.paused_at):
+            return result_of(
+                Result,
+                UPDATE,
+                0,
+                _("The schedule %(name)s is already like this.") % {"name": name},
+                dry_run=found.dry_run,
+            )
+        number = 1 if found.dry_run else run(found.using, partial(write_changed, name, changes, by=found.by))
+        said = sentence(
+            number,
+            dry_run=found.dry_run,
+            planned=_("The schedule %(name)s will be changed."),
+            done=_("The schedule %(name)s is changed."),
+            nothing=_("The schedule was deleted."),
+        )
+        last_tick = before.last_tick if definition.timetable == _definition(before).timetable else before.now
+        sentences = (
+            said % {"name": name},
+            _what(definition),
+            *_state(definition, last_tick, before.now, enabled=is_enabled),
+        )
+        return result_of(Result, UPDATE, number, *sentences, dry_run=found.dry_run)
+
+
+class Changes(NamedTuple):
+    """What is changed of a schedule, and what its editor has seen of it."""
+
+    options: Options
+    enabled: bool | None = None
+    version: int | None = None
+
+    def applied(self, row: Row) -> tuple[Definition, bool]:
+        """Return the definition that a row gets, and whether it is enabled.
+
+        Raises:
+            OperationRefused: it may not be changed, or a value breaks a rule.
+        """
+        _flag("enabled", self.enabled, optional=True)
+        if not row.editable:
+            raise OperationRefused(f"The schedule {row.name!r} is declared in the code: change it there.")
+        if self.version is not None and self.version != row.registered_at:
+            raise OperationRefused(
+                f"The schedule {row.name!r} was changed at {moment(row.registered_at)}, after you opened it: open it "
+                "again, and repeat your change."
+            )
+        before = _definition(row)
+        try:
+            definition = editing.changed(row.name, before, self.options)
+            schedules.home_of(definition)
+        except (SubscriberError, InvalidMessage) as error:
+            raise OperationRefused(str(error)) from None
+        if (home := queue_alias(topic=definition.topic)) != queue_alias(topic=before.topic):
+            raise OperationRefused(
+                f"The jobs of task {definition.task!r} are in the database {home!r}: create a schedule there."
+            )
+        if definition.timetable != before.timetable:
+            require_future(row.name, definition, row.now)
+        return definition, not row.paused_at if self.enabled is None else self.enabled
+
+
+def new(name: str, options: Options, *, enabled: bool) -> tuple[Definition, str]:
+    """Return the definition of a schedule that is to be created, and the alias of its database.
+
+    Raises:
+        OperationRefused: a value breaks a rule, or the code declares a schedule with this name.
+    """
+    _flag("enabled", enabled)
+    with suppress(SubscriberError):  # check E008 reports it
+        discover()
+    try:
+        definition = editing.definition_of(name, options)
+        alias = schedules.home_of(definition)
+    except (SubscriberError, InvalidMessage) as error:
+        raise OperationRefused(str(error)) from None
+    if name in registry.find().definitions:
+        raise OperationRefused(f"The code declares a schedule with the name {name!r}: choose another name.")
+    return definition, alias
+
+
+def require_future(name: str, definition: Definition, now: int) -> None:
+    """Refuse a schedule that will never run, because its only time has passed."""
+    if not definition.timetable.upcoming(now, now, 1):
+        raise OperationRefused(f"Schedule {name!r}: {definition.timetable}: this time has passed")
+
+
+def write_new(session: Session, name: str, definition: Definition, *, enabled: bool, by: By) -> None:
+    """Create a schedule in the caller's transaction, and record it."""
+    schedules.create(session, name, definition, enabled=enabled)
+    on = GroupRef("", definition.topic)
+    detail = f"{name}: {_summary(definition, enabled=enabled)}"
+    audit.once(session, CREATE, 1, on, detail=detail, **by)
+
+
+def write_changed(name: str, changes: Changes, session: Session, *, by: By) -> int:
+    """Change a schedule in the caller's transaction, and record it unless nothing changes; return 0 if it is gone."""
+    row = schedules.lock(session, name)
+    if row is None:
+        return 0
+    former = _definition(row)
+    definition, enabled = changes.applied(row)
+    if definition == former and enabled == (not row.paused_at):
+        return 1
+    schedules.change(session, row, definition, enabled=enabled)
+    before, after = _summary(former, enabled=not row.paused_at), _summary(definition, enabled=enabled)
+    detail = f"{name}: {before} -> {after}" if before != after else f"{name}: {after}"
+    if definition.payload != former.payload:
+        detail += ", other arguments"
+    audit.once(session, UPDATE, 1, GroupRef("", definition.topic), detail=detail, **by)
+    return 1
+
+
+def _summary(definition: Definition, *, enabled: bool) -> str:
+    """Return a definition for the audit log, without its arguments, which not all of its readers may see."""
+    zone = definition.timetable.timezone
+    times = f"{definition.timetable} {zone}" if zone else str(definition.timetable)
+    return f"{definition.task}, {times}{'' if enabled else ', paused'}"
+
+
+def _what(definition: Definition) -> str:
+    times, zone = str(definition.timetable), definition.timetable.timezone
+    values = {"task": definition.task, "times": f"{times} ({zone})" if zone else times, "topic": definition.topic}
+    return _("It runs %(task)s, %(times)s. Its jobs go to the topic %(topic)s.") % values
+
+
+def _state(definition: Definition, last_tick: int, now: int, *, enabled: bool) -> Iterator[str]:
+    if not enabled:
+        yield _("It is paused: it does not run until it is resumed.")
+    runs = definition.timetable.upcoming(last_tick, now, SHOWN_TICKS)
+    if runs:
+        yield _("Next runs: %(runs)s.") % {"runs": "; ".join(run_time(tick, now) for tick in runs)}
+
+
+def _refuse_existing(session: Session, name: str) -> None:
+    if schedules.read(session, [name]):
+        raise OperationRefused(f"There is a schedule with the name {name!r}.")
+
+
+def _flag(name: str, value: Any, *, optional: bool = False) -> None:
+    if not (isinstance(value, bool) or (optional and value is None)):
+        raise OperationRefused(f"{name} {value!r}: must be True or False")
 
 
 @operates
@@ -87,6 +385,8 @@ def run_recurring(name: str, **how: Unpack[How]) -> Result:
 
     with _found(name, how) as found:
         definition = _definition(found.row)
+        if found.row.editable and (error := registry.why_not(definition)):
+            raise OperationRefused(f"Schedule {name!r}: {error}")
         number = found.change(RUN, publish, on=GroupRef("", definition.topic))
         is_job = bool(definition.task)
         said = sentence(
@@ -112,14 +412,8 @@ def pause_recurring(name: str, **how: Unpack[How]) -> Result:
     Raises:
         OperationRefused: there is no such schedule.
     """
-
-    def pause(session: Session, row: Row) -> bool:
-        if not row.paused_at:
-            session.execute(f"UPDATE {SCHEDULES} SET paused_at = %s WHERE name = %s", (row.now, name))
-        return not row.paused_at
-
     with _found(name, how) as found:
-        number = found.change(PAUSE, pause, planned=not found.row.paused_at)
+        number = found.change(PAUSE, paused, planned=not found.row.paused_at)
         said = sentence(
             number,
             dry_run=found.dry_run,
@@ -143,20 +437,12 @@ def resume_recurring(name: str, **how: Unpack[How]) -> Result:
     Raises:
         OperationRefused: there is no such schedule, or this release does not know its definition.
     """
-
-    def resume(session: Session, row: Row) -> bool:
-        if row.paused_at:
-            session.execute(
-                f"UPDATE {SCHEDULES} SET paused_at = 0, last_tick = %s WHERE name = %s", (_passed(row), name)
-            )
-        return bool(row.paused_at)
-
     with _found(name, how) as found:
         try:
             next_tick = _definition(found.row).timetable.following(_passed(found.row))
         except ValueError as error:
             raise OperationRefused(f"Schedule {name!r}: {error}") from None
-        number = found.change(RESUME, resume, planned=bool(found.row.paused_at))
+        number = found.change(RESUME, resumed, planned=bool(found.row.paused_at))
         said = sentence(
             number,
             dry_run=found.dry_run,
@@ -164,13 +450,17 @@ def resume_recurring(name: str, **how: Unpack[How]) -> Result:
             done=_("The schedule %(name)s is resumed. Its next run is at %(time)s."),
             nothing=_("The schedule %(name)s is not paused."),
         )
+        if number and next_tick is None:
+            said = _("The schedule %(name)s will not run again: its only time has passed.")
         values = {"name": name, "time": moment(next_tick)}
         return result_of(Result, RESUME, number, said % values, dry_run=found.dry_run)
 
 
 @operates
 def delete_recurring(name: str, **how: Unpack[How]) -> Result:
-    """Delete a recurring schedule that no running process declares. Jobs and messages that it has published stay.
+    """Delete a recurring schedule that can be edited, or that no running process declares.
+
+    Jobs and messages that it has published stay.
 
     Args:
         name: the name of the schedule.
@@ -179,15 +469,9 @@ def delete_recurring(name: str, **how: Unpack[How]) -> Result:
     Raises:
         OperationRefused: there is no such schedule, or a running process declares it.
     """
-
-    def delete(session: Session, row: Row) -> bool:
-        _refuse_declared(row)
-        session.execute(f"DELETE FROM {SCHEDULES} WHERE name = %s", (name,))
-        return True
-
     with _found(name, how) as found:
         _refuse_declared(found.row)
-        number = found.change(DELETE, delete)
+        number = found.change(DELETE, deleted)
         said = sentence(
             number,
             dry_run=found.dry_run,
@@ -198,10 +482,53 @@ def delete_recurring(name: str, **how: Unpack[How]) -> Result:
         return result_of(Result, DELETE, number, said % {"name": name}, dry_run=found.dry_run)
 
 
+def paused(session: Session, row: Row) -> bool:
+    """Pause a schedule whose row is locked; return whether it was not paused."""
+    if not row.paused_at:
+        session.execute(f"UPDATE {SCHEDULES} SET paused_at = %s WHERE name = %s", (row.now, row.name))
+    return not row.paused_at
+
+
+def resumed(session: Session, row: Row) -> bool:
+    """Resume a schedule whose row is locked; return whether it was paused."""
+    if row.paused_at:
+        session.execute(
+            f"UPDATE {SCHEDULES} SET paused_at = 0, last_tick = %s WHERE name = %s", (_passed(row), row.name)
+        )
+    return bool(row.paused_at)
+
+
+def deleted(session: Session, row: Row) -> bool:
+    """Delete a schedule whose row is locked, unless a running process declares it."""
+    _refuse_declared(row)
+    session.execute(f"DELETE FROM {SCHEDULES} WHERE name = %s", (row.name,))
+    return True
+
+
 def topic_of(using: str, name: str) -> str:
     """Return the topic to which a schedule publishes; empty if it does not exist, or this release cannot read it."""
     row = schedules.read(Session(using), [name]).get(name)
     return "" if row is None else _topic_of(row)
+
+
+class Stored(NamedTuple):
+    """A schedule that can be edited."""
+
+    definition: Definition
+    enabled: bool
+    version: int
+    """Its ``registered_at``, by which ``update_recurring`` notices that it has changed."""
+
+
+def stored(using: str, name: str) -> Stored | None:
+    """Return a schedule that can be edited; None if there is none, or this release cannot read it."""
+    row = schedules.read(Session(using), [name]).get(name)
+    if row is None or not row.editable:
+        return None
+    try:
+        return Stored(parse(row.definition), not row.paused_at, row.registered_at)
+    except ValueError:
+        return None
 
 
 def _topic_of(row: Row) -> str:
@@ -209,6 +536,42 @@ def _topic_of(row: Row) -> str:
         return parse(row.definition).topic
     except ValueError:
         return ""
+
+
+def by(actor: str) -> By:
+    """Return who makes a change.
+
+    Raises:
+        OperationRefused: it is not a text, or an empty one.
+    """
+    if not text("actor", actor, most=KEY_LENGTH).strip():
+        raise OperationRefused(f"actor {actor!r}: must not be empty, for the audit log")
+    return {"actor": actor}
+
+
+def home(name: str) -> str:
+    """Return the alias of the database that has a schedule.
+
+    Raises:
+        OperationRefused: none has it.
+    """
+    text("name", name, most=KEY_LENGTH)
+    for alias in queue_aliases():
+        if name in schedules.read(Session(alias), [name]):
+            return alias
+    raise unknown(name)
+
+
+def unknown(name: str) -> OperationRefused:
+    """Return the error for a schedule that does not exist in any database."""
+    sessions = (Session(alias) for alias in queue_aliases())
+    rows = [row for session in sessions for row in schedules.read_all(session, MOST_NAMES)]
+    return _unknown(name, {row.name: _topic_of(row) or None for row in rows})
+
+
+def _unknown(name: str, known: dict[str, str | None]) -> OperationRefused:
+    names = known_names("Schedules", name, dict(sorted(known.items())))
+    return OperationRefused(f"There is no schedule {name!r}.", known=names)
 
 
 @contextmanager
@@ -219,19 +582,18 @@ def _found(name: str, how: How) -> Iterator[_Found]:
     aliases = queue_aliases() if using is None else [using]
     known: dict[str, str | None] = {}
     for alias in aliases:
-        with operating({**how, "using": alias}) as (there, by, dry_run):
+        with operating({**how, "using": alias}) as (there, who, dry_run):
             session = Session(there)
             row = schedules.read(session, [name]).get(name)
             if row is not None:
-                yield _Found(there, row, by, dry_run)
+                yield _Found(there, row, who, dry_run)
                 return
             known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
     if using is None and name in registry.find().definitions:
         raise OperationRefused(
             f"The schedule {name!r} is not registered yet: the first subscriber that starts does that."
         )
-    names = known_names("Schedules", name, dict(sorted(known.items())))
-    raise OperationRefused(f"There is no schedule {name!r}.", known=names)
+    raise _unknown(name, known)
 
 
 def _definition(row: Row) -> Definition:
@@ -243,12 +605,11 @@ def _definition(row: Row) -> Definition:
 
 def _passed(row: Row) -> int:
     """Return the last tick up to now: what comes after it is due after the pause."""
-    ticks = _definition(row).timetable.latest(row.last_tick, row.now, 1)
-    return ticks[0] if ticks else row.last_tick
+    return schedules.passed(row, _definition(row))
 
 
 def _refuse_declared(row: Row) -> None:
-    if row.is_declared:
+    if row.is_declared and not row.editable:
         raise OperationRefused(
             f"A process that ran in the last {duration(schedules.DECLARED_MS / 1000)} declares the schedule "
             f"{row.name!r}: remove it from the code first, or pause it."
@@ -256,6 +617,6 @@ def _refuse_declared(row: Row) -> None:
 
 
 def _unseen(row: Row) -> tuple[str, ...]:
-    if row.is_declared:
+    if row.is_declared or row.editable:
         return ()
     return (_("No running process declares this schedule: its task may not exist any more."),)

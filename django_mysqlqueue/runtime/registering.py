@@ -56,8 +56,11 @@ def register_schedules(using: str, wanted: Mapping[str, Definition]) -> None:
     """Register the recurring schedules of a database, without a statement if there are none."""
     if not wanted:
         return
-    for name, is_new in schedules.register(using, wanted).items():
+    for name, done in schedules.register(using, wanted).items():
+        is_new = done == schedules.NEW
         event(logging.INFO, "recurring.registered", schedule=name, times=wanted[name].timetable, new=is_new)
+        if done == schedules.REPLACED:
+            event(logging.WARNING, "recurring.replaced", schedule=name)
 
 
 def _register(using: str, handler: Handler, options: Mapping[str, Mapping[str, object]]) -> groups.Registered | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,11 +18,11 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.keys import check_key
-from django_mysqlqueue.names.rules import job_topic
+from django_mysqlqueue.names.rules import JOB_PREFIX, job_topic
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
-from django_mysqlqueue.schedules.timetables import timetable
+from django_mysqlqueue.schedules.timetables import Timetable, timetable
 from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ place_of: Callable[[str, Destination | None], Destination] | None = None
 It takes the place of the task object that was declared, or None, and raises ValueError or ImportError if the task
 cannot run, and OtherBackend if it runs elsewhere.
 """
+
+
+known_tasks: Callable[[], Collection[str]] | None = None
+"""Returns the paths of the tasks that this process has imported; set by the app like ``place_of``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ def recurring(
     cron: str | None = None,
     *,
     every: Any = None,
+    start: datetime.datetime | None = None,
+    spread: bool = False,
     name: str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -93,6 +100,10 @@ def recurring(
     Args:
         cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
         every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        start: the first run of the interval; the others are counted from it (default: one interval after the schedule
+            was registered).
+        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
+            in the same second.
         name: the name of the schedule (default: the path of the task). A task may have several schedules.
         args: the positional arguments of the task, which must be JSON-serializable.
         kwargs: its keyword arguments, which must be JSON-serializable.
@@ -115,12 +126,14 @@ def recurring(
         path = f"{function.__module__}.{function.__qualname__}"
         place = None if function is task else Destination(task.backend, task.queue_name, task.priority)
         _remember(
-            _parsed(
+            parsed(
                 path if name is None else name,
                 where,
                 place,
                 cron=cron,
                 every=every,
+                start=start,
+                spread=spread,
                 timezone=timezone,
                 catch_up=catch_up,
                 overlap=overlap,
@@ -141,6 +154,8 @@ def recurring_message(
     topic: str,
     payload: Any,
     every: Any = None,
+    start: datetime.datetime | None = None,
+    spread: bool = False,
     key: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     timezone: str | None = None,
@@ -156,6 +171,10 @@ def recurring_message(
         topic: the topic.
         payload: the payload, a value that ``DjangoJSONEncoder`` can encode.
         every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        start: the first run of the interval; the others are counted from it (default: one interval after the schedule
+            was registered).
+        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
+            in the same second.
         key: the partition key.
         metadata: a JSON object to store beside the payload.
         timezone: the time zone of the cron line (default: ``TIME_ZONE``).
@@ -166,11 +185,13 @@ def recurring_message(
         SubscriberError: a value breaks a rule, or another schedule has the name. The error names the rule or the place.
     """
     _remember(
-        _parsed(
+        parsed(
             name,
             _caller(),
             cron=cron,
             every=every,
+            start=start,
+            spread=spread,
             timezone=timezone,
             catch_up=catch_up,
             topic=topic,
@@ -204,13 +225,16 @@ def _twice(one: Declared, other: Declared) -> str:
 _REQUIRED: Any = object()
 
 
-def _parsed(
+def parsed(
     name: Any,
     where: str,
     place: Destination | None = None,
+    times: Timetable | None = None,
     *,
     cron: Any = None,
     every: Any = None,
+    start: Any = None,
+    spread: Any = False,
     timezone: Any = None,
     task: Any = None,
     args: Any = (),
@@ -223,6 +247,8 @@ def _parsed(
     overlap: Any = QUEUE,
 ) -> Declared:
     """Return a checked declaration. Its options are the keys of an entry of ``RECURRING``.
+
+    ``where``: the place of the declaration; empty: there is none. ``times``: its times, if no option has them.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the schedule, its place, the value and the rule.
@@ -237,7 +263,8 @@ def _parsed(
         _among("overlap", overlap, QUEUE, SKIP)
         if catch_up == ALL and overlap == SKIP:
             raise ValueError("catch_up='all' with overlap='skip': of the missed ticks, all but the first were skipped")
-        times = timetable(cron, every, timezone, django_settings.TIME_ZONE)
+        by = _spread_by(name, start, spread)
+        times = times or timetable(cron, every, timezone, django_settings.TIME_ZONE, start=start, spread=by)
         if (task is None) == (topic is None):
             raise ValueError("pass a task or a topic, and not both")
         if topic is None:
@@ -265,7 +292,16 @@ def _parsed(
         )
         return Declared(name, where, definition)
     except (ValueError, InvalidMessage) as error:
-        raise SubscriberError(f"Schedule {name!r} ({where}): {error}") from None
+        raise SubscriberError(f"Schedule {name!r}{where and f' ({where})'}: {error}") from None
+
+
+def _spread_by(name: str, start: Any, spread: Any) -> str:
+    """Return the name by whose hash the start of an interval is chosen; empty if it is not."""
+    if not isinstance(spread, bool):
+        raise ValueError(f"spread={spread!r}: must be True or False")
+    if spread and start is not None:
+        raise ValueError("pass start or spread, and not both")
+    return name if spread else ""
 
 
 def _among(option: str, value: Any, *known: str) -> None:
@@ -303,7 +339,7 @@ def _as_json(option: str, value: Any, encoder: type[json.JSONEncoder] | None = D
 
 OPTIONS = tuple(
     parameter.name.upper()
-    for parameter in inspect.signature(_parsed).parameters.values()
+    for parameter in inspect.signature(parsed).parameters.values()
     if parameter.kind is parameter.KEYWORD_ONLY
 )
 """Keys of an entry of ``RECURRING``."""
@@ -320,7 +356,7 @@ def _from_settings() -> Iterator[Declared | str]:
             yield f"{where} has the unknown key {unknown[0]!r}. {nearest}"
         else:
             try:
-                yield _parsed(name, where, **{key.lower(): value for key, value in entry.items()})
+                yield parsed(name, where, **{key.lower(): value for key, value in entry.items()})
             except SubscriberError as error:
                 yield str(error)
 
@@ -372,7 +408,65 @@ def _defined(declared: Declared) -> Definition:
     definition = declared.definition
     if not definition.task:
         return definition
-    if place_of is None:
-        raise ValueError(f"task {definition.task!r}: tasks need Django 6.0, or the package django-tasks")
-    place = place_of(definition.task, declared.place)
+    place = _place_of(definition.task, declared.place)
     return definition._replace(topic=job_topic(place.queue_name), priority=place.priority, backend=place.backend)
+
+
+def _place_of(task: str, given: Destination | None) -> Destination:
+    if place_of is None:
+        raise ValueError(f"task {task!r}: tasks need Django 6.0, or the package django-tasks")
+    return place_of(task, given)
+
+
+def defined(declared: Declared) -> Definition:
+    """Return the definition of a schedule that people make, whose task this process knows.
+
+    Raises:
+        ValueError: the task cannot run. The error names it and the reason.
+    """
+    try:
+        return _defined(declared)
+    except (OtherBackend, ImportError) as error:
+        raise ValueError(f"task {declared.definition.task!r}: {error}") from None
+
+
+def topic_of(task: str) -> str:
+    """Return the topic of the jobs of a task.
+
+    Raises:
+        ValueError: the task cannot run.
+    """
+    try:
+        return job_topic(_place_of(task, None).queue_name)
+    except (OtherBackend, ImportError) as error:
+        raise ValueError(f"task {task!r}: {error}") from None
+
+
+def require_task(definition: Definition) -> None:
+    """Require that this process can run the task of a schedule that people have made.
+
+    Raises:
+        ValueError: it cannot. The error names the task and the reason.
+    """
+    place = Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
+    try:
+        _place_of(definition.task, place)
+    except (OtherBackend, ImportError) as error:
+        raise ValueError(f"task {definition.task!r}: {error}") from None
+
+
+def why_not(definition: Definition) -> str:
+    """Return why the task of a schedule that people have made cannot run; empty if it can.
+
+    It is also empty if this process cannot tell, because it has no backend of the queue in ``TASKS``.
+    """
+    if place_of is None:
+        return ""
+    place = Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
+    try:
+        place_of(definition.task, place)
+    except OtherBackend:
+        return ""
+    except (ValueError, ImportError) as error:
+        return f"task {definition.task!r}: {error}"
+    return ""

@@ -16,6 +16,7 @@ from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.service.clocks import DatabaseClock
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.schedules import exists_editable
 from django_mysqlqueue.sql.session import Session, flat, run
 
 
@@ -236,6 +237,8 @@ class GroupControls(NamedTuple):
     """The id of the registration, and a number that grows: others mean that subscribers' memory of the group is out of
     date."""
     options: OptionColumns
+    has_schedules: bool
+    """Whether the database has schedules that people have made: it is read here, so that no query asks for it alone."""
 
 
 def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
@@ -244,7 +247,7 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
         return {}
     rows = session.rows(
         "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.id, s.revision, "
-        f"{', '.join(f's.{name}' for name in OptionColumns._fields)} "
+        f"{', '.join(f's.{name}' for name in OptionColumns._fields)}, {exists_editable(session)} "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
         "ON s.consumer_group = v.g AND s.topic = v.t",
@@ -252,9 +255,9 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
     )
     return {
         GroupRef(group, topic): GroupControls(
-            bool(paused), mode, (int(registration), int(revision)), OptionColumns(*options)
+            bool(paused), mode, (int(registration), int(revision)), OptionColumns(*options), bool(has_schedules)
         )
-        for group, topic, paused, mode, registration, revision, *options in rows
+        for group, topic, paused, mode, registration, revision, *options, has_schedules in rows
     }
 
 

@@ -1,8 +1,9 @@
 """Recurring schedules: rows that only move forward, in the transactions that publish.
 
-No process is the leader. Each that declares a schedule locks its row when a tick is due, with SKIP LOCKED, decides by
-the row and the database's clock what is due, publishes it, and moves ``last_tick``. So a tick and its message commit
-together, and no other process finds the tick due again.
+No process is the leader. Each that runs a schedule locks its row when a tick is due, with SKIP LOCKED, decides by the
+row and the database's clock what is due, publishes it, and moves ``last_tick``. So a tick and its message commit
+together, and no other process finds the tick due again. The processes that declare a schedule run it; if people have
+made it, all do.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from django.db import IntegrityError
+
 from django_mysqlqueue.db.tables import SCHEDULES
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.ids import new_message_id, run_id, run_ids
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import ALL, SKIP, Definition, parse
 from django_mysqlqueue.service import job_messages, job_rows, publishing
 from django_mysqlqueue.service.databases import queue_alias
@@ -32,6 +37,10 @@ DECLARED_MS = 60_000
 a problem: so a process that was killed leaves none."""
 ENDED_MS = 15_000
 """Milliseconds after a clean stop in which other processes that declare a schedule note it again."""
+PAGE = 1000
+"""Number of schedules that people have made that one query reads."""
+NEW, CHANGED, REPLACED = "new", "changed", "replaced"
+"""What has become of a row when its schedule was registered. ``REPLACED``: people had made one with its name."""
 
 
 class Row(NamedTuple):
@@ -45,12 +54,14 @@ class Row(NamedTuple):
     paused_at: int
     registered_at: int
     seen_at: int
+    editable: bool
+    """Whether people have made it. All processes run it."""
     now: int
     """The database's time when it was read."""
 
     @property
     def is_declared(self) -> bool:
-        """Whether a running process declares it."""
+        """Whether a running process declares it; of one that people have made, whether a running process runs it."""
         return self.now - self.seen_at < DECLARED_MS
 
     @property
@@ -110,6 +121,29 @@ def read_all(session: Session, most: int, after: str = "") -> list[Row]:
     return [Row(*row) for row in rows]
 
 
+def read_editable(session: Session) -> dict[str, Row]:
+    """Return the rows that people have made by name, without locks."""
+    select = (
+        f"SELECT {_columns(session)} FROM {SCHEDULES} s{session.dialect.force_index('queue_schedules_editable')} "
+        "WHERE s.editable = %s AND s.name > %s ORDER BY s.name LIMIT %s"
+    )
+    found: dict[str, Row] = {}
+    rows, last = session.rows(select, (True, "", PAGE)), ""
+    while rows:
+        found |= {row.name: row for row in (Row(*values) for values in rows)}
+        last = max(found)
+        rows = session.rows(select, (True, last, PAGE)) if len(rows) == PAGE else []
+    return found
+
+
+def exists_editable(session: Session) -> str:
+    """Return the SQL of the condition that there are schedules that people have made."""
+    return (
+        f"EXISTS(SELECT 1 FROM {SCHEDULES} e{session.dialect.force_index('queue_schedules_editable')} "
+        "WHERE e.editable = 1)"
+    )
+
+
 def lock(session: Session, name: str, how: str | None = None) -> Row | None:
     """Lock a row and return it, or None if there is none.
 
@@ -127,18 +161,18 @@ def _columns(session: Session) -> str:
     return f"{', '.join(f's.{column}' for column in COLUMNS)}, {session.dialect.now_ms}"
 
 
-def register(using: str, wanted: Mapping[str, Definition]) -> dict[str, bool]:
-    """Register schedules, each in a transaction of its own; return those that are new (True) or have changed (False).
+def register(using: str, wanted: Mapping[str, Definition]) -> dict[str, str]:
+    """Register schedules, each in a transaction of its own; return ``NEW``, ``CHANGED`` or ``REPLACED`` by name.
 
-    A new schedule begins with its next tick, and so does one whose times have changed.
+    A new schedule begins with its next tick, and so does one whose times have changed. Those that stay are left out.
     """
     known = read(Session(using), wanted)
-    done: dict[str, bool] = {}
+    done: dict[str, str] = {}
     for name, definition in sorted(wanted.items()):
-        is_new = name not in known
-        if is_new or known[name].definition != definition.as_json():
+        row = known.get(name)
+        if row is None or row.editable or row.definition != definition.as_json():
             run(using, partial(_register, name=name, definition=definition))
-            done[name] = is_new
+            done[name] = NEW if row is None else REPLACED if row.editable else CHANGED
     note_seen(using, wanted)
     return done
 
@@ -153,17 +187,66 @@ def _register(session: Session, *, name: str, definition: Definition) -> None:
     # The INSERT has locked it, so this does not wait.
     row = lock(session, name, session.dialect.for_update)
     assert row is not None  # noqa: S101
-    if row.definition == text:
+    if row.definition == text and not row.editable:
         return
+    session.execute(
+        f"UPDATE {SCHEDULES} SET definition = %s, last_tick = %s, registered_at = %s, seen_at = %s, editable = %s "
+        "WHERE name = %s",
+        (text, _decided(row, definition), _later(row), row.now, False, name),
+    )
+
+
+def _decided(row: Row, definition: Definition) -> int:
+    """Return up to which time the ticks of a row are decided once it has another definition."""
     try:
         is_same = parse(row.definition).timetable == definition.timetable
     except ValueError:
         is_same = False
-    last_tick = row.last_tick if is_same else max(row.last_tick, row.now)
+    return row.last_tick if is_same else max(row.last_tick, row.now)
+
+
+def _later(row: Row) -> int:
+    """Return when a row is changed: no two of its definitions have the same time, by which editors tell them apart."""
+    return max(row.now, row.registered_at + 1)
+
+
+def create(session: Session, name: str, definition: Definition, *, enabled: bool) -> None:
+    """Insert a schedule that people make, in the caller's transaction. It begins with its next tick.
+
+    Raises:
+        OperationRefused: there is a schedule with this name.
+    """
+    now = session.dialect.now_ms
+    paused_at = "0" if enabled else now
+    try:
+        session.execute(
+            f"INSERT INTO {SCHEDULES} (name, definition, last_tick, registered_at, seen_at, paused_at, editable) "
+            f"VALUES (%s, %s, {now}, {now}, 0, {paused_at}, %s)",
+            (name, definition.as_json(), True),
+        )
+    except IntegrityError:
+        raise OperationRefused(f"There is a schedule with the name {name!r}.") from None
+
+
+def change(session: Session, row: Row, definition: Definition, *, enabled: bool) -> None:
+    """Change a schedule that people have made, in the transaction that has locked its row.
+
+    It begins with its next tick if its times have changed, or if it is enabled again.
+    """
+    last_tick = _decided(row, definition)
+    if enabled and row.paused_at:
+        last_tick = max(last_tick, passed(row, definition))
+    paused_at = 0 if enabled else row.paused_at or row.now
     session.execute(
-        f"UPDATE {SCHEDULES} SET definition = %s, last_tick = %s, registered_at = %s, seen_at = %s WHERE name = %s",
-        (text, last_tick, row.now, row.now, name),
+        f"UPDATE {SCHEDULES} SET definition = %s, last_tick = %s, paused_at = %s, registered_at = %s WHERE name = %s",
+        (definition.as_json(), last_tick, paused_at, _later(row), row.name),
     )
+
+
+def passed(row: Row, definition: Definition) -> int:
+    """Return the last tick up to now: what comes after it is due after a pause."""
+    ticks = definition.timetable.latest(row.last_tick, row.now, 1)
+    return ticks[0] if ticks else row.last_tick
 
 
 def note_seen(using: str, names: Collection[str]) -> None:
@@ -192,7 +275,8 @@ def tick(using: str, name: str) -> Tick:
     """Publish what is due of a schedule, in one transaction that moves its row forward.
 
     Raises:
-        ValueError: this release does not know the definition. Nothing was changed.
+        ValueError: this release does not know the definition, or this process cannot run the task of a schedule that
+            people have made. Nothing was changed.
         QueueError: a message cannot be published. Nothing was changed.
     """
     return run(using, partial(_tick, name=name))
@@ -209,6 +293,9 @@ def _tick(session: Session, *, name: str) -> Tick:
     ticks = times.latest(row.last_tick, row.now, MOST if definition.catch_up == ALL else 1)
     if not ticks:
         return Tick(row, definition)
+    if row.editable:
+        # Nothing has checked since it was made that this process can run it. The tick is left to others.
+        registry.require_task(definition)
     first = times.following(row.last_tick)
     published: Sequence[str] = ()
     skipped = definition.overlap == SKIP and has_unfinished(session, name)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
+from django.apps import apps
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue.options import job_queues
-from django_mysqlqueue.tasks.framework import AnyTask, InvalidTask
+from django_mysqlqueue.tasks.framework import AnyTask, InvalidTask, Task
 
 _importable: dict[str, Callable[..., Any]] = {}
 """By path, the function of the task that was found there."""
@@ -31,6 +32,19 @@ def find_task(path: str) -> AnyTask:
     if not hasattr(found, "get_backend") or not hasattr(found, "using"):
         raise InvalidTask(f"{path} is not a task: {found!r}")
     return found
+
+
+def known_tasks() -> list[str]:
+    """Return the paths of the tasks in the imported modules of the installed apps."""
+    prefixes = tuple(f"{config.name}." for config in apps.get_app_configs())
+    modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(prefixes)]
+    # By their types: isinstance would evaluate lazy objects of the project.
+    return sorted(
+        f"{name}.{attribute}"
+        for name, module in modules
+        for attribute, value in list(vars(module).items())
+        if issubclass(type(value), Task) and value.module_path == f"{name}.{attribute}"
+    )
 
 
 def is_async(path: str) -> bool:

@@ -88,6 +88,13 @@ def moment(milliseconds: int | None) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
+def run_time(milliseconds: int, now: int) -> str:
+    """Format a time that is to come in words: ``Monday 2026-11-30 03:00:00 (in 4 h 5 min)``."""
+    value = _local(milliseconds)
+    shown = moment(milliseconds) if value is None else formats.date_format(value, "l Y-m-d H:i:s")
+    return _("%(time)s (in %(age)s)") % {"time": shown, "age": duration((milliseconds - now) / 1000)}
+
+
 def _local(milliseconds: int) -> datetime.datetime | None:
     """Return epoch milliseconds in the project's time zone; None outside the years of Python's dates."""
     zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()

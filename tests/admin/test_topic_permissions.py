@@ -101,8 +101,9 @@ def parameters(name, topic):
     return given | {"time": "2100-01-01T00:00:00", "option": "prefetch", "value": "5"}
 
 
-NAMES = [name for name in OPERATIONS if name not in ("forget", "cancel-jobs")]
-"""``test_jobs.py`` cancels jobs."""
+ELSEWHERE = ("forget", "cancel-jobs", "create-recurring", "edit-recurring")
+"""``test_jobs.py`` cancels jobs, ``test_edit_schedules.py`` creates and edits schedules."""
+NAMES = [name for name in OPERATIONS if name not in ELSEWHERE]
 
 
 @pytest.mark.promise("Permissions by topic")

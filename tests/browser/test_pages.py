@@ -99,6 +99,7 @@ def recur() -> None:
     registered(schedule_worlds.of_topic("orders"), name=LONG, age=3600)
     registered(schedule_worlds.of_task(), name="prices", age=30)
     registered(daily(), name="cleanup")
+    schedule_worlds.created(schedule_worlds.of_task(), name="made-by-people")
     Schedule.objects.filter(name="prices").update(paused_at=last)
     Schedule.objects.filter(name="cleanup").update(seen_at=5)
     for days, (status, error) in enumerate(
@@ -161,6 +162,7 @@ def queries(sub: Sub) -> list[str]:
     found += [f"do/{name}-topic/?topic=orders&upto={refused}" for name in ("requeue", "delete-quarantined")]
     names = ("run", "pause", "delete")
     found += [f"do/{name}-recurring/?schedule=cleanup" for name in names] + ["do/resume-recurring/?schedule=prices"]
+    found += ["do/create-recurring/", "do/edit-recurring/?schedule=made-by-people"]
     found += [f"do/replay/?group=billing&topic=orders&first={offset}&last={offset + 9}"]
     # Empty, with a preview, and with errors.
     message = "do/publish/?topic=orders&payload={}&key=k&id=x"

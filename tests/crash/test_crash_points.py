@@ -552,6 +552,10 @@ def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
         for call in (recurring.pause_recurring, recurring.resume_recurring, recurring.delete_recurring):
             Schedule.objects.update(seen_at=0)
             call(schedule_worlds.NAME, actor="test", using=ALIAS)
+        with job_worlds.configured():
+            name = schedule_worlds.NAME
+            recurring.create_recurring(name, job_worlds.PATH, every=60, actor="test", using=ALIAS)
+            recurring.update_recurring(name, args=[2], actor="test", using=ALIAS)
     # An operation that waits, and that another one has stopped.
     monkeypatch.setattr(audit, "BEAT_SECONDS", 0)
     groups.register(USING, G, mode="ordered", start="earliest")

@@ -651,6 +651,12 @@ MUTATIONS = (
         instead_of("schedules._register", _registered_blindly),
     ),
     Mutation(
+        "a schedule edited without its lock",
+        "Of two edits of a schedule, the second one changes what the first one has written.",
+        "scheduled_by_people: edit the arguments of the schedule x edit the times of the schedule",
+        locking("recurring.run", LOCK, ""),
+    ),
+    Mutation(
         "a schedule deleted without its lock",
         "A schedule is deleted by whoever has locked it and found that no process declares it.",
         "scheduled: register the schedule with other times x delete the schedule",

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_mysqlqueue import cancel, operations, publish, publish_many, reschedule
-from django_mysqlqueue.exceptions import StaleDelivery, SubscriberError
+from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease, RelayWatermark, SubscriberHeartbeat
 from django_mysqlqueue.operations import (
@@ -502,6 +502,33 @@ def _(a: Actor) -> object:
 @operation("register the schedule with other times")
 def _(a: Actor) -> object:
     return schedules.register(ALIAS, {schedule_worlds.NAME: schedule_worlds.daily(days=2)})
+
+
+@operation("create the schedule")
+def _(a: Actor) -> object:
+    with job_worlds.configured():
+        try:
+            recurring.create_recurring(
+                schedule_worlds.NAME, job_worlds.PATH, cron="0 3 * * *", timezone="UTC", actor=a.name, using=ALIAS
+            )
+        except OperationRefused:
+            return "refused"
+    return "created"
+
+
+def edits_schedule(name: str, **changes: Any) -> None:
+    @operation(name)
+    def _(a: Actor) -> object:
+        with job_worlds.configured():
+            try:
+                return recurring.update_recurring(schedule_worlds.NAME, **changes, actor=a.name, using=ALIAS).changed
+            except OperationRefused:
+                return "refused"
+
+
+edits_schedule("edit the arguments of the schedule", args=[3])
+edits_schedule("edit the times of the schedule", every=2 * 86_400)
+edits_schedule("disable the schedule", enabled=False)
 
 
 @operation("end the schedule's last job")

@@ -292,6 +292,22 @@ def recurring() -> Iterable[Pair]:
     yield Pair("scheduled", (OPERATIONS["tick"], both("pause the schedule", "resume the schedule")))
 
 
+def edited_schedules() -> Iterable[Pair]:
+    """Ticks of a schedule that people have made, while others edit it or create it, and the code declares it."""
+    edits = (
+        "tick",
+        "edit the arguments of the schedule",
+        "edit the times of the schedule",
+        "disable the schedule",
+        "delete the schedule",
+        "register the schedule with other arguments",
+    )
+    yield from all_of("scheduled_by_people", edits)
+    create = "create the schedule"
+    yield from each("busy", (create,), (create, "register the schedule with other times"))
+    yield from each("scheduled_by_people", (create,), ("delete the schedule",))
+
+
 def debouncing() -> Iterable[Pair]:
     """Passes of the sequencer over debounced messages, while these are published, cancelled and rescheduled."""
     changes = (
@@ -657,6 +673,7 @@ def pairs() -> dict[str, Pair]:
         *refusals(),
         *jobs(),
         *recurring(),
+        *edited_schedules(),
         *sql_clients(),
         *special(),
         *situations(),

@@ -359,6 +359,14 @@ def scheduled_free() -> Start:
     return start
 
 
+def scheduled_by_people() -> Start:
+    """As ``scheduled_free``, but people have made the schedule."""
+    start = busy()
+    schedule_worlds.created(schedule_worlds.daily(), age=86_410)
+    Schedule.objects.update(seen_at=0)
+    return start
+
+
 def debounced() -> Start:
     """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
     start = busy()
@@ -562,6 +570,7 @@ _ALL = (
     with_failed_single_job,
     scheduled,
     scheduled_free,
+    scheduled_by_people,
     forsaken,
     forsaken_shared,
     paused,

@@ -136,6 +136,20 @@ def abandoned() -> None:
     Schedule.objects.update(seen_at=5)
 
 
+def editable() -> None:
+    schedule_worlds.created(schedule_worlds.of_task())
+
+
+def create_recurring(**how: Any) -> Result:
+    with job_worlds.configured():
+        return operations.create_recurring("s", job_worlds.PATH, every=60, **how)
+
+
+def update_recurring(**how: Any) -> Result:
+    with job_worlds.configured():
+        return operations.update_recurring("s", args=[5], **how)
+
+
 def move(**how: Any) -> Result:
     with override_settings(MYSQLQUEUE={"TOPICS": {"t": {"DATABASE": "queue", "VIA": USING}}}):
         return operations.move_topic("t", "queue", **how)
@@ -166,6 +180,8 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "prepare_move": (registered, lambda **how: operations.prepare_move("t", "queue", **how)),
     "move_topic": (prepared, move),
     "cancel_move": (prepared, lambda **how: operations.cancel_move("t", "queue", **how)),
+    "create_recurring": (lambda: None, create_recurring),
+    "update_recurring": (editable, update_recurring),
     "run_recurring": (recurring, lambda **how: operations.run_recurring("s", **how)),
     "pause_recurring": (recurring, lambda **how: operations.pause_recurring("s", **how)),
     "resume_recurring": (paused_schedule, lambda **how: operations.resume_recurring("s", **how)),
@@ -240,9 +256,9 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish"}))
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish", "create_recurring"}))
 def test_an_unknown_name_is_refused(db, name):
-    """In an empty queue there is nothing of all this. (A message may be the first one of its topic.)"""
+    """In an empty queue there is nothing of all this. (A message may be the first one of its topic, a schedule new.)"""
     _prepare, call = CALLS[name]
     if name == "forget":
         call = lambda **how: operations.forget("nobody", **how)  # noqa: E731
@@ -294,6 +310,7 @@ STATES = (
     "release",
     "pause_recurring",
     "resume_recurring",
+    "update_recurring",
 )
 
 

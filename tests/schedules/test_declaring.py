@@ -84,6 +84,22 @@ def test_a_task_may_have_several_schedules():
     assert set(declared_schedules()[USING]) == {"tests.app.jobs.add", "at-four"}
 
 
+def test_an_interval_may_have_a_start_or_be_spread(settings):
+    start = datetime.datetime(2026, 1, 1, 3, tzinfo=datetime.UTC)
+    recurring(every=FIVE, start=start)(jobs.add)
+    recurring(every=FIVE, name="spread", spread=True)(jobs.add)
+    recurring_message("message", every=60, topic="t", payload=1, spread=True)
+    settings.MYSQLQUEUE = {
+        "RECURRING": {"configured": {"EVERY": 300, "START": start, "TOPIC": "t", "PAYLOAD": 1}},
+    }
+    found = {name: one.timetable for name, one in declared_schedules()[USING].items()}
+    assert found["tests.app.jobs.add"] == found["configured"]
+    assert found["configured"].start_ms == start.timestamp() * 1000
+    assert found["spread"].spread
+    assert 0 <= found["spread"].start_ms < 300_000
+    assert 0 <= found["message"].start_ms < 60_000
+
+
 def test_the_time_zone_of_the_project_is_the_default(settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     recurring("0 4 * * *")(jobs.add)
@@ -199,6 +215,10 @@ def test_code_and_settings_with_one_name(settings):
         ({"every": 5, "name": ""}, "name='': must be"),
         ({"every": 5, "name": "x" * 151}, "must be 1 to 150"),
         ({"every": 5, "name": "a:b"}, "name='a:b': must be"),
+        ({"every": 5, "spread": "yes"}, "spread='yes': must be True or False"),
+        ({"every": 5, "start": "soon"}, "start='soon': must be a datetime"),
+        ({"every": 5, "spread": True, "start": datetime.datetime.now(datetime.UTC)}, "pass start or spread, and not"),
+        ({"cron": "0 3 * * *", "spread": True}, "start and spread are for intervals"),
     ],
 )
 def test_an_invalid_option_names_the_schedule_its_place_and_the_rule(options, text):

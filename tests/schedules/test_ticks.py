@@ -32,7 +32,7 @@ def _backend(db, no_handlers, settings):
 
 
 def test_a_new_schedule_begins_with_its_next_tick():
-    assert schedules.register(USING, {NAME: of_topic()}) == {NAME: True}
+    assert schedules.register(USING, {NAME: of_topic()}) == {NAME: schedules.NEW}
     assert tick(USING).ticks == ()
     assert schedule_worlds.ids() == []
     found = schedules.read(Session(USING), [NAME])[NAME]
@@ -50,7 +50,7 @@ def test_registering_again_writes_nothing():
 
 def test_a_change_of_arguments_keeps_the_ticks():
     last = registered(of_task(), age=70)
-    assert schedules.register(USING, {NAME: of_task(args=[2])}) == {NAME: False}
+    assert schedules.register(USING, {NAME: of_task(args=[2])}) == {NAME: schedules.CHANGED}
     assert row().last_tick == last
     assert tick(USING).ticks == (last + MINUTE,)
     assert JobResult.objects.get().arguments == '{"args": [2], "kwargs": {}}'

@@ -212,9 +212,16 @@ def publish_test_messages():
     twice(operations.publish, "t", 1, delay=60, key="k1", priority=3, expires_in=90)
 
 
+def edit_schedules():
+    twice(operations.create_recurring, "made", job_worlds.PATH, every=60)
+    twice(operations.update_recurring, "made", args=[5])
+    twice(operations.delete_recurring, "made")
+
+
 OPERATIONS = {
     "cancel": cancel_messages,
     "cancel_move": cancel_move,
+    "create_recurring": lambda: twice(operations.create_recurring, "made", job_worlds.PATH, cron="0 3 * * *"),
     "dead_letter": lambda: [twice(operations.dead_letter, *ref, offsets=[waits(ref)]) for ref in REFS],
     "delete_recurring": lambda: twice(operations.delete_recurring, "gone"),
     "discard": lambda: pass_dead_letters(operations.discard),
@@ -245,6 +252,7 @@ OPERATIONS = {
     ),
     "set_group_mode": reset_modes,
     "settings": settings_of_groups,
+    "update_recurring": edit_schedules,
 }
 
 

@@ -26,7 +26,15 @@ from django_mysqlqueue.names.keys import (
     scoped_coalesce_key,
 )
 from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, KEY_LENGTH, relay_target, relayed_from, relayed_topic
-from django_mysqlqueue.operations import dead_lettering, recurring, redriving, retrying, scheduled, seeking, steps
+from django_mysqlqueue.operations import (
+    dead_lettering,
+    recurring,
+    redriving,
+    retrying,
+    scheduled,
+    seeking,
+    steps,
+)
 from django_mysqlqueue.options.allowed_users import is_allowed, parse_allowed_users
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.conf import BellSettings, HealthSettings, Settings, get_settings, problems

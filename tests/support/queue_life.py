@@ -97,6 +97,7 @@ from tests.support.internals import (
     Session,
     Settlement,
     Subset,
+    Ticker,
     Want,
     audit,
     claiming,
@@ -476,6 +477,16 @@ def _recur() -> None:
             assert [len(one.runs) for one in list_schedules(runs=2)] == [0, 2]
         Schedule.objects.update(seen_at=0)
         operations.delete_recurring(schedule_worlds.NAME, actor="test")
+        operations.create_recurring("made", job_worlds.PATH, every=60, actor="test")
+        operations.update_recurring("made", args=[5], actor="test")
+        with as_role("reader"):
+            assert {one.name for one in list_schedules() if one.editable} == {"made"}
+    Schedule.objects.filter(name="made").update(last_tick=F("last_tick") - 130_000)
+    ticker = Ticker(USING, ())
+    ticker.notice(editable=True)
+    ticker.turn()
+    ticker.end()
+    schedules.register(USING, {"made": schedule_worlds.of_task()})
 
 
 def _debounce() -> None:

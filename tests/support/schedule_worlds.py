@@ -40,6 +40,15 @@ def at_night(definition: Definition) -> Definition:
     return definition._replace(timetable=timetable("0 3 * * *", None, "UTC", "UTC"))
 
 
+def created(definition: Definition, *, age: float = 0, name: str = NAME, enabled: bool = True) -> int:
+    """Makes it as people do, seconds ago. Returns its ``last_tick``."""
+    run(USING, lambda session: schedules.create(session, name, definition, enabled=enabled))
+    found = row(name)
+    last_tick = int(found.last_tick - round(age * 1000))
+    Schedule.objects.using(USING).filter(name=name).update(last_tick=last_tick)
+    return last_tick
+
+
 def registered(definition: Definition, *, age: float = 0, name: str = NAME) -> int:
     """Registers it; it was seconds ago. Returns its ``last_tick``."""
     schedules.register(USING, {name: definition})
@@ -134,5 +143,13 @@ CHANGES: dict[str, Change] = {
         lambda: registered(of_task(), age=70),
         lambda alias: schedules.register(alias, {NAME: at_night(of_task())}),
         lambda last: (last + 70_000, 0),
+    ),
+    "register one that people have made": Change(
+        lambda: created(of_task(), age=70),
+        lambda alias: schedules.register(alias, {NAME: of_task()}),
+        lambda last: (last, 0),
+    ),
+    "tick of one that people have made": Change(
+        lambda: created(of_task(), age=70), tick, lambda last: (last + MINUTE, 1)
     ),
 }

@@ -202,6 +202,7 @@ class Schedule(NamedTuple):
     skipped: int
     paused_at: int
     seen_at: int
+    editable: int
 
     @property
     def every_ms(self) -> int:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_mysqlqueue.schedules.timetables import Timetable, timetable
+from django_mysqlqueue.schedules.timetables import Timetable, once, timetable
 
 BERLIN = "Europe/Berlin"
+SHOWN = "2025-12-31 18:00:00.000"
+"""The beginning of 2026 in UTC, as it is shown in the time zone of the tests' settings."""
 
 
 def at(text: str) -> int:
@@ -137,6 +139,87 @@ def test_an_interval_does_not_drift():
     assert times.latest(start, start - 3_600_000, 9) == []
 
 
+def utc(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+
+
+def test_an_interval_with_a_start_is_counted_from_it():
+    times = timetable(None, 300, None, "UTC", start=utc("2026-01-01T12:00:07"))
+    start = at("2026-01-01T12:00:07")
+    assert times.following(start - 86_400_000) == start
+    assert times.following(start - 1) == start
+    assert times.following(start) == start + 300_000
+    assert times.following(start + 299_999) == start + 300_000
+    assert times.latest(start - 86_400_000, start - 1, 9) == []
+    assert times.latest(start - 86_400_000, start, 9) == [start]
+    assert times.latest(start - 86_400_000, start + 700_000, 2) == [start + 300_000, start + 600_000]
+    assert times.latest(start + 10, start + 299_999, 9) == []
+    assert times.latest(start + 10, start + 900_000, 1) == [start + 900_000]
+
+
+def test_a_naive_start_is_in_the_time_zone_of_the_project(settings):
+    settings.TIME_ZONE = BERLIN
+    times = timetable(None, 300, None, "UTC", start=datetime.datetime(2026, 1, 1, 12))  # noqa: DTZ001
+    assert times.start_ms == at("2026-01-01T11:00:00")
+
+
+def test_forty_schedules_with_one_interval_are_due_at_forty_times():
+    now = at("2026-01-01")
+    times = [timetable(None, 3600, None, "UTC", spread=f"shop.{number}") for number in range(40)]
+    first = [one.following(now) for one in times]
+    assert len({tick // 1000 for tick in first if tick is not None}) == 40
+    assert all(tick is not None and now < tick <= now + 3_600_000 for tick in first)
+    assert [one.following(tick) for one, tick in zip(times, first, strict=True)] == [
+        tick + 3_600_000 for tick in first if tick is not None
+    ]
+    # In each process, today and tomorrow.
+    assert timetable(None, 3600, None, "UTC", spread="nightly").start_ms == 1_307_926
+
+
+@given(st.integers(0, 10**13), st.integers(1000, 10**11), st.integers(0, 10**13), st.integers(0, 10**12))
+def test_the_ticks_of_an_interval_with_a_start_are_a_grid(start, every_ms, after, passed):
+    times = Timetable(every_ms=every_ms, start_ms=start)
+    found = times.latest(after, after + passed, 100)
+    assert all((tick - start) % every_ms == 0 and start <= tick and after < tick <= after + passed for tick in found)
+    following = times.following(after)
+    assert following is not None
+    assert (following - start) % every_ms == 0
+    assert max(start, after + 1) <= following <= max(start, after + every_ms)
+    assert (not found) == (following > after + passed)
+
+
+def test_once():
+    times = once(utc("2026-01-01T12:00:00"))
+    tick = at("2026-01-01T12:00:00")
+    assert times.following(tick - 1) == tick
+    assert times.following(tick) is None
+    assert times.latest(tick - 86_400_000, tick - 1, 9) == []
+    assert times.latest(tick - 86_400_000, tick + 86_400_000, 9) == [tick]
+    assert times.latest(tick, tick + 86_400_000, 9) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("2026-01-01", "at='2026-01-01': must be a datetime"),
+        (datetime.date(2026, 1, 1), "must be a datetime"),
+        (datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC), "must be after 1970 and before the year 10000"),
+        (datetime.datetime.max.replace(tzinfo=datetime.UTC), "must be after 1970 and before the year 10000"),
+    ],
+)
+def test_an_invalid_time_names_the_value_and_the_rule(value, text):
+    with pytest.raises(ValueError, match=text):
+        once(value)
+    with pytest.raises(ValueError, match=text.replace("at=", "start=")):
+        timetable(None, 60, None, "UTC", start=value)
+
+
+@pytest.mark.parametrize("more", [{"start": utc("2026-01-01")}, {"spread": "s"}])
+def test_a_cron_line_has_no_start(more):
+    with pytest.raises(ValueError, match=r"start and spread are for intervals \(every\)"):
+        timetable("0 3 * * *", None, None, "UTC", **more)
+
+
 def test_the_newest_tick_after_years_is_found_at_once():
     times = cron("* * * * *")
     assert times.latest(at("2001-01-01"), at("2026-01-01T00:00:30"), 1) == [at("2026-01-01T00:00:00")]
@@ -174,3 +257,6 @@ def test_an_invalid_timetable_names_the_value_and_the_rule(arguments, text):
 def test_how_it_is_shown():
     assert str(cron("0  3 * * *")) == "0 3 * * *"
     assert str(timetable(None, 300, None, "UTC")) == "every 5 min"
+    assert str(timetable(None, 300, None, "UTC", spread="s")) == "every 5 min"
+    assert str(timetable(None, 300, None, "UTC", start=utc("2026-01-01"))) == f"every 5 min from {SHOWN}"
+    assert str(once(utc("2026-01-01"))) == f"once at {SHOWN}"

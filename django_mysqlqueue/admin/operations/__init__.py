@@ -13,6 +13,7 @@ from django_mysqlqueue.admin.operations import (  # noqa: F401  # They declare t
     publishing,
     quarantine,
     rows,
+    schedules,
 )
 from django_mysqlqueue.admin.operations.base import OPERATIONS
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from django import forms
+from django.http import HttpRequest
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_mysqlqueue import operations
@@ -17,6 +18,7 @@ from django_mysqlqueue.admin.operations.base import (
     RowsOperation,
     TimeField,
 )
+from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_view
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.operations import jobs, recurring
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
@@ -152,9 +154,18 @@ class ResumeRecurring(ScheduleOperation):
 
 
 class DeleteRecurring(ScheduleOperation):
-    """Delete a schedule that no running process declares."""
+    """Delete a schedule that can be edited, or that no running process declares."""
 
     name = "delete-recurring"
     label = gettext_lazy("Delete a schedule")
     dangerous = True
     operation = staticmethod(operations.delete_recurring)
+
+    @classmethod
+    def check_permissions(cls, request: HttpRequest, form: Any) -> str:
+        """Respond with 403 unless the user may delete it: one that can be edited needs the permission to edit it."""
+        name, topics = form.cleaned_data.get("schedule"), cls.topics(form)
+        if not topics or recurring.stored(form.using, name) is None:
+            return super().check_permissions(request, form)
+        demand(all(may_view(request, topic) and may_edit_schedules(request, topic) for topic in topics))
+        return ""

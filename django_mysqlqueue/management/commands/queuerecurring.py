@@ -98,10 +98,12 @@ def _state(one: ScheduleStatus) -> str:
         return "not registered yet"
     if one.paused_at:
         return "paused"
-    if not one.declared:
+    if not one.declared and not one.editable:
         return "not in the code of any running process"
     if one.error:
         return one.error
+    if not one.declared:
+        return "no running process runs it" if one.seen_at else "not picked up yet"
     if one.failed_run:
         return "failing"
     return f"skipped {one.skipped:,}" if one.skipped else "-"

@@ -196,12 +196,12 @@ class Command(LimitedCommand):
         if other != using:
             raise CommandError(f"{same_log_text(other, using)} {same_log_hint(log)}")
 
-    def _schedules(self, options: dict[str, Any]) -> Schedules:
-        """Return the recurring schedules to run: all, even if the options select handlers; none if it drains.
+    def _schedules(self, options: dict[str, Any]) -> Schedules | None:
+        """Return the recurring schedules to run: all, even if the options select handlers; None if it drains.
 
         With ``EAGER``, their messages would be handled in the poller's thread.
         """
-        return {} if options["drain"] or get_settings().eager else declared_schedules()
+        return None if options["drain"] or get_settings().eager else declared_schedules()
 
     # -- one process ----------------------------------------------------------
 

@@ -593,6 +593,7 @@ class Poller:
         self._open_gateway()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
+        self.context.ticker.notice(editable=any(one.has_schedules for one in controls.values()))
         for group in self.groups:
             with self._apart(group):
                 self._control(group, controls.get(group.ref))

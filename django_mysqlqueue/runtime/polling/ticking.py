@@ -1,13 +1,15 @@
 """The ticks of recurring schedules: the poller runs those that are due, between its other work.
 
-Nothing is sent to the database until a tick is due, apart from one query every ten seconds, which notices pauses,
-changes and jumps of the clock. Without schedules, nothing is sent at all.
+Nothing is sent to the database until a tick is due, apart from a query every ten seconds, which notices pauses, changes
+and jumps of the clock, and another one if people have made schedules. Without schedules, nothing is sent at all: the
+query of the groups says whether there are any that people have made.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection
 
 from django.db import Error, connections
@@ -30,32 +32,43 @@ NEVER = float("inf")
 
 
 class Ticker:
-    """Run the schedules of one database that this process declares.
+    """Run the schedules of one database that this process declares, and those that people have made there.
 
     Args:
         using: alias of the database.
-        names: the names of the schedules.
+        names: the names of the schedules that this process declares; None: it runs none, those of people neither.
     """
 
-    def __init__(self, using: str, names: Collection[str] = ()) -> None:
+    def __init__(self, using: str, names: Collection[str] | None = None) -> None:
         self._using = using
-        self._names = sorted(names)
+        self._names = sorted(names or ())
+        self._runs = names is not None
+        self._has_editable = False
+        """Whether there are schedules that people have made, as far as this process knows."""
+        self._editable: list[str] = []
+        """The names of those that were read."""
         self._due: dict[str, float] = {}
         """By name: when it is due or is to be tried again, by the monotonic clock."""
-        self._failures = {name: Failures(PAUSE) for name in self._names}
+        self._failures: defaultdict[str, Failures] = defaultdict(lambda: Failures(PAUSE))
         self._look_at = 0.0 if names else NEVER
         self.next_at = self._look_at
         """When ``turn`` has something to do, by the monotonic clock."""
 
     def reset(self) -> None:
         """Read all rows again with the next turn."""
-        if self._names:
+        if self._names or self._has_editable:
             self.next_at = self._look_at = 0.0
             self._due.clear()
 
+    def notice(self, *, editable: bool) -> None:
+        """Take note of whether there are schedules that people have made."""
+        if self._runs and editable and not self._has_editable:
+            self._has_editable = True
+            self.next_at = self._look_at = 0.0
+
     def end(self) -> None:
-        """Note that this process, which stops, does not declare its schedules any longer."""
-        schedules.note_ended(self._using, self._names)
+        """Note that this process, which stops, does not run its schedules any longer."""
+        schedules.note_ended(self._using, [*self._names, *self._editable])
 
     def turn(self) -> None:
         """Run the schedules that are due, if there are any.
@@ -74,16 +87,22 @@ class Ticker:
         self.next_at = min([self._look_at, *self._due.values()])
 
     def _look(self) -> None:
-        now = time.monotonic()
-        rows = schedules.read(Session(self._using), self._names)
+        now, session = time.monotonic(), Session(self._using)
+        rows = schedules.read(session, self._names) if self._names else {}
+        if self._has_editable:
+            editable = schedules.read_editable(session)
+            self._editable = [name for name in editable if name not in rows]
+            self._has_editable = bool(editable)
+            rows |= editable
         if any(row.now - row.seen_at >= schedules.SEEN_MS for row in rows.values()):
-            schedules.note_seen(self._using, self._names)
-        for name in self._names:
-            if name not in rows:
-                self._due.pop(name, None)
-            elif not self._failures[name].count:
-                self._plan(rows[name])
-        self._look_at = now + LOOK
+            schedules.note_seen(self._using, rows)
+        for name in [name for name in self._due if name not in rows]:
+            del self._due[name]
+            self._failures.pop(name, None)
+        for name, row in rows.items():
+            if not self._failures[name].count:
+                self._plan(row)
+        self._look_at = now + LOOK if rows or self._names else NEVER
 
     def _plan(self, row: Row) -> None:
         """Note when a schedule is due."""

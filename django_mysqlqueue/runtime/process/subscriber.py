@@ -131,7 +131,7 @@ class Subscriber:
         name: a name for people, to which the process id and a random part are added (default: the host's name).
         threads: number of handler threads by alias (default: THREADS for each).
         claim_size: maximum number of messages per claim (default: CLAIM_SIZE).
-        schedules: the recurring schedules to run (default: none).
+        schedules: the recurring schedules to run, beside those that people have made (default: none at all).
         drain: if True, stop when the backlog is handled.
         subset: the partitions to work on.
         max_messages: number of deliveries to start before stopping.
@@ -201,7 +201,7 @@ class Subscriber:
                 self._plan,
                 threads=self.threads[using],
                 targets=[other for other in aliases if other != using] if using in aliases else [],
-                schedules=(schedules or {}).get(using, NO_SCHEDULES),
+                schedules=None if schedules is None else schedules.get(using, NO_SCHEDULES),
                 is_alone=len(handlers) == 1,
                 drained=self._check_drained,
                 unstarted=None if memory is None else Unstarted(memory, number, len(handlers)),

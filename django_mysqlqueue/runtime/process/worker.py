@@ -133,7 +133,8 @@ class Worker:
         plan: what the workers of the process have in common.
         threads: number of handler threads.
         targets: aliases of the other databases, to which messages may be relayed.
-        schedules: the recurring schedules of the database that this process declares, by name.
+        schedules: the recurring schedules of the database that this process declares, by name; None: it runs none,
+            those that people have made neither.
         is_alone: whether the process has no other worker. If so, an error of the database at the start ends it;
             otherwise the worker tries again until the database answers.
         drained: called when the worker has nothing left to do, if ``drain`` is on.
@@ -148,7 +149,7 @@ class Worker:
         *,
         threads: int,
         targets: Collection[str] = (),
-        schedules: Mapping[str, Definition] = NO_SCHEDULES,
+        schedules: Mapping[str, Definition] | None = None,
         is_alone: bool = True,
         drained: Callable[[], None] = lambda: None,
         unstarted: Unstarted | None = None,
@@ -282,7 +283,7 @@ class Worker:
         while not self.plan.stop.event.is_set():
             self.progress.made()
             try:
-                start_once(self.using, self.handlers, self.plan.prepare, self._schedules)
+                start_once(self.using, self.handlers, self.plan.prepare, self._schedules or NO_SCHEDULES)
                 if self.plan.predecessor is not None:
                     free = releasing.release_unstarted(self.using, self.handlers, self.plan.left)
                     done = self._release(self.plan.predecessor, died=self.plan.died)

@@ -1,0 +1,199 @@
+"""Recurring schedules that are made and changed while the project runs: ``schedules.create("nightly", task, …)``.
+
+Each function is part of the open transaction of the queue's database, if there is one.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
+from django_mysqlqueue.operations import recurring
+from django_mysqlqueue.operations.recurring import Changes
+from django_mysqlqueue.schedules.definitions import LATEST, QUEUE
+from django_mysqlqueue.schedules.editing import Options
+from django_mysqlqueue.service.databases import queue_aliases
+from django_mysqlqueue.sql.session import Session, run
+
+__all__ = ["create", "delete", "disable", "enable", "list", "update"]
+
+CODE = "code"
+"""Who makes a change, for the audit log, if nothing else is given."""
+
+
+def create(
+    name: str,
+    task: Any,
+    *,
+    cron: str | None = None,
+    every: Any = None,
+    at: datetime.datetime | None = None,
+    start: datetime.datetime | None = None,
+    timezone: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    catch_up: str = LATEST,
+    overlap: str = QUEUE,
+    enabled: bool = True,
+    actor: str = CODE,
+) -> None:
+    """Create a recurring schedule. All subscribers run it, and notice it within a tick, without a restart.
+
+    Args:
+        name: the name of the schedule, which neither the code nor another schedule has.
+        task: a task, or the path of one that this process has imported. Jobs go to the queue, with the priority, that
+            the task has now.
+        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
+        every: the interval, a timedelta or a number of seconds, in place of a cron line.
+        at: when to run once, in place of both. A naive datetime is in the project's time zone.
+        start: the first run of the interval (default: chosen by a hash of the name, so that schedules with the same
+            interval do not all run in the same second).
+        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
+        args: the positional arguments of the task, which must be JSON-serializable.
+        kwargs: its keyword arguments, which must be JSON-serializable.
+        catch_up: which ticks that were missed in an outage run after it: ``"latest"``: the newest; ``"all"``: each, at
+            most the newest 100.
+        overlap: what becomes of a tick if the job of an earlier one has not ended: ``"queue"``: its job waits;
+            ``"skip"``: the tick is skipped.
+        enabled: False to create it paused.
+        actor: who creates it, for the audit log.
+
+    Raises:
+        OperationRefused: a value breaks a rule, or there is a schedule with this name, in the code or elsewhere. The
+            error names the value and the rule.
+    """
+    options = Options(
+        task=task,
+        cron=cron,
+        every=every,
+        at=at,
+        start=start,
+        timezone=timezone,
+        args=args,
+        kwargs=kwargs,
+        catch_up=catch_up,
+        overlap=overlap,
+    )
+    definition, using = recurring.new(name, options, enabled=enabled)
+
+    def write(session: Session) -> None:
+        recurring.require_future(name, definition, session.now())
+        recurring.write_new(session, name, definition, enabled=enabled, by=recurring.by(actor))
+
+    run(using, write)
+
+
+def update(
+    name: str,
+    *,
+    task: Any = None,
+    cron: str | None = None,
+    every: Any = None,
+    at: datetime.datetime | None = None,
+    start: datetime.datetime | None = None,
+    timezone: str | None = None,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    catch_up: str | None = None,
+    overlap: str | None = None,
+    enabled: bool | None = None,
+    actor: str = CODE,
+) -> None:
+    """Change a recurring schedule that was created here or in the admin. What is None stays as it is.
+
+    With ``cron``, ``every`` or ``at``, its times are replaced as a whole: a start or time zone that is not given has
+    its default. If its times change, it begins with its next tick. Changes of two callers at once are both made, one
+    after the other.
+
+    Args:
+        name: the name of the schedule.
+        task: as for ``create``, and so are the others. Only with it, the queue and the priority of the jobs change.
+        cron: a cron line.
+        every: an interval.
+        at: when to run once.
+        start: the first run of the interval.
+        timezone: the time zone of the cron line.
+        args: the positional arguments of the task.
+        kwargs: its keyword arguments.
+        catch_up: ``"latest"`` or ``"all"``.
+        overlap: ``"queue"`` or ``"skip"``.
+        enabled: True to enable it, False to disable it.
+        actor: who changes it, for the audit log.
+
+    Raises:
+        OperationRefused: there is no such schedule, or the code declares it; or a value breaks a rule. The error names
+            the value and the rule.
+    """
+    options = Options(
+        task=task,
+        cron=cron,
+        every=every,
+        at=at,
+        start=start,
+        timezone=timezone,
+        args=args,
+        kwargs=kwargs,
+        catch_up=catch_up,
+        overlap=overlap,
+    )
+    changes, using = Changes(options, enabled), recurring.home(name)
+    if not run(using, partial(recurring.write_changed, name, changes, by=recurring.by(actor))):
+        raise recurring.unknown(name)
+
+
+def delete(name: str, *, actor: str = CODE) -> None:
+    """Delete a recurring schedule that was created here or in the admin. Its jobs and their results stay.
+
+    Args:
+        name: the name of the schedule.
+        actor: who deletes it, for the audit log.
+
+    Raises:
+        OperationRefused: there is no such schedule, or a running process declares it in its code.
+    """
+    _change(name, recurring.DELETE, recurring.deleted, actor)
+
+
+def enable(name: str, *, actor: str = CODE) -> None:
+    """Enable a recurring schedule that was disabled or paused. It begins with its next tick.
+
+    Args:
+        name: the name of the schedule, which may be declared in the code.
+        actor: who enables it, for the audit log.
+
+    Raises:
+        OperationRefused: there is no such schedule.
+    """
+    _change(name, recurring.RESUME, recurring.resumed, actor)
+
+
+def disable(name: str, *, actor: str = CODE) -> None:
+    """Disable a recurring schedule: its ticks are dropped until it is enabled.
+
+    Args:
+        name: the name of the schedule, which may be declared in the code.
+        actor: who disables it, for the audit log.
+
+    Raises:
+        OperationRefused: there is no such schedule.
+    """
+    _change(name, recurring.PAUSE, recurring.paused, actor)
+
+
+def list() -> tuple[ScheduleStatus, ...]:  # noqa: A001
+    """Return the recurring schedules of all databases of the queue, with the last run of each.
+
+    ``editable`` tells those that were created here or in the admin from those that the code declares.
+
+    Raises:
+        django.db.Error: a database refuses or does not answer.
+    """
+    return tuple(one for alias in queue_aliases() for one in list_schedules(using=alias))
+
+
+def _change(name: str, action: Any, write: Any, actor: str) -> None:
+    change = partial(recurring.change, name, action, write, by=recurring.by(actor))
+    run(recurring.home(name), change)
