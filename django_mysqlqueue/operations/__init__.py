@@ -6,6 +6,7 @@ records ``actor`` and ``reason`` in the audit log, and commits independently of 
 
 from __future__ import annotations
 
+from django_mysqlqueue.operations.celery_beat import import_celery_beat
 from django_mysqlqueue.operations.dead_lettering import dead_letter
 from django_mysqlqueue.operations.dropping import drop_group
 from django_mysqlqueue.operations.group_mode import set_group_mode
@@ -27,6 +28,7 @@ from django_mysqlqueue.operations.replaying import replay
 from django_mysqlqueue.operations.results import (
     DropResult,
     EditResult,
+    ImportResult,
     PublishResult,
     ReplayResult,
     Result,
@@ -42,6 +44,7 @@ from django_mysqlqueue.service.audit import ACTIONS as ACTIONS  # All are declar
 __all__ = [
     "DropResult",
     "EditResult",
+    "ImportResult",
     "PublishResult",
     "ReplayResult",
     "Result",
@@ -57,6 +60,7 @@ __all__ = [
     "drop_group",
     "edit",
     "forget",
+    "import_celery_beat",
     "move_topic",
     "pause",
     "pause_recurring",

@@ -87,6 +87,16 @@ class PublishResult(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImportResult(Result):
+    """The result of ``import_celery_beat``."""
+
+    created: tuple[str, ...] = ()
+    """The names of the schedules that were, or would be created."""
+    not_taken: tuple[str, ...] = ()
+    """The names of the periodic tasks that have no counterpart, or were taken before; ``summary`` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult(Result):
     """The result of ``replay``."""
 

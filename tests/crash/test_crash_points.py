@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation, QueueMessage, Schedule
-from django_mysqlqueue.operations import recurring, seeking, steps
+from django_mysqlqueue.operations import import_celery_beat, recurring, seeking, steps
 from django_mysqlqueue.operations.seeking import Position
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
@@ -31,7 +31,7 @@ from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, ENDS, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended
 from tests.crash.worlds import OTHER, G, World
-from tests.support import draining, invariants, job_worlds, schedule_worlds
+from tests.support import beat_tables, draining, invariants, job_worlds, schedule_worlds
 from tests.support.filtering import filter_of, has_expired, is_superseded, is_superseding, matches
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import GroupRef, audit, drop_connection, groups, packets_of, use_packets
@@ -556,6 +556,9 @@ def test_every_function_that_writes_has_a_case(db, crasher, monkeypatch):
             name = schedule_worlds.NAME
             recurring.create_recurring(name, job_worlds.PATH, every=60, actor="test", using=ALIAS)
             recurring.update_recurring(name, args=[2], actor="test", using=ALIAS)
+    # It reads tables of others, and creates each schedule as above.
+    with beat_tables.there(), watched(seen, [connections[ALIAS]]):
+        import_celery_beat(actor="test", using=ALIAS)
     # An operation that waits, and that another one has stopped.
     monkeypatch.setattr(audit, "BEAT_SECONDS", 0)
     groups.register(USING, G, mode="ordered", start="earliest")

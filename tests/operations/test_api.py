@@ -150,6 +150,11 @@ def update_recurring(**how: Any) -> Result:
         return operations.update_recurring("s", args=[5], **how)
 
 
+def import_celery_beat(**how: Any) -> Result:
+    with schedule_worlds.periodic_task():
+        return operations.import_celery_beat(**how)
+
+
 def move(**how: Any) -> Result:
     with override_settings(MYSQLQUEUE={"TOPICS": {"t": {"DATABASE": "queue", "VIA": USING}}}):
         return operations.move_topic("t", "queue", **how)
@@ -182,6 +187,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "cancel_move": (prepared, lambda **how: operations.cancel_move("t", "queue", **how)),
     "create_recurring": (lambda: None, create_recurring),
     "update_recurring": (editable, update_recurring),
+    "import_celery_beat": (lambda: None, import_celery_beat),
     "run_recurring": (recurring, lambda **how: operations.run_recurring("s", **how)),
     "pause_recurring": (recurring, lambda **how: operations.pause_recurring("s", **how)),
     "resume_recurring": (paused_schedule, lambda **how: operations.resume_recurring("s", **how)),
@@ -256,7 +262,7 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish", "create_recurring"}))
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"publish", "create_recurring", "import_celery_beat"}))
 def test_an_unknown_name_is_refused(db, name):
     """In an empty queue there is nothing of all this. (A message may be the first one of its topic, a schedule new.)"""
     _prepare, call = CALLS[name]

@@ -60,7 +60,7 @@ from django_mysqlqueue.tasks import (
 )
 from tests.app import jobs
 from tests.conftest import empty
-from tests.support import full_queue, job_worlds
+from tests.support import full_queue, job_worlds, schedule_worlds
 from tests.support.full_queue import JOBS, ORDERED, REFS, SHARED
 from tests.support.harness import USING, Sub, sequence
 from tests.support.internals import CLIENT_PROCEDURES, GroupRef, groups, installing, relaying, schedules, sequencing
@@ -218,6 +218,11 @@ def edit_schedules():
     twice(operations.delete_recurring, "made")
 
 
+def import_celery_beat():
+    with schedule_worlds.periodic_task():
+        twice(operations.import_celery_beat)
+
+
 OPERATIONS = {
     "cancel": cancel_messages,
     "cancel_move": cancel_move,
@@ -228,6 +233,7 @@ OPERATIONS = {
     "drop_group": lambda: each(operations.drop_group),
     "edit": lambda: twice(operations.edit, "t_dlq", "edited", offset=dead("t_dlq")),
     "forget": lambda: twice(operations.forget, lost()),
+    "import_celery_beat": import_celery_beat,
     "move_topic": move,
     "pause": lambda: each(operations.pause),
     "pause_recurring": lambda: twice(operations.pause_recurring, "topic"),

@@ -27,6 +27,7 @@ from django_mysqlqueue.names.keys import (
 )
 from django_mysqlqueue.names.rules import JOB_GROUP, JOB_PREFIX, KEY_LENGTH, relay_target, relayed_from, relayed_topic
 from django_mysqlqueue.operations import (
+    celery_beat,
     dead_lettering,
     recurring,
     redriving,

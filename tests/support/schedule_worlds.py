@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.models import JobResult, OutboxMessage, QueueMessage, Schedule
 from django_mysqlqueue.schedules.definitions import Definition, parse
 from django_mysqlqueue.schedules.timetables import timetable
 from tests.support.harness import USING
-from tests.support.internals import NewResult, Session, job_rows, run, run_id, schedules
+from tests.support.internals import NewResult, Session, celery_beat, job_rows, run, run_id, schedules
 from tests.support.job_worlds import JOBS, PATH, configured
 
 NAME = "s"
@@ -47,6 +49,15 @@ def created(definition: Definition, *, age: float = 0, name: str = NAME, enabled
     last_tick = int(found.last_tick - round(age * 1000))
     Schedule.objects.using(USING).filter(name=name).update(last_tick=last_tick)
     return last_tick
+
+
+@contextlib.contextmanager
+def periodic_task() -> Iterator[None]:
+    """A periodic task of Celery beat, in place of its tables."""
+    row = {"name": "of beat", "task": PATH, "enabled": True, "interval_id": 1}
+    tables = celery_beat._Tables([row], {}, {1: {"id": 1, "every": 5, "period": "minutes"}}, {})
+    with configured(), patch.object(celery_beat, "_read", lambda using: tables):
+        yield
 
 
 def registered(definition: Definition, *, age: float = 0, name: str = NAME) -> int:

@@ -1,4 +1,4 @@
-"""``manage.py queuerecurring``: list recurring schedules, and run, pause, resume or delete one."""
+"""``manage.py queuerecurring``: list recurring schedules, run, pause, resume or delete one, or import others."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Command(ChangesCommand):
         "pause": operations.pause_recurring,
         "resume": operations.resume_recurring,
         "delete": operations.delete_recurring,
+        "import_celery_beat": operations.import_celery_beat,
     }
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -36,18 +37,25 @@ class Command(ChangesCommand):
         change.add_argument("--pause", metavar="NAME", help="pause this schedule: its ticks are dropped")
         change.add_argument("--resume", metavar="NAME", help="resume this schedule; it begins with its next tick")
         change.add_argument("--delete", metavar="NAME", help="delete this schedule, which no running process declares")
+        change.add_argument(
+            "--import-celery-beat",
+            action="store_const",
+            const=True,
+            help="create schedules from the tables of django-celery-beat (with --database: those in that database)",
+        )
 
     def databases(self, options: Any) -> Sequence[str]:
-        if not self.change(options) or options.get("database") is not None:
+        change = self.change(options)
+        if not change or (options.get("database") is not None and change != "import_celery_beat"):
             return super().databases(options)
-        # The operation finds the one that has the schedule.
+        # The operation finds the one that has the schedule. The tables of Celery beat may be in any database.
         return queue_aliases()[:1]
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         change = self.change(options)
-        if options["database"] is None:
-            how["using"] = None
-        return self.changes[change](options[change], **how)
+        how["using"] = options["database"]
+        given = () if change == "import_celery_beat" else (options[change],)
+        return self.changes[change](*given, **how)
 
     def read(self, using: str, options: dict[str, Any]) -> tuple[ScheduleStatus, ...]:
         return with_declared(list_schedules(using=using, runs=RUNS), using)
