@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 import sys
 import types
 from typing import Any
@@ -10,16 +12,19 @@ from typing import Any
 import pytest
 
 from django_mysqlqueue.models import JobResult, OutboxMessage
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.validators import backoff
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.tasks import cancel_job, framework, progress_of
-from django_mysqlqueue.testing import deliver_all, run_recurring
+from django_mysqlqueue.testing import deliver_all, job_context, run_recurring
 from tests.support import job_worlds
 from tests.support.documents import DOCS, _block, blocks
 from tests.support.harness import USING
 from tests.support.internals import declared_schedules
 
 pytestmark = pytest.mark.any_engine
-GUIDES = [f"howto/migrate-{name}.md" for name in ("django-tasks-db", "django-ox", "celery")]
+WITH_SCHEDULES = [f"howto/migrate-{name}.md" for name in ("django-ox", "celery")]
+GUIDES = ["howto/migrate-django-tasks-db.md", *WITH_SCHEDULES]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +49,7 @@ def module(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("page", GUIDES[1:])
+@pytest.mark.parametrize("page", WITH_SCHEDULES)
 def test_schedules(module, page):
     found = module(page, "@recurring")
     definitions = declared_schedules()[USING]
@@ -58,7 +63,7 @@ def test_schedules(module, page):
         assert one.task == f"{path}fetch_rates"
         run_recurring(name)
     run_recurring(nightly)
-    if "ox" in page:
+    if "celery" not in page:
         assert (definitions["rates-eur"].topic, definitions["rates-eur"].priority) == ("jobs.mail", 10)
     deliver_all()
     assert list(JobResult.objects.values_list("status", flat=True)) == ["SUCCESSFUL"] * 3
@@ -103,7 +108,7 @@ def test_old_tasks_enqueue_jobs(module, monkeypatch):
     assert JobResult.objects.get().status == "SUCCESSFUL"
 
 
-@pytest.mark.parametrize("page", GUIDES[:2])
+@pytest.mark.parametrize("page", GUIDES)
 def test_settings_of_the_backend(settings, page):
     from django_mysqlqueue.tasks.backend import MySQLQueueBackend
     from django_mysqlqueue.tasks.framework import task_backends
@@ -129,3 +134,40 @@ def test_a_unique_task_and_its_way_into_a_chain(module):
         result.refresh()
     assert [result.return_value for result in results] == ["imported acme", "reported acme"]
     assert JobResult.objects.filter(task_path__endswith=".import_statements", status="SUCCESSFUL").count() == 3
+
+
+def test_only_what_asks_for_another_attempt_gets_one(module):
+    """As with Celery's ``self.retry()``."""
+    found = module("howto/migrate-celery.md", "retry_on=RetryLater")
+    answers = [types.SimpleNamespace(status=429, retry_after=None), types.SimpleNamespace(status=200)]
+    found.call_the_api, found.store = lambda account: answers.pop(0), lambda response: response.status
+    result = found.fetch_wallet.enqueue("acme")
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    assert (result.status, result.return_value, len(result.errors)) == ("SUCCESSFUL", 200, 1)
+    found.call_the_api = lambda account: 1 / 0
+    result = found.fetch_wallet.enqueue("acme")
+    deliver_all(raise_exceptions=False)
+    result.refresh()
+    assert (result.status, len(result.errors)) == ("FAILED", 1)
+
+
+def test_the_delays_of_celery(module):
+    page = (DOCS / "howto/migrate-celery.md").read_text()
+    (text,) = set(re.findall(r"\| `@job\(max_attempts=4, backoff=(\{.*?\})\)` \|", page))
+    given = backoff(ast.literal_eval(text))
+    assert [given.delay(attempt) for attempt in (1, 2, 3)] == [180, 180, 180]
+
+
+def test_a_long_job_continues_in_another_process(module):
+    found = module("howto/migrate-celery.md", "context.stopping")
+    left = [1, 2]
+    found.outdated_members = lambda corporation: list(left)
+    found.update = left.remove
+    stops = job_context(found.update_members, stopping=True)
+    found.update_members.call(stops, "acme")
+    assert left == [1, 2]
+    assert [reason for _, reason in stops.retries] == ["the process stops"]
+    found.update_members.call(job_context(found.update_members), "acme")
+    assert left == []
+    assert job_queues.time_limits[f"{found.__name__}.update_members"] == 1800
