@@ -14,7 +14,7 @@ from tests.support.documents import COMMANDS, DOCS, PAGES, blocks
 
 pytestmark = pytest.mark.any_engine
 
-OTHERS_COMMANDS = {"db_worker", "ox_worker", "qcluster"}
+OTHERS_COMMANDS = {"db_worker", "dj_queue", "ox_worker", "qcluster", "steady_queue"}
 """Of the packages that the guides move over from."""
 
 

@@ -23,7 +23,7 @@ from tests.support.harness import USING
 from tests.support.internals import declared_schedules
 
 pytestmark = pytest.mark.any_engine
-WITH_SCHEDULES = [f"howto/migrate-{name}.md" for name in ("django-ox", "celery")]
+WITH_SCHEDULES = [f"howto/migrate-{name}.md" for name in ("django-ox", "dj-queue", "steady-queue", "celery")]
 GUIDES = ["howto/migrate-django-tasks-db.md", *WITH_SCHEDULES]
 
 
