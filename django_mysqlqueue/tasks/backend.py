@@ -266,7 +266,9 @@ class MySQLQueueBackend(BaseTaskBackend):
 
     def _row(self, result: AnyResult, stage: str) -> NewResult:
         task = result.task
-        expires_in = self._option(result, "expires_in")
+        expires_in = getattr(task, "expires_in", None)  # Of a call, for tasks of contrib.celery.
+        if expires_in is None:
+            expires_in = self._option(result, "expires_in")
         try:
             arguments = job_rows.as_json({"args": result.args, "kwargs": result.kwargs})
         except ValueError as error:

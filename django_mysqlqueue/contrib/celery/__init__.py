@@ -1,0 +1,175 @@
+"""Celery's tasks on the queue: ``shared_task``, signatures and chains, whose jobs are those of ``django.tasks``.
+
+Settings may import this module: what it does not define itself is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_mysqlqueue.exports import loaded_on_use
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.contrib.celery.tasks import (
+        Celery,
+        Chain,
+        SharedTask,
+        Signature,
+        chain,
+        chord,
+        group,
+        shared_task,
+        signature,
+    )
+
+__all__ = [
+    "AlreadyQueued",
+    "Celery",
+    "Chain",
+    "Ignore",
+    "MaxRetriesExceededError",
+    "QueueOnce",
+    "Reject",
+    "Retry",
+    "SharedTask",
+    "Signature",
+    "Task",
+    "chain",
+    "chord",
+    "get_task_logger",
+    "group",
+    "install",
+    "shared_task",
+    "signature",
+]
+
+# A task that catches Celery's exceptions catches those of Celery, if it is installed.
+if not TYPE_CHECKING and find_spec("celery") is not None:
+    from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
+else:
+
+    class Ignore(Exception):  # As Celery names it.
+        """The job has succeeded, without a return value."""
+
+    class Reject(Exception):
+        """The job has FAILED; with ``requeue=True``, it is attempted again soon, and no attempt is counted."""
+
+        def __init__(self, reason: object = None, *, requeue: bool = False) -> None:
+            super().__init__(reason, requeue)
+            self.reason = reason
+            self.requeue = requeue
+
+    class Retry(Exception):
+        """The task has called ``retry()``."""
+
+    class MaxRetriesExceededError(Exception):
+        """The task has called ``retry()`` in its last attempt, without an exception."""
+
+
+class Task:
+    """The only base class that a task may have, beside ``QueueOnce``."""
+
+
+class QueueOnce(Task):
+    """A base class of tasks whose jobs are unique: that of celery-once, in its place."""
+
+    once: ClassVar[dict[str, Any]] = {"graceful": False, "unlock_before_run": False}
+
+
+class AlreadyQueued(Exception):  # As celery-once names it.
+    """Is not raised: a second call returns the result of the job that is waiting or running."""
+
+
+class Priorities:
+    """How the priorities of Celery's calls become those of jobs."""
+
+    default = 0
+    highest_first = False
+
+    @classmethod
+    def of_job(cls, celery: int) -> int:
+        """Return the priority of a job."""
+        return celery - cls.default if cls.highest_first else cls.default - celery
+
+
+def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
+    """Let ``from celery import shared_task`` in other packages return tasks whose jobs run in this queue.
+
+    Call it in the settings, before any of these packages is imported. If Celery is not installed, modules ``celery``,
+    ``celery.exceptions`` and ``celery.utils.log`` take its place; if it is, ``shared_task`` is replaced, and ``chain``,
+    ``group``, ``chord`` and ``signature`` for these tasks: those of an application (``@app.task``) stay with Celery. If
+    celery-once is not installed, so is its module ``celery_once``.
+
+    Args:
+        default_priority: the priority in Celery of calls that have none (``task_default_priority``). Their jobs have
+            the priority 0.
+        highest_first: whether higher priorities come first, as they do with RabbitMQ. If False, 0 comes first, as with
+            Redis.
+    """
+    Priorities.default, Priorities.highest_first = default_priority, highest_first
+    if "celery" not in sys.modules and find_spec("celery") is None:
+        # As packages, so that what is missing is named: "No module named 'celery.signals'".
+        for name in ("celery", "celery.exceptions", "celery.utils", "celery.utils.log"):
+            _put(name)
+    elif not getattr(sys.modules.get("celery"), "_is_mysqlqueue", False):
+        celery: Any = import_module("celery")
+        celery.shared_task = _shared_task
+        for name in ("chain", "group", "chord", "signature"):
+            setattr(celery, name, _for_ours(name, getattr(celery, name)))
+    if "celery_once" not in sys.modules and find_spec("celery_once") is None:
+        _put("celery_once")
+
+
+def _put(name: str) -> None:
+    """Put a module into ``sys.modules`` that has the names of this one."""
+    module: Any = ModuleType(name, f"In place of {name}: django_mysqlqueue.contrib.celery.")
+    module.__path__, module.__file__, module._is_mysqlqueue = [], __file__, True
+    module.__getattr__ = lambda attribute: _public(name, attribute)
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+
+
+def _public(module: str, name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"django_mysqlqueue.contrib.celery has no {name!r} for the module {module!r}")
+    return getattr(sys.modules[__name__], name)
+
+
+def _shared_task(*args: Any, **options: Any) -> Any:
+    return _public("celery", "shared_task")(*args, **options)
+
+
+def _for_ours(name: str, of_celery: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for the signatures of both: an import of the own one here would be too early."""
+
+    def either(*args: Any, **options: Any) -> Any:
+        first: Any = args[0] if args else None
+        if len(args) == 1 and not isinstance(first, str) and hasattr(first, "__iter__"):
+            args = (list(first),)
+            first = next(iter(args[0]), None)
+        if type(first).__module__.startswith(__name__):
+            return _public("celery", name)(*args, **options)
+        return of_celery(*args, **options)
+
+    return either
+
+
+def get_task_logger(name: str) -> logging.Logger:
+    """Return the logger with a name.
+
+    Args:
+        name: its name.
+    """
+    return logging.getLogger(name)
+
+
+_HOMES = {".tasks": "Celery Chain SharedTask Signature chain chord group shared_task signature"}
+__getattr__, __dir__ = loaded_on_use(__name__, _HOMES)

@@ -1,0 +1,739 @@
+"""Tasks of ``django.tasks`` that are declared and called as Celery's are."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import inspect
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from django.utils import timezone
+
+from django_mysqlqueue.contrib.celery import (
+    Ignore,
+    MaxRetriesExceededError,
+    Priorities,
+    Reject,
+    Retry,
+    Task,
+    get_task_logger,
+)
+from django_mysqlqueue.contrib.celery.encoding import decode, encode
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
+from django_mysqlqueue.tasks.attempts import JobContext
+from django_mysqlqueue.tasks.calls import Call, enqueue_chain, enqueue_many
+from django_mysqlqueue.tasks.framework import DEFAULT_TASK_QUEUE_NAME, AnyResult, AnyTask, InvalidTask
+from django_mysqlqueue.tasks.options import UNTIL_FINISHED, UNTIL_STARTED, job, option_of
+
+PREVIOUS = "__previous__"
+"""Argument of a job of a chain whose first argument is the result of the stage before: ONE, or the list of ALL."""
+ONE, ALL = "one", "all"
+RETRIES = "__retries__"
+"""Argument of a job that a retry with other arguments has enqueued: the number of the retry."""
+REQUEUE_DELAY = 1.0
+"""Seconds after which a job is attempted again that was rejected with ``requeue=True``."""
+REFUSED = {
+    "acks_late": "a message is acked when its job has ended: the only value is True",
+    "after_return": "use a receiver of the signal task_finished",
+    "before_start": "use a receiver of the signal task_started",
+    "compression": "messages are not compressed",
+    "exchange": "there are no exchanges: use queue=",
+    "headers": "a job has arguments only",
+    "ignore_result": "it belongs to the task",
+    "link": "use a chain",
+    "link_error": "use a receiver of the signal task_finished",
+    "on_failure": "use a receiver of the signal task_finished",
+    "on_retry": "the log has each retry",
+    "on_success": "use a chain, or a receiver of the signal task_finished",
+    "once": "it belongs to the task; of calls, it may have graceful only, which is always so",
+    "reject_on_worker_lost": "a job is attempted again after its subscriber was lost: the only value is True",
+    "routing_key": "there are no routing keys: use queue=",
+    "serializer": "arguments and results are JSON: the only value is 'json'",
+    "soft_time_limit": "nothing is raised in a running task: look at self.request.context.stopping, or use time_limit",
+    "store_errors_even_if_ignored": "errors are always stored: the only value is True",
+    "task_id": "the queue gives jobs their ids",
+    "track_started": "starts are always stored: the only value is True",
+}
+"""Why options of Celery's tasks and calls are refused."""
+ONLY = {
+    "acks_late": True,
+    "reject_on_worker_lost": True,
+    "serializer": "json",
+    "store_errors_even_if_ignored": True,
+    "track_started": True,
+}
+"""The only values of options that say what happens anyway."""
+ABSENT = {
+    "AsyncResult": "use get_result(id)",
+    "app": "there is no application",
+    "apply": "call the task",
+    "backend_id": "there is no result backend",
+    "chunks": "use group()",
+    "map": "use group()",
+    "replace": "a job cannot become another one: enqueue it",
+    "starmap": "use group()",
+    "update_state": "use self.request.context.progress(done, total, message)",
+}
+"""Why tasks do not have some of the attributes of Celery's."""
+
+
+class Retried(RetryLater, Retry):
+    """A task has called ``retry()``."""
+
+    def __init__(self, delay: float, exc: BaseException | None) -> None:
+        super().__init__(delay, reason="" if exc is None else repr(exc))
+        self.exc = exc
+        self.when = delay
+
+
+@dataclass(frozen=True)
+class Request:
+    """The attempt of a job that is running, or a direct call of the task."""
+
+    id: str | None = None
+    retries: int = 0
+    """The number of attempts that have failed."""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    called_directly: bool = True
+    context: JobContext | None = None
+
+
+_running: ContextVar[tuple[str, Request] | None] = ContextVar("request", default=None)
+"""The path of the task that is running, and its request."""
+
+
+@dataclass(frozen=True)
+class CeleryOptions:
+    """The options of a task that its own code reads, and not the queue."""
+
+    function: Callable[..., Any]
+    name: str
+    bind: bool = False
+    max_retries: int | None = 3
+    default_retry_delay: float = 180
+    autoretry_for: tuple[type[Exception], ...] = ()
+    dont_autoretry_for: tuple[type[Exception], ...] = ()
+    retry_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    retry_backoff: float = 0
+    retry_backoff_max: int = 600
+    retry_jitter: bool = True
+    ignore_result: bool = False
+    priority: int | None = None
+    expires: float | None = None
+
+    @property
+    def max_attempts(self) -> int | None:
+        """The number of failed attempts after which a job has FAILED; None: no limit."""
+        own = self.max_retries
+        return None if own is None else 1 + max(own, self.retry_kwargs.get("max_retries") or 0)
+
+    def retry_options(self, retries: int) -> dict[str, Any]:
+        """Return the arguments of ``retry()`` after an exception of ``autoretry_for``."""
+        options = dict(self.retry_kwargs)
+        if self.retry_backoff:
+            countdown = min(self.retry_backoff_max, int(max(1.0, self.retry_backoff)) * 2**retries)
+            options["countdown"] = random.randrange(countdown + 1) if self.retry_jitter else countdown
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTask(AnyTask):
+    """A task with the methods of Celery's tasks.
+
+    Attributes:
+        expires_in: seconds after which a job expires that has not started; None: ``expires_in`` of the queue.
+    """
+
+    celery: CeleryOptions = field(compare=False)
+    expires_in: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in Celery."""
+        return self.celery.name
+
+    @property
+    def max_retries(self) -> int | None:
+        """How often an attempt may be repeated; None: no limit."""
+        return self.celery.max_retries
+
+    @property
+    def default_retry_delay(self) -> float:
+        """Seconds until the next attempt, if ``retry()`` has no other."""
+        return self.celery.default_retry_delay
+
+    @property
+    def request(self) -> Request:
+        """The attempt that is running."""
+        running = _running.get()
+        return running[1] if running is not None and running[0] == self.module_path else Request()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Name the reason why the task lacks an attribute."""
+        reason = f": {ABSENT[name]}" if name in ABSENT else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, without a job."""
+        with self._requested(Request(args=args, kwargs=kwargs)):
+            return self.run(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function in the current attempt."""
+        options = self.celery
+        final: tuple[type[BaseException], ...] = (Ignore, Retry, *options.dont_autoretry_for)
+        try:
+            return options.function(*([self, *args] if options.bind else args), **kwargs)
+        except final:
+            raise
+        except options.autoretry_for as error:
+            self.retry(exc=error, **options.retry_options(self.request.retries))
+
+    def delay(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Enqueue a job, in the open transaction if there is one.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+        """
+        return self.apply_async(args, kwargs)
+
+    delay_on_commit = delay
+
+    def apply_async(
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AnyResult:
+        """Enqueue a job, in the open transaction if there is one.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            options: ``countdown`` and ``expires`` (seconds), ``eta`` (a datetime), ``priority`` and ``queue``.
+
+        Returns:
+            The result: a ``TaskResult`` of ``django.tasks``.
+
+        Raises:
+            InvalidTask: an option has no counterpart; or as ``enqueue()`` does.
+            TypeError, ValueError, InvalidMessage, TransactionMismatch: as ``enqueue()`` does.
+        """
+        task, args, kwargs = self._call(args or (), kwargs or {}, options)
+        return task.enqueue(*args, **kwargs)
+
+    apply_async_on_commit = apply_async
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return a signature. In a chain, the result of the stage before becomes the first argument."""
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return a signature whose arguments stay as they are."""
+        return Signature(self, args, kwargs, immutable=True)
+
+    def signature(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        immutable: bool = False,
+        **options: Any,
+    ) -> Signature:
+        """Return a signature with options of ``apply_async``."""
+        return Signature(self, tuple(args), kwargs or {}, options, immutable)
+
+    subtask = signature
+
+    def get_logger(self) -> Any:
+        """Return a logger with the name of the task."""
+        return get_task_logger(self.name)
+
+    def retry(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        *,
+        throw: bool = True,
+        eta: datetime.datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+    ) -> None:
+        """End this attempt, which has failed, and let the next one follow.
+
+        Args:
+            args: other positional arguments, with ``throw=False``: a new job gets them.
+            kwargs: other keyword arguments, with ``throw=False``.
+            exc: the reason. It is raised if this was the last attempt.
+            throw: if False, do not end this attempt: enqueue a new job, which continues to count.
+            eta: time of the next attempt.
+            countdown: seconds until the next attempt (default: ``default_retry_delay``).
+            max_retries: a lower limit than that of the task.
+
+        Raises:
+            Retry: always, unless ``throw`` is False.
+            MaxRetriesExceededError: this was the last attempt, and there is no ``exc``.
+            InvalidTask: what is asked for has no counterpart.
+        """
+        request = self.request
+        if request.called_directly:
+            raise exc or sys.exc_info()[1] or Retry("Task can be retried")
+        limit = self.celery.max_attempts
+        if max_retries is not None and limit is not None and max_retries >= limit:
+            raise InvalidTask(
+                f"{self.name}: retry(max_retries={max_retries}): the queue counts up to max_retries={limit - 1} of the "
+                "task. Declare it with that number."
+            )
+        most = self.max_retries if max_retries is None else max_retries
+        if most is not None and request.retries >= most:
+            raise exc or MaxRetriesExceededError(f"Can't retry {self.name}[{request.id}]: it was retried {most} times.")
+        if eta is not None:
+            countdown = max(0.0, (eta - timezone.now()).total_seconds())
+        delay = self.default_retry_delay if countdown is None else countdown
+        given = request.args if args is None else list(args), request.kwargs if kwargs is None else dict(kwargs)
+        if not throw:
+            if option_of("unique", self.func, {}):
+                raise InvalidTask(f"{self.name}: retry(throw=False): this job is unique, and has not ended.")
+            arguments = {**given[1], RETRIES: request.retries + 1}
+            self.apply_async(given[0], arguments, countdown=delay)
+            return
+        if given != (request.args, request.kwargs):
+            raise InvalidTask(f"{self.name}: retry(args=…, kwargs=…): the arguments of a job stay. Pass throw=False.")
+        raise Retried(delay, exc) from exc
+
+    @contextmanager
+    def _requested(self, request: Request) -> Iterator[None]:
+        token = _running.set((self.module_path, request))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+    def _attempt(self, context: JobContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function in an attempt of a job."""
+        args, names = decode(args), decode(kwargs)
+        retries, previous = names.pop(RETRIES, 0), names.pop(PREVIOUS, None)
+        if previous is not None:
+            values = [decode(result.return_value) for result in context.previous_results()]
+            args = [values if previous == ALL else values[0], *args]
+        request = Request(
+            id=context.task_result.id,
+            retries=retries + context.attempt - 1,
+            args=args,
+            kwargs=names,
+            called_directly=False,
+            context=context,
+        )
+        with self._requested(request):
+            try:
+                value = self.run(*args, **names)
+            except Ignore:
+                return None
+            except Reject as error:
+                if error.requeue:
+                    raise RetryLater(REQUEUE_DELAY, reason=repr(error), counts=False) from error
+                raise
+        return None if self.celery.ignore_result else encode(value)
+
+    def _call(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        previous: str | None = None,
+    ) -> Call:
+        """Return the call of the job to enqueue.
+
+        Raises:
+            InvalidTask: an option has no counterpart, or is invalid.
+        """
+        options = {"priority": self.celery.priority, "expires": self.celery.expires, **_known(self.name, options)}
+        changes: dict[str, Any] = {}
+        if (priority := options["priority"]) is not None:
+            if type(priority) is not int:
+                raise InvalidTask(f"{self.name}: priority={priority!r}: must be an integer.")
+            changes["priority"] = Priorities.of_job(priority)
+        if options.get("queue") is not None:
+            changes["queue_name"] = options["queue"]
+        now = timezone.now()
+        due = options.get("eta")
+        if options.get("countdown") is not None:
+            due = now + datetime.timedelta(seconds=options["countdown"])
+        if due is not None:
+            changes["run_after"] = due
+        if (expires := options["expires"]) is not None:
+            end = expires if isinstance(expires, datetime.datetime) else now + datetime.timedelta(seconds=expires)
+            # A job expires that long after it is due.
+            if (seconds := (end - max(now, due or now)).total_seconds()) <= 0:
+                raise InvalidTask(f"{self.name}: expires={expires!r}: the job would expire before it is due.")
+            changes["expires_in"] = seconds
+        task = dataclasses.replace(self, **changes) if changes else self
+        arguments = dict(kwargs) if previous is None else {**kwargs, PREVIOUS: previous}
+        return Call(task, encode(args), encode(arguments))
+
+
+def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a call that have a counterpart.
+
+    Raises:
+        InvalidTask: others are given.
+    """
+    known = {"countdown", "eta", "expires", "priority", "queue"}
+    found = {}
+    for option, value in options.items():
+        if option in known:
+            found[option] = value
+        elif not _says_nothing(option, value) and not (option == "once" and value.keys() <= {"graceful"}):
+            _refuse(name, option, value)
+    return found
+
+
+def _says_nothing(option: str, value: Any) -> bool:
+    """Return whether an option asks for what happens anyway."""
+    return value is None or (option in ONLY and value == ONLY[option])
+
+
+def _refuse(name: str, option: str, value: Any) -> NoReturn:
+    reason = REFUSED.get(option, "it has no counterpart in this queue")
+    raise InvalidTask(f"{name}: {option}={value!r}: {reason}.")
+
+
+def shared_task(*args: Any, **options: Any) -> Any:
+    """Declare a task as Celery's decorator does. Its jobs run in the queue of the default backend in ``TASKS``.
+
+    The job's writes are not in one transaction: ``atomic`` is False. A static method of a class at the top level of a
+    module can be a task.
+
+    Args:
+        args: the function, if the decorator stands without parentheses.
+        options: ``name``, ``bind``, ``base`` (``QueueOnce``), ``once``, ``queue``, ``priority``, ``expires``,
+            ``max_retries`` (default: 3; None for no limit), ``default_retry_delay`` (seconds, default: 180),
+            ``autoretry_for``, ``dont_autoretry_for``, ``retry_kwargs``, ``retry_backoff``, ``retry_backoff_max``
+            (seconds), ``retry_jitter``, ``rate_limit``, ``time_limit`` (seconds), ``ignore_result``.
+
+    Returns:
+        The task, or a decorator.
+
+    Raises:
+        InvalidTask: an option has no counterpart, the function is async, or the backend cannot run it.
+        SubscriberError: the value of an option breaks a rule of ``@job``.
+    """
+    if args:
+        return _declared(*args, **options)
+    return functools.partial(_declared, **options)
+
+
+def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
+    name = options.pop("name", None) or f"{function.__module__}.{function.__name__}"
+    if inspect.iscoroutinefunction(function):
+        raise InvalidTask(f"{name} is async, which Celery's tasks cannot be: use @task of django.tasks.")
+    queue = options.pop("queue", None) or DEFAULT_TASK_QUEUE_NAME
+    rate, time_limit = options.pop("rate_limit", None), options.pop("time_limit", None)
+    inherited = _once_of(name, options.pop("base", None))
+    once = options.pop("once", None) or inherited
+    own: dict[str, Any] = {}
+    names = {one.name for one in dataclasses.fields(CeleryOptions)} - {"function", "name"}
+    for option, value in options.items():
+        if option in names:
+            own[option] = value
+        elif not _says_nothing(option, value):
+            _refuse(name, option, value)
+    for option in ("autoretry_for", "dont_autoretry_for"):
+        own[option] = tuple(own.get(option, ()))
+    celery = CeleryOptions(function, name, **own)
+
+    def run(context: JobContext, *args: Any, **kwargs: Any) -> Any:
+        return task._attempt(context, args, kwargs)
+
+    func: Any = functools.update_wrapper(run, function)
+    # Of this function, and not of the wrapped one.
+    func.__signature__ = inspect.signature(run, follow_wrapped=False)
+    # Subscribers import a task as an attribute of its module, which a static method is not.
+    func.__qualname__ = function.__qualname__.replace(".", "_")
+    given: dict[str, Any] = {"atomic": False, "retry_on": RetryLater, "max_attempts": celery.max_attempts}
+    if rate is not None:
+        given["rate"] = f"{rate:g}/s" if isinstance(rate, (int, float)) else rate
+    if time_limit is not None:
+        given["max_processing_time"] = time_limit
+    if once is not None:
+        given |= _unique(function, once, is_bound=celery.bind)
+    job(**given)(func)
+    task = SharedTask(func=func, queue_name=queue, takes_context=True, celery=celery)
+    if func.__qualname__ != function.__qualname__:
+        setattr(sys.modules[function.__module__], func.__qualname__, task)
+    _by_name[name] = task
+    return task
+
+
+_by_name: dict[str, SharedTask] = {}
+"""The tasks by their names in Celery."""
+
+
+def _once_of(name: str, base: Any) -> Mapping[str, Any] | None:
+    """Return the option ``once`` of a base class.
+
+    Raises:
+        InvalidTask: the class has code of its own.
+    """
+    if base is None:
+        return None
+    known = (Task.__module__, "celery_once.tasks", "celery.app.task", "celery.contrib.django.task")
+    for cls in base.__mro__:
+        if cls.__module__ in known:
+            return getattr(base, "once", None)
+        if more := sorted(one for one in vars(cls) if not one.startswith("__") and one not in ("abstract", "once")):
+            raise InvalidTask(f"{name}: base={base.__qualname__} defines {more[0]}: a task is a function.")
+    raise InvalidTask(f"{name}: base={base.__qualname__}: the only base classes of tasks are Task and QueueOnce.")
+
+
+def _unique(function: Callable[..., Any], once: Mapping[str, Any], *, is_bound: bool) -> dict[str, Any]:
+    """Return the options of ``@job`` of a task of celery-once."""
+    parameters = [*inspect.signature(function).parameters.values()][int(is_bound) :]
+    signature = inspect.Signature(parameters)
+    keys = once.get("keys")
+
+    def key(*args: Any, **kwargs: Any) -> str:
+        arguments = signature.bind(*args, **kwargs).arguments
+        return json.dumps(arguments if keys is None else {one: arguments.get(one) for one in keys}, sort_keys=True)
+
+    options = {"unique": UNTIL_STARTED if once.get("unlock_before_run") else UNTIL_FINISHED, "unique_by": key}
+    return options if once.get("timeout") is None else {**options, "unique_for": once["timeout"]}
+
+
+class Celery:
+    """An application that declares tasks, and nothing else: the rest of its settings is in ``TASKS``.
+
+    Args:
+        main: its name, which nothing reads.
+    """
+
+    def __init__(self, main: str | None = None) -> None:
+        self.main = main
+
+    task = staticmethod(shared_task)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Name the reason why the application lacks an attribute."""
+        raise AttributeError(
+            f"Celery().{name}: remove it. The queue is set up in TASKS, subscribers import tasks.py of each app, and "
+            "schedules are declared with @recurring."
+        )
+
+
+# -- signatures -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Signature:
+    """A task with arguments and options of ``apply_async``."""
+
+    task: SharedTask
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    immutable: bool = False
+
+    def set(self, *, immutable: bool | None = None, **options: Any) -> Signature:
+        """Set options of ``apply_async``, and return the signature."""
+        self.options |= options
+        self.immutable = self.immutable if immutable is None else immutable
+        return self
+
+    def clone(self) -> Signature:
+        """Return a copy."""
+        return dataclasses.replace(self, options=dict(self.options))
+
+    def delay(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Enqueue the job. More positional arguments come first."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AnyResult:
+        """Enqueue the job, as ``SharedTask.apply_async`` does. More positional arguments come first."""
+        task, values, names = self._call(args or (), kwargs or {}, options)
+        return task.enqueue(*values, **names)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, without a job."""
+        return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
+
+    def __or__(self, other: Signature | Chain) -> Chain:
+        """Return a chain."""
+        return chain(self, other)
+
+    def _call(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        previous: str | None = None,
+    ) -> Call:
+        if self.immutable:
+            return self.task._call(self.args, self.kwargs, {**self.options, **options})
+        arguments = (*args, *self.args), {**self.kwargs, **kwargs}
+        return self.task._call(*arguments, {**self.options, **options}, previous)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Stages of a chain: each is a signature, or a list of signatures, which is a group.
+
+    A chain of one group is that group, and one of a group and a signature is a chord.
+    """
+
+    stages: tuple[Signature | list[Signature], ...]
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue the jobs, with these arguments for those of the first stage."""
+        return self.apply_async(args, kwargs)
+
+    __call__ = delay
+
+    def apply_async(
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Enqueue all jobs, in the open transaction if there is one.
+
+        Args:
+            args: positional arguments for the first stage, which come first.
+            kwargs: keyword arguments for the first stage.
+            options: as for a task. ``priority`` and ``queue`` are those of all jobs, ``countdown``, ``eta`` and
+                ``expires`` those of the first stage.
+
+        Returns:
+            The result of the last stage: a list, if it is a group; None, if there is no stage.
+
+        Raises:
+            InvalidTask: a stage cannot be part of a chain; or as ``enqueue_chain()`` does.
+        """
+        common = {name: value for name, value in options.items() if name not in ("countdown", "eta", "expires")}
+        calls: list[list[Call]] = []
+        before: Signature | list[Signature] | None = None
+        for stage in self.stages:
+            if before is None:
+                calls.append([one._call(args or (), kwargs or {}, options) for one in _members(stage)])
+            else:
+                calls.append([_following(one, before, common) for one in _members(stage)])
+            before = stage
+        if before is None:
+            return None
+        results = enqueue_chain(*calls)[-1] if len(calls) > 1 else enqueue_many(calls[0])
+        return results if isinstance(before, list) else results[0]
+
+    def __or__(self, other: Signature | Chain) -> Chain:
+        """Return a chain."""
+        return chain(self, other)
+
+
+def _members(stage: Signature | list[Signature]) -> list[Signature]:
+    return stage if isinstance(stage, list) else [stage]
+
+
+def _following(one: Signature, before: Signature | list[Signature], options: Mapping[str, Any]) -> Call:
+    """Return the call of a later stage.
+
+    Raises:
+        InvalidTask: it cannot wait for a time, or needs a result that is not kept.
+    """
+    if one.options.get("countdown") is not None:
+        raise InvalidTask(f"{one.task.name}: countdown={one.options['countdown']!r}: a later stage starts at once.")
+    if not one.immutable:
+        for earlier in _members(before):
+            if earlier.task.celery.ignore_result:
+                raise InvalidTask(
+                    f"{one.task.name} gets the result of {earlier.task.name}, which has ignore_result=True: use si()."
+                )
+    return one._call((), {}, options, ALL if isinstance(before, list) else ONE)
+
+
+def _given(tasks: tuple[Any, ...]) -> Sequence[Any]:
+    """Return the arguments of ``chain`` and ``group``, which may be one iterable."""
+    if len(tasks) == 1 and not isinstance(tasks[0], (Signature, Chain)):
+        return list(tasks[0])
+    return tasks
+
+
+def chain(*tasks: Any) -> Chain:
+    """Return a chain, whose stages run one after another.
+
+    Args:
+        tasks: signatures, groups and chains, or one iterable of them.
+
+    Raises:
+        InvalidTask: something else is given.
+    """
+    stages: list[Signature | list[Signature]] = []
+    for one in _given(tasks):
+        if isinstance(one, Signature):
+            stages.append(one)
+        elif isinstance(one, Chain):
+            stages += one.stages
+        else:
+            raise InvalidTask(f"chain: {one!r} is not a signature of a task of django_mysqlqueue.contrib.celery.")
+    return Chain(tuple(stages))
+
+
+def group(*tasks: Any) -> Chain:
+    """Return a group, whose jobs may run at the same time.
+
+    Args:
+        tasks: signatures and groups, or one iterable of them.
+
+    Raises:
+        InvalidTask: a chain is given, or something else.
+    """
+    members: list[Signature] = []
+    for one in _given(tasks):
+        if isinstance(one, Chain) and len(one.stages) == 1:
+            members += _members(one.stages[0])
+        elif isinstance(one, Signature):
+            members.append(one)
+        elif isinstance(one, Chain):
+            raise InvalidTask("group: a group of chains has no counterpart: enqueue each chain, or chain groups.")
+        else:
+            raise InvalidTask(f"group: {one!r} is not a signature of a task of django_mysqlqueue.contrib.celery.")
+    return Chain((members,))
+
+
+def chord(header: Any, body: Signature | Chain | None = None) -> Any:
+    """Return a group whose results, as a list, are the first argument of a further job.
+
+    Args:
+        header: the signatures of the group.
+        body: that of the further job. If it is not given, the returned function takes it, and enqueues the jobs.
+
+    Raises:
+        InvalidTask: as ``group``.
+    """
+    if body is None:
+        return lambda body: chord(header, body).apply_async()
+    return group(header) | body
+
+
+def signature(
+    task: SharedTask | str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Signature:
+    """Return a signature.
+
+    Args:
+        task: a task, or its name in Celery.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        options: ``immutable``, and those of ``apply_async``.
+
+    Raises:
+        InvalidTask: this process has no task with this name.
+    """
+    found = _by_name.get(task) if isinstance(task, str) else task
+    if found is None:
+        raise InvalidTask(f"signature: this process has no task with the name {task!r}.")
+    return found.signature(args, kwargs, **options)

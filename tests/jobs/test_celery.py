@@ -1,0 +1,608 @@
+"""Tasks that are declared and called as Celery's are."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import subprocess
+import sys
+import types
+import uuid
+from decimal import Decimal
+
+import pytest
+from django.db import transaction
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.contrib import celery as package
+from django_mysqlqueue.contrib.celery import (
+    Celery,
+    Ignore,
+    MaxRetriesExceededError,
+    Priorities,
+    QueueOnce,
+    Reject,
+    Retry,
+    Task,
+    chain,
+    chord,
+    group,
+    install,
+    shared_task,
+    signature,
+    tasks,
+)
+from django_mysqlqueue.contrib.celery.encoding import decode, encode
+from django_mysqlqueue.contrib.celery.tasks import ABSENT, REFUSED
+from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.tasks import RetryLater, call, enqueue_many, exceptions
+from django_mysqlqueue.tasks.framework import InvalidTask
+from django_mysqlqueue.testing import deliver_all, enqueued
+from tests.app.models import Effect
+from tests.support import job_worlds
+from tests.support.harness import Sub, sequence
+from tests.support.internals import registry
+
+log = []
+script = []
+"""What the next calls of ``act`` raise."""
+
+
+def act(*given):
+    log.append(given)
+    if script:
+        raise script.pop(0)
+    return "done"
+
+
+@shared_task
+def add(a, b=1):
+    log.append((a, b))
+    return a + b
+
+
+@shared_task(name="shop.total")
+def total(numbers, factor=1):
+    return sum(numbers) * factor
+
+
+@shared_task()
+def echo(*args, **kwargs):
+    log.append((args, kwargs))
+    return [args, kwargs]
+
+
+@shared_task
+def write_and_fail():
+    Effect.objects.create(name="jobs", value=1)
+    raise KeyError("no")
+
+
+@shared_task(bind=True, max_retries=2, default_retry_delay=30)
+def retries_itself(self, number):
+    act(self.request.retries, self.request.id, self.request.called_directly)
+    raise self.retry(exc=KeyError(number))
+
+
+@shared_task(bind=True, max_retries=2)
+def retries_without_exception(self, **options):
+    log.append(self.request.retries)
+    raise self.retry(countdown=1, **options)
+
+
+@shared_task(autoretry_for=(KeyError,), retry_kwargs={"max_retries": 5}, retry_backoff=10, retry_jitter=False)
+def retried():
+    act()
+
+
+@shared_task(autoretry_for=(Exception,), dont_autoretry_for=(KeyError,), max_retries=1)
+def retried_but_for_one():
+    return act()
+
+
+@shared_task(max_retries=2)
+def sends_again(messages):
+    for message in messages:
+        log.append((message, sends_again.request.retries))
+        if message == "bad":
+            sends_again.retry([[message]], exc=KeyError(message), throw=False)
+    return len(messages)
+
+
+@shared_task(ignore_result=True)
+def forgets():
+    return object()
+
+
+@shared_task(expires=60, priority=3)
+def perishable():
+    log.append("perishable")
+
+
+class Lists(QueueOnce):
+    once = {"graceful": True, "keys": ["a"], "timeout": 600}
+
+
+@shared_task(bind=True, base=Lists)
+def once(self, a, b=None):
+    log.append((self.name, a))
+
+
+class Tasks:
+    @staticmethod
+    @shared_task(bind=True, name="tasks.of_class")
+    def of_class(self, a):
+        log.append((self.name, a))
+        return a
+
+
+@pytest.fixture(autouse=True)
+def _backend(db, no_handlers, settings, monkeypatch):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
+    monkeypatch.setattr(Priorities, "default", 0)
+    monkeypatch.setattr(Priorities, "highest_first", False)
+    log.clear()
+    script.clear()
+
+
+def run(**options):
+    return deliver_all(raise_exceptions=False, **options)
+
+
+def outcome(result):
+    result.refresh()
+    return result.status, [error.exception_class for error in result.errors]
+
+
+def stored(result):
+    return JobResult.objects.get(id=result.id)
+
+
+# -- calls ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["delay", "apply_async", "signature", "delay_on_commit", "enqueue"])
+def test_ways_to_call_a_task(way):
+    result = {
+        "delay": lambda: add.delay(1, b=2),
+        "delay_on_commit": lambda: add.delay_on_commit(1, b=2),
+        "apply_async": lambda: add.apply_async((1,), {"b": 2}),
+        "signature": lambda: add.s(b=2).delay(1),
+        "enqueue": lambda: add.enqueue(1, b=2),
+    }[way]()
+    assert result.task.module_path == "tests.jobs.test_celery.add"
+    assert log == []
+    run()
+    assert (*outcome(result), result.return_value) == ("SUCCESSFUL", [], 3)
+
+
+def test_a_direct_call_needs_no_job():
+    assert (add(1), add.run(1, 2), add.s(1)(b=5)) == (2, 3, 6)
+    assert Tasks.of_class(4) == 4
+    assert not JobResult.objects.exists()
+
+
+def test_a_job_is_part_of_the_transaction():
+    with transaction.atomic():
+        add.delay(1)
+        transaction.set_rollback(True)
+    assert run() == []
+
+
+def test_what_a_task_has_written_stays_when_it_fails():
+    result = write_and_fail.delay()
+    run()
+    assert outcome(result) == ("FAILED", [KeyError])
+    assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("options", [{"countdown": 3600}, {"eta": 3600}])
+def test_a_delayed_job(options):
+    if "eta" in options:
+        options = {"eta": datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)}
+    add.apply_async((1,), **options)
+    assert run() == []
+    assert len(run(advance=3601)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings_of_install", "of_job"),
+    [({}, [0, -3, -9]), ({"default_priority": 5}, [0, 2, -4]), ({"highest_first": True}, [0, 3, 9])],
+)
+def test_priorities(monkeypatch, settings_of_install, of_job):
+    monkeypatch.setattr(Priorities, "default", settings_of_install.get("default_priority", 0))
+    monkeypatch.setattr(Priorities, "highest_first", settings_of_install.get("highest_first", False))
+    results = [add.delay(1), perishable.delay(), add.apply_async((1,), priority=9)]
+    assert [stored(one).priority for one in results] == of_job
+
+
+def test_a_queue_of_a_call():
+    assert stored(add.apply_async((1,), queue="mail")).queue_name == "mail"
+    with pytest.raises(InvalidTask):
+        add.apply_async((1,), queue="elsewhere")
+
+
+@pytest.mark.still_clock
+def test_expiry_of_a_call_and_of_a_task(clock):
+    clock.stop()
+    both = add.apply_async((1,), expires=30), perishable.delay()
+    assert [stored(one).expires_in for one in both] == [30_000, 60_000]
+    run(advance=31)
+    assert outcome(both[0]) == ("FAILED", [exceptions.JobExpired])
+    assert outcome(both[1]) == ("SUCCESSFUL", [])
+
+
+def test_expiry_counts_from_the_call():
+    result = add.apply_async((1,), countdown=60, expires=90)
+    assert stored(result).expires_in == 30_000
+    with pytest.raises(InvalidTask, match="the job would expire before it is due"):
+        add.apply_async((1,), countdown=60, expires=60)
+
+
+@pytest.mark.parametrize("option", sorted(REFUSED))
+def test_options_without_counterpart_are_refused(option):
+    with pytest.raises(InvalidTask, match=r"tests\.jobs\.test_celery\.add: .*=") as refused:
+        add.apply_async((1,), **{option: {"keys": []}})
+    assert str(refused.value).endswith(f": {REFUSED[option]}.")
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(InvalidTask, match="shadow='x': it has no counterpart in this queue"):
+        add.apply_async((1,), shadow="x")
+    with pytest.raises(InvalidTask, match="resultrepr_maxsize=5: it has no counterpart"):
+        shared_task(resultrepr_maxsize=5)(act)
+    with pytest.raises(InvalidTask, match="soft_time_limit=5: nothing is raised in a running task"):
+        shared_task(soft_time_limit=5)(act)
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_attributes_without_counterpart_say_why(name):
+    with pytest.raises(AttributeError, match=name) as refused:
+        getattr(add, name)
+    assert str(refused.value).endswith(ABSENT[name])
+
+
+# -- arguments and results ----------------------------------------------------------
+
+VALUES = [
+    datetime.datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=datetime.UTC),
+    datetime.date(2026, 1, 2),
+    datetime.time(3, 4, 5),
+    datetime.timedelta(days=-1, microseconds=5),
+    uuid.UUID(int=5),
+    Decimal("1.50"),
+    b"abc",
+    b"\xff",
+]
+
+
+def test_types_of_celery_are_kept():
+    result = echo.delay(*VALUES, nested={"in": [VALUES]})
+    run()
+    assert log == [(tuple(VALUES), {"nested": {"in": [VALUES]}})]
+    assert outcome(result) == ("SUCCESSFUL", [])
+    assert decode(result.return_value) == [VALUES, {"nested": {"in": [VALUES]}}]
+
+
+def test_the_encoding_is_that_of_kombu():
+    assert encode(VALUES[0]) == {"__type__": "datetime", "__value__": "2026-01-02T03:04:05.000678+00:00"}
+    assert encode(VALUES[1]) == {"__type__": "date", "__value__": "2026-01-02"}
+    assert encode(VALUES[4]) == {"__type__": "uuid", "__value__": {"hex": f"{5:032x}"}}
+    assert encode(VALUES[5]) == {"__type__": "decimal", "__value__": "1.50"}
+    assert encode(VALUES[7]) == {"__type__": "base64", "__value__": "/w=="}
+    assert encode((gettext_lazy("Yes"), 1)) == ["Yes", 1]
+    with pytest.raises(TypeError, match="object is not JSON serializable"):
+        add.delay(object())
+    with pytest.raises(ValueError, match="'set' is unknown"):
+        decode({"__type__": "set", "__value__": []})
+
+
+def test_a_result_that_is_ignored_may_be_anything():
+    result = forgets.delay()
+    run()
+    assert (*outcome(result), result.return_value) == ("SUCCESSFUL", [], None)
+
+
+# -- retries ------------------------------------------------------------------------
+
+
+def test_retry_ends_with_its_exception():
+    result = retries_itself.delay(7)
+    assert len(run()) == 3
+    assert log == [(number, result.id, False) for number in range(3)]
+    status, errors = outcome(result)
+    assert (status, errors[-1], len(errors)) == ("FAILED", KeyError, 3)
+    assert all(issubclass(one, Retry) for one in errors[:-1])
+    assert "KeyError(7)" in result.errors[0].traceback
+
+
+def test_retry_waits_for_the_delay_of_the_task():
+    result = retries_itself.delay(7)
+    sequence()
+    Sub(registry.handlers()[job_worlds.JOBS], name="a").settle()
+    row = stored(result)
+    assert (row.status, row.retry_reason) == ("READY", "KeyError(7)")
+    assert 30_000 <= row.retry_at - row.last_attempted_at < 150_000
+
+
+def test_retry_without_an_exception():
+    result = retries_without_exception.delay()
+    run()
+    assert (log, outcome(result)[1][-1]) == ([0, 1, 2], MaxRetriesExceededError)
+    log.clear()
+    fewer = retries_without_exception.delay(max_retries=1)
+    run()
+    assert (log, outcome(fewer)[1][-1]) == ([0, 1], MaxRetriesExceededError)
+    more = retries_without_exception.delay(max_retries=9)
+    run()
+    assert outcome(more) == ("FAILED", [InvalidTask])
+
+
+def test_retry_in_a_direct_call_raises_the_reason():
+    with pytest.raises(KeyError):
+        retries_itself(7)
+    with pytest.raises(Retry):
+        retries_without_exception()
+
+
+def test_autoretry():
+    script[:] = [KeyError("no")] * 6
+    result = retried.delay()
+    assert len(run()) == 6
+    assert outcome(result)[1][-1] is KeyError
+    assert [error.traceback.count("Retried: in") for error in result.errors] == [1, 1, 1, 1, 1, 0]
+    assert "Retried: in 10 s" in result.errors[0].traceback
+    assert "Retried: in 160 s" in result.errors[4].traceback
+
+
+@pytest.mark.parametrize(
+    ("raised", "calls", "status"),
+    [
+        (ValueError("no"), 2, "SUCCESSFUL"),
+        (KeyError("no"), 1, "FAILED"),
+        (Ignore(), 1, "SUCCESSFUL"),
+        (Reject("no"), 2, "SUCCESSFUL"),
+    ],
+)
+def test_exceptions_of_an_attempt(raised, calls, status):
+    script[:] = [raised]
+    result = retried_but_for_one.delay()
+    run()
+    assert (len(log), outcome(result)[0]) == (calls, status)
+
+
+def test_other_exceptions_are_not_retried():
+    script[:] = [ValueError("no")]
+    result = retried.delay()
+    assert len(run()) == 1
+    assert outcome(result) == ("FAILED", [ValueError])
+
+
+@pytest.mark.parametrize(("requeue", "status"), [(False, "FAILED"), (True, "SUCCESSFUL")])
+def test_reject(requeue, status):
+    script[:] = [Reject("no", requeue=requeue)]
+    result = retried.delay()
+    run()
+    run(advance=5)
+    assert (outcome(result)[0], len(log)) == (status, 1 + requeue)
+
+
+def test_a_retry_with_other_arguments_is_a_job_that_continues_to_count():
+    first = sends_again.delay(["good", "bad"])
+    run()
+    run(advance=181)
+    run(advance=361)
+    assert log == [("good", 0), ("bad", 0), ("bad", 1), ("bad", 2)]
+    others = [one for one in enqueued(sends_again) if one.id != first.id]
+    assert outcome(first) == ("SUCCESSFUL", [])
+    assert sorted((one.status, len(one.errors)) for one in others) == [("FAILED", 1), ("SUCCESSFUL", 0)]
+
+
+# -- declarations -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_attempts": 4}),
+        ({"max_retries": None, "rate_limit": "100/m"}, {"max_attempts": None, "rate": "100/m"}),
+        ({"max_retries": 0, "rate_limit": 5, "time_limit": 60}, {"rate": "5/s", "max_processing_time": 60}),
+        ({"acks_late": True, "serializer": "json", "soft_time_limit": None, "base": Task}, {"max_attempts": 4}),
+        ({"base": QueueOnce}, {"unique": "until_finished"}),
+        ({"once": {"unlock_before_run": True, "timeout": 9}}, {"unique": "until_started", "unique_for": 9}),
+    ],
+)
+def test_options_of_jobs(monkeypatch, given, expected):
+    """The task is not declared: its function has no name that could be imported."""
+
+    def job(**options):
+        found.update(options)
+        return lambda function: function
+
+    found = {}
+    monkeypatch.setattr(tasks, "job", job)
+    with pytest.raises(InvalidTask, match="module"):
+        shared_task(**given)(lambda: None)
+    assert found.items() >= {**expected, "atomic": False, "retry_on": RetryLater}.items()
+
+
+def test_a_static_method_can_be_a_task():
+    result = Tasks.of_class.delay(5)
+    run()
+    assert (*outcome(result), log) == ("SUCCESSFUL", [], [("tasks.of_class", 5)])
+
+
+def test_once_is_unique_until_the_job_has_finished():
+    first = once.delay(1, b=2)
+    assert once.apply_async((1,), once={"graceful": True}).id == first.id
+    assert once.delay(2).id != first.id
+    assert run()
+    assert once.delay(1).id != first.id
+
+
+def test_a_unique_task_stays_refused_in_a_chain():
+    with pytest.raises(InvalidTask, match="is unique"):
+        chain(once.si(1), once.si(2)).delay()
+
+
+def test_base_classes_with_code_are_refused():
+    class Loud(Task):
+        def on_failure(self):
+            pass
+
+    with pytest.raises(InvalidTask, match="Loud defines on_failure"):
+        shared_task(base=Loud)(act)
+    with pytest.raises(InvalidTask, match="base=object"):
+        shared_task(base=object)(act)
+
+
+def test_async_functions_are_refused():
+    async def later():
+        pass
+
+    with pytest.raises(InvalidTask, match="is async"):
+        shared_task(later)
+
+
+def test_an_application_declares_tasks_and_nothing_else():
+    app = Celery("shop")
+    assert app.task is shared_task
+    with pytest.raises(AttributeError, match="autodiscover_tasks: remove it"):
+        app.autodiscover_tasks()
+
+
+# -- signatures ---------------------------------------------------------------------
+
+
+def value_of(result):
+    run()
+    assert outcome(result) == ("SUCCESSFUL", [])
+    return result.return_value
+
+
+def test_a_chain_passes_results_on():
+    assert value_of(chain(add.s(1, 2), add.s(10), add.si(5, 5)).delay()) == 10
+    assert log == [(1, 2), (3, 10), (5, 5)]
+    assert value_of((add.s(2) | add.s(10) | add.s(100)).apply_async((1,))) == 113
+    assert value_of(chain([add.s(1)]).delay()) == 2
+    assert chain([]).apply_async(priority=6) is None
+
+
+def test_types_are_passed_on():
+    chain(echo.s(VALUES[0]), echo.s()).delay()
+    run()
+    assert log[1] == (([[VALUES[0]], {}],), {})
+
+
+def test_a_group_and_a_chord():
+    results = group(add.s(number) for number in range(3)).delay()
+    run()
+    assert [(*outcome(one), one.return_value) for one in results] == [
+        ("SUCCESSFUL", [], number) for number in (1, 2, 3)
+    ]
+    assert value_of(chord([add.s(1), add.s(2)])(total.s(factor=10))) == 50
+    assert value_of(chord(group(add.s(1)), total.s()).delay()) == 2
+    assert value_of((add.s(1) | group(add.s(10), add.s(20)) | signature("shop.total")).delay()) == 34
+    assert group([]).delay() == []
+
+
+def test_options_of_a_chain():
+    chain(add.si(1), add.si(2).set(priority=2)).apply_async(priority=6, countdown=60, queue="mail")
+    jobs = enqueued(add)
+    assert [(one.task.priority, one.task.queue_name) for one in jobs] == [(-6, "mail")] * 2
+    assert [one.task.run_after is None for one in jobs] == [False, True]
+
+
+def test_signatures_are_copied():
+    first = add.signature((1,), countdown=5)
+    second = first.clone().set(countdown=None, immutable=True)
+    assert (first.options, first.immutable) == ({"countdown": 5}, False)
+    assert (second.options, second.immutable) == ({"countdown": None}, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: group(add.s(1) | add.s(2)), "a group of chains"),
+        (lambda: chain(add.s(1), act), "is not a signature"),
+        (lambda: group(act, act), "is not a signature"),
+        (lambda: chain(add.s(1), add.s(2).set(countdown=5)).delay(), "a later stage starts at once"),
+        (lambda: chain(forgets.s(), add.s(2)).delay(), "has ignore_result=True"),
+        (lambda: chord([], total.s()).delay(), "has no jobs"),
+        (lambda: signature("shop.unknown"), "no task with the name 'shop.unknown'"),
+    ],
+)
+def test_what_a_chain_cannot_carry_is_refused(make, reason):
+    with pytest.raises(InvalidTask, match=reason):
+        make()
+
+
+def test_tasks_mix_with_those_of_django():
+    results = enqueue_many([call(add, 1), call(total, [1, 2])])
+    run()
+    assert [(outcome(one)[0], one.return_value) for one in results] == [("SUCCESSFUL", 2), ("SUCCESSFUL", 3)]
+
+
+# -- other packages -----------------------------------------------------------------
+
+MODULES = ("celery", "celery.exceptions", "celery.utils", "celery.utils.log", "celery_once")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Takes back what ``install()`` has put in place."""
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("modules")
+def test_install_without_celery():
+    install(default_priority=5)
+    install(default_priority=4)
+    found = {name: importlib.import_module(name) for name in MODULES}
+    assert found["celery"].shared_task is shared_task
+    assert found["celery"].chain is chain
+    assert found["celery.exceptions"].Retry is Retry
+    assert found["celery.utils.log"].get_task_logger("a").name == "a"
+    assert found["celery_once"].QueueOnce is QueueOnce
+    assert Priorities.of_job(3) == 1
+    with pytest.raises(ImportError, match="cannot import name 'current_app' from 'celery'"):
+        exec("from celery import current_app")  # noqa: S102
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'celery\.signals'"):
+        importlib.import_module("celery.signals")
+
+
+@pytest.mark.usefixtures("modules")
+def test_install_beside_celery():
+    """Signatures of Celery's own tasks stay with Celery."""
+    real = types.ModuleType("celery")
+    real.shared_task = real.group = real.chord = real.signature = None
+    real.chain = lambda *tasks, **options: ("of Celery", tasks, options)
+    sys.modules["celery"] = real
+    install()
+
+    async def later():
+        pass
+
+    with pytest.raises(InvalidTask, match="is async"):
+        real.shared_task(bind=True)(later)
+    assert real.chain(1, 2, a=3) == ("of Celery", (1, 2), {"a": 3})
+    assert real.chain(add.s(1), add.s(2)) == chain(add.s(1), add.s(2))
+    assert real.chain(add.si(number) for number in (1, 2)).stages == chain(add.si(1), add.si(2)).stages
+    assert "celery.exceptions" not in sys.modules
+
+
+def test_settings_may_install_it():
+    """Nothing of the queue is loaded that needs settings."""
+    code = (
+        "from django_mysqlqueue.contrib.celery import install\n"
+        "install()\n"
+        "import sys, celery\n"
+        "assert 'django_mysqlqueue.models' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_all_names_are_public():
+    assert {name: getattr(package, name) for name in package.__all__}.keys() <= set(dir(package))
