@@ -9,6 +9,7 @@ import sys
 import types
 import uuid
 from decimal import Decimal
+from unittest import mock
 
 import pytest
 from django.db import transaction
@@ -40,6 +41,7 @@ from django_mysqlqueue.tasks.framework import InvalidTask
 from django_mysqlqueue.testing import deliver_all, enqueued
 from tests.app.models import Effect
 from tests.support import job_worlds
+from tests.support.documents import DOCS
 from tests.support.harness import Sub, sequence
 from tests.support.internals import registry
 
@@ -180,6 +182,16 @@ def test_a_direct_call_needs_no_job():
     assert (add(1), add.run(1, 2), add.s(1)(b=5)) == (2, 3, 6)
     assert Tasks.of_class(4) == 4
     assert not JobResult.objects.exists()
+
+
+def test_methods_can_be_patched():
+    with mock.patch("tests.jobs.test_celery.add.delay") as delay:
+        add.delay(1)
+    delay.assert_called_once_with(1)
+    with mock.patch.object(add, "apply_async") as apply_async:
+        add.delay(2)
+    apply_async.assert_called_once_with((2,), {})
+    assert add.delay(1).id
 
 
 def test_a_job_is_part_of_the_transaction():
@@ -576,11 +588,17 @@ def test_install_without_celery():
 @pytest.mark.usefixtures("modules")
 def test_install_beside_celery():
     """Signatures of Celery's own tasks stay with Celery."""
-    real = types.ModuleType("celery")
-    real.shared_task = real.group = real.chord = real.signature = None
-    real.chain = lambda *tasks, **options: ("of Celery", tasks, options)
-    sys.modules["celery"] = real
+
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            self.shared_task = self.Celery = self.group = self.chord = self.signature = None
+            self.chain = lambda *tasks, **options: ("of Celery", tasks, options)
+            return vars(self)[name]
+
+    sys.modules["celery"] = real = Lazy("celery")
+    real._is_mysqlqueue = False
     install()
+    assert real.Celery is None
 
     async def later():
         pass
@@ -604,5 +622,10 @@ def test_settings_may_install_it():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_all_names_are_public():
-    assert {name: getattr(package, name) for name in package.__all__}.keys() <= set(dir(package))
+def test_the_page_has_all_names_and_whatever_is_refused():
+    page = (DOCS / "reference" / "celery.md").read_text()
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert f"<!-- generated: django_mysqlqueue.contrib.celery.{name} -->" in page
+    for name in (*REFUSED, *ABSENT):
+        assert f"`{name}" in page, name

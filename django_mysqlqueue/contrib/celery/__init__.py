@@ -102,9 +102,9 @@ def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
     """Let ``from celery import shared_task`` in other packages return tasks whose jobs run in this queue.
 
     Call it in the settings, before any of these packages is imported. If Celery is not installed, modules ``celery``,
-    ``celery.exceptions`` and ``celery.utils.log`` take its place; if it is, ``shared_task`` is replaced, and ``chain``,
-    ``group``, ``chord`` and ``signature`` for these tasks: those of an application (``@app.task``) stay with Celery. If
-    celery-once is not installed, so is its module ``celery_once``.
+    ``celery.exceptions`` and ``celery.utils.log`` take its place, and so does ``celery_once`` that of celery-once. If
+    Celery is installed, its ``shared_task`` is replaced, and ``chain``, ``group``, ``chord`` and ``signature`` accept
+    these tasks, too; tasks of an application (``@app.task``) stay with Celery.
 
     Args:
         default_priority: the priority in Celery of calls that have none (``task_default_priority``). Their jobs have
@@ -118,10 +118,11 @@ def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
         for name in ("celery", "celery.exceptions", "celery.utils", "celery.utils.log"):
             _put(name)
     elif not getattr(sys.modules.get("celery"), "_is_mysqlqueue", False):
-        celery: Any = import_module("celery")
-        celery.shared_task = _shared_task
-        for name in ("chain", "group", "chord", "signature"):
-            setattr(celery, name, _for_ours(name, getattr(celery, name)))
+        celery = import_module("celery")
+        for name in ("shared_task", "chain", "group", "chord", "signature"):
+            # Read first: Celery sets several of its names when one of them is read for the first time.
+            of_celery = getattr(celery, name)
+            setattr(celery, name, _shared_task if name == "shared_task" else _for_ours(name, of_celery))
     if "celery_once" not in sys.modules and find_spec("celery_once") is None:
         _put("celery_once")
 

@@ -146,15 +146,21 @@ class CeleryOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTask(AnyTask):
-    """A task with the methods of Celery's tasks.
+class _Fields(AnyTask):
+    celery: CeleryOptions = field(compare=False)
+    expires_in: float | None = None
+
+
+class SharedTask(_Fields):
+    """A task with the methods of Celery's tasks, which tests may patch.
 
     Attributes:
         expires_in: seconds after which a job expires that has not started; None: ``expires_in`` of the queue.
     """
 
-    celery: CeleryOptions = field(compare=False)
-    expires_in: float | None = None
+    # It is not frozen, as tasks of Django are.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
 
     @property
     def name(self) -> str:
@@ -207,7 +213,9 @@ class SharedTask(AnyTask):
         """
         return self.apply_async(args, kwargs)
 
-    delay_on_commit = delay
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Enqueue a job as ``delay()`` does: it starts after the commit in any case."""
+        return self.apply_async(args, kwargs)
 
     def apply_async(
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -229,8 +237,6 @@ class SharedTask(AnyTask):
         task, args, kwargs = self._call(args or (), kwargs or {}, options)
         return task.enqueue(*args, **kwargs)
 
-    apply_async_on_commit = apply_async
-
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """Return a signature. In a chain, the result of the stage before becomes the first argument."""
         return Signature(self, args, kwargs)
@@ -249,8 +255,6 @@ class SharedTask(AnyTask):
     ) -> Signature:
         """Return a signature with options of ``apply_async``."""
         return Signature(self, tuple(args), kwargs or {}, options, immutable)
-
-    subtask = signature
 
     def get_logger(self) -> Any:
         """Return a logger with the name of the task."""
@@ -596,7 +600,9 @@ class Chain:
         """Enqueue the jobs, with these arguments for those of the first stage."""
         return self.apply_async(args, kwargs)
 
-    __call__ = delay
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue the jobs, as ``delay()`` does."""
+        return self.apply_async(args, kwargs)
 
     def apply_async(
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
