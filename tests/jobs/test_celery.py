@@ -350,11 +350,28 @@ def test_retry_without_an_exception():
     assert outcome(more) == ("FAILED", [InvalidTask])
 
 
+def retry_after_an_error():
+    try:
+        raise ValueError
+    except ValueError:
+        retries_without_exception()
+
+
 def test_retry_in_a_direct_call_raises_the_reason():
     with pytest.raises(KeyError):
         retries_itself(7)
-    with pytest.raises(Retry):
-        retries_without_exception()
+    with pytest.raises(Retry) as raised:
+        retry_after_an_error()
+    assert isinstance(raised.value.__context__, ValueError)
+
+
+def test_the_function_can_be_called_with_another_self():
+    function = retries_without_exception.__wrapped__.__func__
+    given = mock.Mock(**{"request.retries": 3, "retry.return_value": KeyError("of a mock")})
+    with pytest.raises(KeyError, match="of a mock"):
+        function(given)
+    assert log == [3]
+    assert add.__wrapped__(1, 2) == 3
 
 
 def test_autoretry():

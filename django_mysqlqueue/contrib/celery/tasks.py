@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, NoReturn
 
 from django.utils import timezone
@@ -178,6 +179,12 @@ class SharedTask(_Fields):
         return self.celery.default_retry_delay
 
     @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function; with ``bind=True`` a method of the task."""
+        function = self.celery.function
+        return MethodType(function, self) if self.celery.bind else function
+
+    @property
     def request(self) -> Request:
         """The attempt that is running."""
         running = _running.get()
@@ -198,7 +205,7 @@ class SharedTask(_Fields):
         options = self.celery
         final: tuple[type[BaseException], ...] = (Ignore, Retry, *options.dont_autoretry_for)
         try:
-            return options.function(*([self, *args] if options.bind else args), **kwargs)
+            return self.__wrapped__(*args, **kwargs)
         except final:
             raise
         except options.autoretry_for as error:
@@ -289,7 +296,7 @@ class SharedTask(_Fields):
         """
         request = self.request
         if request.called_directly:
-            raise exc or sys.exc_info()[1] or Retry("Task can be retried")
+            raise exc or Retry("Task can be retried")
         limit = self.celery.max_attempts
         if max_retries is not None and limit is not None and max_retries >= limit:
             raise InvalidTask(
