@@ -330,6 +330,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("scheduled, by id", "scheduled/", {"topic": TOPIC, "id": "none"}),
         ("subscribers", "subscribers/", {}),
         ("offsets, of an owner", "offsets/", {"owner": "host:1"}),
+        ("tasks", "tasks/", {}),
         ("jobs", "jobs/", {}),
         ("jobs, failed", "jobs/", {"status": "FAILED"}),
         ("jobs, of a task", "jobs/", {"task": "shop.tasks.task7"}),

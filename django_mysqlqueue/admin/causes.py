@@ -113,7 +113,9 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
         case "quarantined":
             return to("quarantine", topic=problem.topic), _("Open quarantine")
         case "retrying":
-            return to("errors", state="retrying", **named), _("Open errors")
+            # Jobs that have failed are dead letters.
+            narrowed = {"task": problem.task} if problem.task else {"state": "retrying"}
+            return to("errors", **narrowed, **named), _("Open errors")
         case "recurring" | "recurring_failed":
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":

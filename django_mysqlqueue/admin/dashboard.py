@@ -30,6 +30,7 @@ PAGE_NAMES = (
     "deadletters",
     "deadletter",
     "scheduled",
+    "tasks",
     "jobs",
     "job",
     "quarantine",

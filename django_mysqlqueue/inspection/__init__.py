@@ -61,6 +61,14 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.schedules import ScheduleRun, ScheduleStatus, list_schedules
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+    from django_mysqlqueue.inspection.tasks import (
+        Spread,
+        TaskBacklog,
+        TaskListing,
+        TaskPeriod,
+        TaskSummary,
+        summarize_tasks,
+    )
     from django_mysqlqueue.service.counts import Count
     from django_mysqlqueue.service.heartbeats import RoundTrip
     from django_mysqlqueue.subscriptions.effective import GroupOption
@@ -111,8 +119,13 @@ __all__ = [
     "ScheduleStatus",
     "ScheduledListing",
     "ScheduledMessage",
+    "Spread",
     "StallTimes",
     "SubscriberStatus",
+    "TaskBacklog",
+    "TaskListing",
+    "TaskPeriod",
+    "TaskSummary",
     "check_health",
     "count_jobs",
     "find_causes",
@@ -133,6 +146,7 @@ __all__ = [
     "list_scheduled",
     "list_schedules",
     "status_of",
+    "summarize_tasks",
 ]
 
 _HOMES = {
@@ -152,6 +166,7 @@ _HOMES = {
     ".scheduled": "ScheduledListing ScheduledMessage list_scheduled",
     ".schedules": "ScheduleRun ScheduleStatus list_schedules",
     ".subscribers": "SubscriberStatus",
+    ".tasks": "Spread TaskBacklog TaskListing TaskPeriod TaskSummary summarize_tasks",
     "..service.counts": "Count",
     "..service.heartbeats": "RoundTrip",
     "..subscriptions.effective": "GroupOption",

@@ -55,7 +55,11 @@ class Bounds:
     jobs: int = 2500
     """Number of jobs that are searched for a page of those that match, if an index does not have all conditions."""
     job_tasks: int = 100
-    """Maximum number of tasks whose jobs are merged into one list."""
+    """Maximum number of tasks whose jobs are merged into one list, and that are listed."""
+    task_count: int = 50_000
+    """Maximum number of jobs that are counted for a list of tasks, of all tasks together."""
+    task_jobs: int = 5000
+    """Maximum number of jobs whose times are read for it, of all tasks together."""
     operations: int = 5000
     """Number of operations of the audit log, newest first, that are searched for those that match."""
     recorded: int = 200

@@ -232,7 +232,10 @@ def _sample(problems: Iterable[Problem]) -> Problem | None:
 def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     """Return the cause of failures of one group, or of several with the same error or with old dead letters alone."""
     kinds = (*FAILURES, "limited")
-    ordered = tuple(sorted(problems, key=lambda one: (kinds.index(one.kind), one.severity)))
+    # That a task fails tells more than that there are dead letters.
+    ordered = tuple(
+        sorted(problems, key=lambda one: (one.kind != "failing" and not one.task, kinds.index(one.kind), one.severity))
+    )
     main = ordered[0]
     refs = sorted({one.ref for one in ordered if one.ref is not None})
     stuck = [one for one in ordered if one.kind == "stuck"]

@@ -17,7 +17,7 @@ from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.dead_letters import TASK, DeadLetterFilter
 from django_mysqlqueue.service.log import all_topics, at_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
@@ -75,11 +75,13 @@ class DeadLetterSummary:
     """Size of its payload in bytes."""
     error: str
     """The last 300 characters of the last traceback or of the reason."""
+    task: str = ""
+    """The dotted path of the task, if it is of a job."""
 
 
 LISTED = (
     "m.`offset`, m.partition_key AS `key`, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
-    "m.failed_at, m.failure_count AS attempts, m.size"
+    f"m.failed_at, m.failure_count AS attempts, m.size, COALESCE({TASK}, '') AS task"
 )
 """Columns of a ``DeadLetterSummary``, without the error, of the log as ``m``."""
 
@@ -120,6 +122,7 @@ def list_dead_letters(
     error: str | None = None,
     since: int | None = None,
     until: int | None = None,
+    task: str | None = None,
     before: int | None = None,
     limit: int = 50,
     using: str | None = None,
@@ -135,6 +138,7 @@ def list_dead_letters(
         error: only dead letters whose error contains this text, among the newest ``bounds.errors``.
         since: only dead letters that failed at or after this time, in epoch milliseconds.
         until: only dead letters that failed at or before this time, in epoch milliseconds.
+        task: only dead letters of jobs of the task with this dotted path.
         before: only offsets (in the DLQ topic) below this one.
         limit: maximum number of dead letters.
         using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
@@ -146,7 +150,7 @@ def list_dead_letters(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until)
+    wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until, task=task)
     found = look(session, wanted, bounds=bounds)
     offsets = [offset for offset in found.offsets if before is None or offset < before]
     return DeadLetterListing(tuple(at(session, offsets[:limit])), found.count)

@@ -20,7 +20,7 @@ from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, d
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
-from django_mysqlqueue.service import losses
+from django_mysqlqueue.service import job_results, losses
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -80,6 +80,8 @@ class ErrorKind:
     """The newest message that waits for another attempt; if none does, the newest that has failed."""
     dead_letter: int | None
     """The offset of the newest dead letter in the DLQ topic."""
+    tasks: tuple[str, ...] = ()
+    """The dotted paths of the tasks of whose jobs the messages are, those with most messages first."""
 
     @property
     def error_class(self) -> str:
@@ -200,10 +202,13 @@ class _Tally:
     dead_at: list[int] = field(default_factory=list)
     newest: int = 0
     """The newest message that has failed."""
+    messages: set[int] = field(default_factory=set)
+    """The messages that have failed, and dead letters of those that are gone."""
 
     def add_attempt(self, at: int, offset: int) -> None:
         self.failed_at.append(at)
         self.newest = max(self.newest, offset)
+        self.messages.add(offset)
 
 
 class _Texts:
@@ -243,6 +248,8 @@ class _Reading:
         letters of the DLQ topic."""
         self._retrying: dict[GroupRef, bool] = {}
         self._dead: dict[str, bool] = {}
+        self._tasks: dict[int, str] = {}
+        """The tasks of jobs by message."""
 
     @property
     def whole(self) -> bool:
@@ -253,6 +260,8 @@ class _Reading:
 
         ``recorded``: the groups whose attempts of the last ``HOURS`` hours are all recorded and kept.
         """
+        of_jobs = [tally.messages for (ref, _), tally in self._tallies.items() if job_results.is_of_jobs(ref)]
+        self._tasks = job_results.tasks_of_messages(self._session, set().union(*of_jobs)) if of_jobs else {}
         return [
             self._kind(ref, text, tally, attempts_whole=ref in recorded and self._past.get(ref, False))
             for (ref, text), tally in self._tallies.items()
@@ -265,6 +274,7 @@ class _Reading:
             if ago < HOURS:
                 hours[HOURS - 1 - ago] += 1
         times = tally.failed_at or tally.dead_at
+        tasks = sorted(self._tasks[offset] for offset in tally.messages if offset in self._tasks)
         return ErrorKind(
             ref,
             text,
@@ -276,6 +286,7 @@ class _Reading:
             last_at=max(times, default=0),
             offset=max(tally.retrying, default=tally.newest),
             dead_letter=max(tally.dead, default=None),
+            tasks=tuple(task for task, _ in Counter(tasks).most_common()),
         )
 
     def add_past(self, refs: Sequence[GroupRef]) -> None:
@@ -299,6 +310,7 @@ class _Reading:
                     text = row.text(ref, self._texts)
                     tally = self._tallies[ref, text]
                     tally.retrying.append(row.offset)
+                    tally.messages.add(row.offset)
                     if (ref, row.offset, row.attempts, text) not in self._known:
                         tally.add_attempt(row.at, row.offset)
 
@@ -316,6 +328,7 @@ class _Reading:
             for end in _ends(session, found, self._texts, shares[topic]):
                 tally = self._tallies[end.ref, end.text]
                 tally.dead.append(end.offset)
+                tally.messages.add(end.offset)
                 tally.dead_at.append(end.failed_at)
                 tally.newest = max(tally.newest, end.original_offset)
                 if end.is_attempt and end.message_id not in self._known_dead:

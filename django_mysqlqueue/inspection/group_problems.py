@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from django.utils.translation import gettext as _
@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing
 from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import Problem, age, waiting
@@ -26,7 +27,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.text.humanize import duration, partition_text
+from django_mysqlqueue.text.humanize import clock_text, duration, partition_text, task_name
 
 RESTART = 45.0
 """Seconds after its lease within which a supervisor must have replaced a process that died: its longest pause, and a
@@ -43,7 +44,9 @@ class Attempts:
     past: Past | None = None
     """Earlier attempts; None: they are not known."""
     explained: int = 0
-    """Number of messages that fail because of their key."""
+    """Number of messages that fail because of their key, or of their task."""
+    tasks: FailingTasks | None = None
+    """The tasks of which every attempt fails, if the group is a queue of jobs."""
 
 
 def progress(
@@ -204,7 +207,10 @@ def _failing(
         values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
         # One message that is tried again and again does not make an outage.
         severity = 0 if judged and (messages > 1 or not harmed.exact) else 1
-        yield Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+        found = Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+        if (tasks := attempts.tasks) is not None:
+            found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.tasks[0], error=tasks.error)
+        yield found
     elif judged and (others >= rule.newest or rule.is_over(others, others + acked)):
         # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
         text = _("%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(time)s; the limit is %(share)s.")
@@ -264,6 +270,39 @@ def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now:
         error=last_line(found.error),
         failed=number,
     )
+
+
+def failing_tasks(ref: GroupRef, found: FailingTasks, thresholds: HealthSettings, now: int) -> Problem:
+    """Return that every attempt at the jobs of some tasks fails."""
+    number = Count(found.jobs, found.exact)
+    return Problem(
+        0 if rule_of(thresholds).share < 1 else 1,
+        "retrying",
+        _tasks_text(ref, found, now),
+        ref,
+        task=found.tasks[0],
+        advice=_("Fix the task or what it calls, then redrive its dead letters."),
+        since=found.since,
+        messages=number,
+        error=found.error,
+        failed=number,
+    )
+
+
+def _tasks_text(ref: GroupRef, found: FailingTasks, now: int) -> str:
+    names = ", ".join(map(task_name, found.tasks[:KEYS]))
+    if len(found.tasks) > KEYS:
+        names = _("%(names)s and %(number)s more") % {"names": names, "number": f"{len(found.tasks) - KEYS:,}"}
+    text = _(
+        "%(names)s: every attempt has failed since %(time)s (%(failures)s failures of %(number)s jobs of %(ref)s)."
+    )
+    return text % {
+        "names": names,
+        "time": clock_text(found.since, now),
+        "failures": str(Count(found.failures, found.exact)),
+        "number": str(Count(found.jobs, found.exact)),
+        "ref": ref,
+    }
 
 
 def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadMessage]:

@@ -11,6 +11,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import LEASES, LOG, OFFSETS, STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import job_results
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
@@ -229,6 +230,8 @@ class InFlight:
     """When it was claimed."""
     visible_until: int
     """When another subscriber may claim it (shared mode); 0 in ordered mode."""
+    task: str = ""
+    """The dotted path of the task, if it is of a job."""
 
 
 def in_flight(
@@ -236,7 +239,7 @@ def in_flight(
 ) -> list[InFlight]:
     """List messages in flight, the longest held first, among a group's first ``bounds.in_flight`` unsettled ones."""
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
-    rows = session.named(
+    found = session.named(
         "SELECT w.partition_key AS `key`, w.message_offset AS `offset`, w.retry_count + 1 AS attempt, "
         "w.delivered_by AS subscriber, w.delivered_at AS since, w.invisible_until AS visible_until "
         "FROM (SELECT partition_key, message_offset, retry_count, delivered_by, delivered_at, invisible_until, "
@@ -246,7 +249,9 @@ def in_flight(
         f"WHERE w.delivery_token <> 0{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
         (*ref, False, bounds.in_flight, *parameters, limit),
     )
-    return [built(InFlight, row, ref=ref) for row in rows]
+    rows = list(found)
+    tasks = job_results.tasks_of_messages(session, [row.offset for row in rows]) if job_results.is_of_jobs(ref) else {}
+    return [built(InFlight, row, ref=ref, task=tasks.get(row.offset, "")) for row in rows]
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:

@@ -70,7 +70,7 @@ STATES = {
     "recent_dead_letters": gettext_lazy("too many dead letters"),
     "missing_task": gettext_lazy("task missing"),
     "still": gettext_lazy("stalled"),
-    "retrying": gettext_lazy("some keys fail"),
+    "retrying": gettext_lazy("some keys or tasks fail"),
     "stuck": gettext_lazy("message stuck"),
     "paused": gettext_lazy("paused"),
     "moves": gettext_lazy("moving"),
@@ -231,7 +231,7 @@ class Problem:
     - ``quarantined``: the log has refused messages, for example because of a trigger.
     - ``failing``: too many attempts of a group fail.
     - ``recent_dead_letters``: a group has too many dead letters within the window.
-    - ``retrying``: every attempt of a group at the messages of a key fails.
+    - ``retrying``: every attempt of a group at the messages of a key, or at the jobs of a task, fails.
     - ``paused``: a group is paused.
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
     - ``moves``: a group waits for the end of its topic's move.
@@ -280,6 +280,8 @@ class Problem:
     messages that the log has refused, the error of the database."""
     failed: Count = NONE
     """The messages that failed lately and fail still, or are dead letters."""
+    task: str | None = None
+    """Dotted path of the task, or of the first of the tasks, whose jobs have the problem."""
     is_private: bool = False
     """Whether the text names a host, a database user or a subscriber, or contains an error."""
 

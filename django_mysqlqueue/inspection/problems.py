@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.inspection import beginnings, group_problems, queue_problems, retried_keys, subscriber_problems
+from django_mysqlqueue.inspection import (
+    beginnings,
+    failing_tasks,
+    group_problems,
+    queue_problems,
+    retried_keys,
+    subscriber_problems,
+)
 from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
+from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import known_handlers
@@ -66,7 +75,11 @@ def find_problems(
     declared = known_handlers()
     began = beginnings.of_groups(session, overview.groups)
     past = _past(session, overview, lately, thresholds, stall_times)
+    by_task = _by_task(session, overview, lately, thresholds, stall_times)
     by_key = _by_key(session, overview, lately, thresholds, stall_times)
+    explained = {ref: len(keys.offsets) for ref, keys in by_key.items()} | {
+        ref: tasks.jobs for ref, tasks in by_task.items()
+    }
     stuck = {
         Failed(group.ref, head.offset): group.sought_at
         for group in overview.groups
@@ -88,14 +101,20 @@ def find_problems(
             thresholds,
             overview.window,
             past=past.get(group.ref),
-            explained=len(by_key[group.ref].offsets) if group.ref in by_key else 0,
+            explained=explained.get(group.ref, 0),
+            tasks=by_task.get(group.ref),
         )
         found += group_problems.failures(group, declared.get(group.ref), attempts, stall_times, overview.now)
-    # If every attempt of a group fails, keys tell nothing.
+    # If every attempt of a group fails, keys tell nothing, and that problem names the tasks.
     failing = {one.ref for one in found if one.kind == "failing" and one.ref and not lately[one.ref].acked}
     found += [
         group_problems.retrying(ref, keys, thresholds, overview.now)
         for ref, keys in by_key.items()
+        if ref not in failing and ref not in by_task
+    ]
+    found += [
+        group_problems.failing_tasks(ref, tasks, thresholds, overview.now)
+        for ref, tasks in by_task.items()
         if ref not in failing
     ]
     found += subscriber_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
@@ -129,6 +148,24 @@ def _past(
     refs = sorted(wanted, key=lambda ref: (-wanted[ref], ref))
     rule = group_problems.rule_of(thresholds)
     return beginnings.of_failures(session, refs, overview.now, rule, most=most, window=overview.window)
+
+
+def _by_task(
+    session: Session,
+    overview: QueueOverview,
+    lately: Mapping[GroupRef, Ended],
+    thresholds: HealthSettings,
+    times: StallTimes,
+) -> dict[GroupRef, FailingTasks]:
+    """Return the tasks, by queue, of which every attempt fails. Only queues are read in which attempts have failed."""
+    started = {}
+    for group in overview.groups:
+        has_failures = lately.get(group.ref, Ended()).failed >= thresholds.min_attempts
+        uptime = group.uptime(overview.now)
+        if has_failures and uptime >= times.started and is_of_jobs(group.ref):
+            started[group.ref] = overview.now - int(uptime * 1000)
+    recent = overview.now - int(overview.window * 1000)
+    return failing_tasks.find(session, started, least=thresholds.min_attempts, recent=recent)
 
 
 def _by_key(

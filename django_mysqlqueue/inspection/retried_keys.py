@@ -80,8 +80,8 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> di
     """
     found: dict[GroupRef, RetriedKeys] = {}
     for ref, at in list(started.items())[:GROUPS]:
-        failing, is_whole = _failing(session, ref)
-        by_key = _by_key(session, failing, least)
+        those, is_whole = failing(session, ref)
+        by_key = _by_key(session, those, least)
         failures = _failures(session, ref, by_key, at, least) if by_key else {}
         if failures:
             keys = sorted(failures, key=lambda key: (-len(by_key[key]), key))
@@ -97,7 +97,7 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> di
     return found
 
 
-def _failing(session: Session, ref: GroupRef) -> tuple[list[_Failing], bool]:
+def failing(session: Session, ref: GroupRef) -> tuple[list[_Failing], bool]:
     """Return messages of a group that have failed and are not settled, and whether these are all."""
     read = session.rows(
         "SELECT partition_key, message_offset, retry_count, "
@@ -129,7 +129,7 @@ def _failures(
     session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[_Failing]], after: int, least: int
 ) -> dict[str, list[int]]:
     """Return when attempts after a time failed since the last success of their key, if often enough for long enough."""
-    times = _failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
+    times = failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
     succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})
     found = {}
     for key, those in by_key.items():
@@ -143,7 +143,7 @@ def _failures(
     return found
 
 
-def _failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[int, list[int]]:
+def failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[int, list[int]]:
     """Return when attempts at messages failed, as far as the history of deliveries has it."""
     select = (
         "SELECT message_offset, consumer_group, topic, outcome, settled_at "

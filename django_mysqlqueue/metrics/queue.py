@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, NamedTuple
 
 from django.db import Error
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, get_overview
+from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, TaskBacklog, get_overview
+from django_mysqlqueue.inspection.tasks import count_backlogs
+from django_mysqlqueue.metrics.labels import TaskLabels
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.job_results import is_of_jobs
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.sql.several import TOTAL_SECONDS, start_each
 
 UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
@@ -52,12 +57,26 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*DATABASE, "host"),
     ),
     "debounced": ("Debounced messages that later ones have replaced before they entered the log.", DATABASE),
+    "jobs": (
+        f"Jobs that have not ended (of all tasks together, up to {SCRAPES.count:,} that run and as many others).",
+        (*DATABASE, "task", "state"),
+    ),
     "last_offset": ("The highest offset of the log. It grows with every message.", DATABASE),
     "more_groups": (f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE),
 }
 """By name, the help text and the labels of each metric."""
+STATES = ("waiting", "scheduled", "running")
+"""The values of the label ``state``: attributes of a ``TaskBacklog``."""
 COUNTERS = ("debounced",)
 """The metrics that are counters. All others are gauges."""
+
+
+class _State(NamedTuple):
+    """The state of the queue in one database."""
+
+    queue: QueueOverview
+    jobs: Mapping[str, TaskBacklog]
+    """By task; empty without queues of jobs."""
 
 
 class QueueCollector(Collector):
@@ -96,18 +115,19 @@ class QueueCollector(Collector):
         """
         aliases = self.aliases
         states = [self._read(aliases[0])] if len(aliases) == 1 else self._read_each(aliases)
-        if not any(isinstance(state, QueueOverview) for state in states):
+        if not any(isinstance(state, _State) for state in states):
             raise next(state for state in states if isinstance(state, Error))
         families = _families()
         for alias, state in zip(aliases, states, strict=True):
-            families["database_up"].add_metric((alias,), int(isinstance(state, QueueOverview)))
-            if isinstance(state, QueueOverview):
-                _add_queue(families, state)
+            families["database_up"].add_metric((alias,), int(isinstance(state, _State)))
+            if isinstance(state, _State):
+                _add_queue(families, state.queue)
+                _add_jobs(families, state)
         yield from families.values()
 
-    def _read_each(self, aliases: list[str]) -> list[QueueOverview | Error | None]:
+    def _read_each(self, aliases: list[str]) -> list[_State | Error | None]:
         """Return the state of each database, the error, or None if it is late."""
-        states: list[QueueOverview | Error | None] = []
+        states: list[_State | Error | None] = []
         deadline = time.monotonic() + self.patience
         answers = list(start_each(aliases, self._read).values())
         for answer in answers:
@@ -115,13 +135,17 @@ class QueueCollector(Collector):
                 states.append(answer.result(max(0.0, deadline - time.monotonic())))
             except TimeoutError:
                 states.append(None)
-        if not any(isinstance(state, QueueOverview) for state in states) and None in states:
+        if not any(isinstance(state, _State) for state in states) and None in states:
             states[0] = answers[0].result()  # There is nothing to show meanwhile.
         return states
 
-    def _read(self, alias: str) -> QueueOverview | Error:
+    def _read(self, alias: str) -> _State | Error:
         try:
-            return get_overview(using=alias, bounds=self.bounds)
+            found = get_overview(using=alias, bounds=self.bounds)
+            has_jobs = any(is_of_jobs(group.ref) for group in found.groups)
+            session = Session(alias)
+            jobs = count_backlogs(session, found.now, bounds=self.bounds) if has_jobs else {}
+            return _State(found, jobs)
         except Error as error:
             return error
 
@@ -172,6 +196,16 @@ def _add_group(families: Families, state: QueueOverview, group: GroupOverview) -
     families["oldest_unacked_age_seconds"].add_metric(labels, _age(group.oldest_at, state.now))
     families["subscribers"].add_metric(labels, len(group.live))
     families["paused"].add_metric(labels, int(group.paused))
+
+
+def _add_jobs(families: Families, state: _State) -> None:
+    label = TaskLabels().of
+    numbers: Counter[tuple[str, str]] = Counter()
+    for task, backlog in state.jobs.items():
+        for name in STATES:
+            numbers[label(task), name] += getattr(backlog, name).value
+    for labels, number in numbers.items():
+        families["jobs"].add_metric((state.queue.using, *labels), number)
 
 
 def _age(since: int | None, now: int) -> float:

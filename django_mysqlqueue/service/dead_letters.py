@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
+from django_mysqlqueue.db.tables import LOG, OUTBOX, RESULTS, STATE
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.outcomes import Outcome
@@ -16,6 +16,9 @@ from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, pieces
+
+TASK = f"(SELECT r.task_path FROM {RESULTS} r WHERE r.id = m.original_id)"
+"""SQL, with the log as ``m``, for the task of a dead letter; NULL if it is of no job whose result is known."""
 
 
 class FailedDelivery(NamedTuple):
@@ -113,6 +116,8 @@ class DeadLetterFilter(NamedTuple):
     """The earliest time of failure, in epoch milliseconds."""
     until: int | None = None
     """The latest time of failure, in epoch milliseconds."""
+    task: str | None = None
+    """The dotted path of the task of whose jobs they are."""
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for a WHERE on the log as ``m``, without the topic, and its parameters."""
@@ -122,6 +127,7 @@ class DeadLetterFilter(NamedTuple):
             ("m.failed_at >= %s", self.since),
             ("m.failed_at <= %s", self.until),
             ("INSTR(m.last_error, %s) > 0", self.error),
+            (f"{TASK} = %s", self.task),
         ):
             if value is not None:
                 parts.append(sql)

@@ -29,15 +29,16 @@ def at_offsets(
     offsets: Collection[int],
     condition: str = "",
     *,
+    joins: str = "",
     before: Sequence[Any] = (),
     after: Sequence[Any] = (),
 ) -> list[Any]:
     """Return columns of the log as ``m`` at some offsets, as named tuples, without those that are not there.
 
-    ``before``, ``after``: the parameters of the columns and of the condition.
+    ``joins``: joins to further tables. ``before``, ``after``: the parameters of the columns and of the condition.
     """
-    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o{f' AND {condition}' if condition else ''}"
-    return session.joined(f"SELECT {columns}", "o", offsets, joins, before=before, after=after)
+    log = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o{f' AND {condition}' if condition else ''}"
+    return session.joined(f"SELECT {columns}", "o", offsets, f"{log} {joins}", before=before, after=after)
 
 
 def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:

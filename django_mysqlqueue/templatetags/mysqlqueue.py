@@ -14,11 +14,12 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.text import escaping
 from django_mysqlqueue.text.addresses import url
-from django_mysqlqueue.text.humanize import duration, moment, partition_text, shortened
+from django_mysqlqueue.text.humanize import duration, moment, partition_text, shortened, task_name
 
 register = template.Library()
 register.filter("moment", moment)
 register.filter("duration", duration)
+register.filter("task_name", task_name)
 register.filter("json", json.dumps)
 
 

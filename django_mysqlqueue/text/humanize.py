@@ -26,6 +26,11 @@ def partition_text(priority: int, partition: str, *, quoted: bool = False) -> st
     return f"{text} ({_('priority')} {priority})" if priority else text
 
 
+def task_name(path: str) -> str:
+    """Return the short name of a task: ``geocode`` of ``shop.tasks.geocode``."""
+    return path.rpartition(".")[2]
+
+
 def duration(seconds: float) -> str:
     """Format a length of time in its two largest units.
 

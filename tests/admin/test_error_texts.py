@@ -53,6 +53,7 @@ def world(db, no_handlers, settings):
         "message": [{"offset": dead.offset}, {"offset": dead.original_offset}, {"offset": waits.message_offset}],
         "group": [{"group": "jobs", "topic": JOBS.topic}],
         "job": [{"id": dead.original_id}],
+        "tasks": [{}],
         "operations": [{}, {"topic": JOBS.topic}, {"format": "csv"}],
     }
 

@@ -71,6 +71,11 @@ def fail(number=0):
     raise ValueError(f"no {number}")
 
 
+@task
+def fail_too(number=0):
+    raise ValueError(f"no {number}")
+
+
 @job(max_attempts=3, backoff={"initial": 0.01, "maximum": 0.01})
 @task
 def fail_thrice():

@@ -735,7 +735,7 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
 ):
     settings.LANGUAGE_CODE = language
     desk = open_desk(width=390)
-    for address in ("operations/", "recurring/", "inflight/", "errors/", "jobs/"):
+    for address in ("operations/", "recurring/", "inflight/", "errors/", "jobs/", "tasks/"):
         page = desk.open(address)
         assert page.locator(".mq-stack tbody td[data-label]").count() > 1, address
         found = page.evaluate(

@@ -16,6 +16,7 @@ from django_mysqlqueue.inspection import (
     queue_problems,
     subscriber_problems,
 )
+from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog
@@ -70,6 +71,8 @@ def of_groups():
     yield from group_problems.failures(one, None, group_problems.Attempts(ended((0, 9, 9)), limits, 600), TIMES, NOW)
     keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, since=ago(90), error=ERROR, exact=True)
     yield group_problems.retrying(G, keys, limits, NOW)
+    tasks = FailingTasks(("shop.tasks.pay",), jobs=2, failures=9, exact=True, since=ago(90), error=ERROR)
+    yield group_problems.failing_tasks(G, tasks, limits, NOW)
 
 
 def of_the_queue(monkeypatch):

@@ -176,7 +176,7 @@ def test_a_scrape_waits_if_there_is_nothing_to_show(db, settings, monkeypatch):
         threading.Timer(0.3, answers[USING].set_result, [value]).start()
         monkeypatch.setattr(queue, "start_each", lambda aliases, read: answers)
 
-    late(get_overview())
+    late(queue._State(get_overview(), {}))
     found = collected()
     assert [found.value("database_up", database=alias) for alias in (USING, "queue")] == [1, 0]
     late(OperationalError(2013, "no answer"))

@@ -447,6 +447,7 @@ FUNCTIONS = {
         "list_quarantined": lambda: (inspection.list_quarantined(), inspection.list_quarantined(topic="t")),
         "list_scheduled": inspection.list_scheduled,
         "list_schedules": lambda: inspection.list_schedules(runs=5),
+        "summarize_tasks": inspection.summarize_tasks,
         "status_of": lambda: inspection.status_of(inspection.get_overview(), inspection.find_causes()),
         "tail": lambda: list(tails.tail("t", offset=0)),
         "atail": lambda: async_to_sync(_read)(tails.atail("t", offset=0)),

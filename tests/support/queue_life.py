@@ -23,6 +23,7 @@ from django_mysqlqueue.inspection import (
     count_jobs,
     dead_letters,
     error_kinds,
+    failing_tasks,
     find_problems,
     get_group,
     get_job,
@@ -46,6 +47,7 @@ from django_mysqlqueue.inspection import (
     retried_keys,
     subscriber_problems,
     subscribers,
+    summarize_tasks,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
@@ -451,7 +453,13 @@ def _read_jobs() -> None:
     assert subscriber_problems.newest_jobs(session, task, "default", session.now(), most=9).waiting
     found = get_job(page.jobs[0].id, using=USING)
     assert found is not None
-    assert jobs.message_offset(session, found.summary)
+    offset = jobs.message_offset(session, found.summary)
+    assert offset
+    assert job_results.tasks_of_messages(session, [offset]) == {offset: found.summary.task}
+    assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
+    failing_tasks.find(session, {job_worlds.JOBS: 0}, least=1, recent=0)
+    failing_tasks._last_error(session, found.summary.id)
+    partitions.in_flight(session, job_worlds.JOBS)
     JobResult.objects.filter(status="READY").update(retry_at=session.now() + 60_000)
     assert jobs.waiting(session, limit=1)
     JobResult.objects.filter(status="READY").update(retry_at=0)
@@ -652,6 +660,7 @@ def _operate(ref: GroupRef) -> None:
         assert error_kinds.of_kind(session, found, kind.text, shown=error_kinds.whole_line).offsets
         error_kinds.retrying_of_kind(session, ref, kind.text, shown=error_kinds.whole_line)
         dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
+        dead_letters.look(session, DeadLetterFilter("t_dlq", task="none"))
         full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
         assert full is not None
         message_history.recorded(session, full.listed.original_offset)
@@ -767,7 +776,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
     retried_keys.find(session, {ref: 0}, least=1)
     few = [head.offset for head in group.heads[:2]]
-    retried_keys._failed_at(session, ref, few)
+    retried_keys.failed_at(session, ref, few)
     retried_keys._succeeded_at(session, ref, [head.key for head in group.heads])
     newest = list_messages(topic="t", using=USING, limit=10).entries
     assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})

@@ -46,6 +46,7 @@ class MatchingForm(ReasonForm):
 
     topic = forms.CharField(widget=forms.HiddenInput)
     group = forms.CharField(widget=forms.HiddenInput, required=False)
+    task = forms.CharField(widget=forms.HiddenInput, required=False)
     error = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
     kind = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
     """A masked error of the page."""
@@ -69,6 +70,7 @@ class DeadLettersOperation(LimitedOperation):
         parts = [wanted.topic]
         for text, value in (
             (_("group %(value)s"), wanted.group),
+            (_("task %(value)s"), wanted.task),
             (_("error contains “%(value)s”"), wanted.error),
             (_("error “%(value)s”"), self.values.get("kind")),
             (_("since %(value)s"), moment(wanted.since)),
@@ -89,6 +91,7 @@ class DeadLettersOperation(LimitedOperation):
             error=values["error"] or None,
             since=values["since"],
             until=values["until"],
+            task=values.get("task") or None,
         )
 
     @functools.cached_property
@@ -114,8 +117,8 @@ class DeadLettersOperation(LimitedOperation):
 
     @property
     def rest(self) -> Any:
-        """The text about the dead letters that a request leaves. No command takes a masked error."""
-        if self.values.get("kind"):
+        """The text about the dead letters that a request leaves. No command takes a masked error, or a task."""
+        if self.values.get("kind") or self.values.get("task"):
             return super().rest
         return _(
             "One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s"

@@ -17,6 +17,7 @@ from django_mysqlqueue.admin.pages.quarantine import QuarantinePage
 from django_mysqlqueue.admin.pages.recurring import RecurringPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.subscribers import InFlightPage, SubscribersPage
+from django_mysqlqueue.admin.pages.tasks import TasksPage
 
 PAGES: tuple[type[Page], ...] = (
     DatabasesPage,
@@ -27,6 +28,7 @@ PAGES: tuple[type[Page], ...] = (
     DeadLettersPage,
     DeadLetterPage,
     ScheduledPage,
+    TasksPage,
     JobsPage,
     JobPage,
     QuarantinePage,

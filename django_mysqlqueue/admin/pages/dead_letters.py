@@ -44,7 +44,7 @@ class DeadLettersPage(Page):
 
     name = "deadletters"
     title = gettext_lazy("Dead letters")
-    filters = ("group", "error", "since", "until", "kind")
+    filters = ("group", "task", "error", "since", "until", "kind")
     position = "before"
     exports = True
 
@@ -69,6 +69,7 @@ class DeadLettersPage(Page):
             "topic": topic,
             "listed_topic": topic in dict(topics),
             "groups": sorted(groups | {ref.group for ref in found.refs} | ({chosen.group} if chosen.group else set())),
+            "is_of_jobs": job_queues.is_queue(first_topic(topic)),
             "may_search_errors": may_search_errors(self.request, topic),
             "since": chosen.since,
             "until": chosen.until,
@@ -88,7 +89,9 @@ class DeadLettersPage(Page):
             # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
             raise Refused(search_refused())
         since, until = self.period()
-        return DeadLetterFilter(topic, group=self.text("group"), error=error, since=since, until=until)
+        return DeadLetterFilter(
+            topic, group=self.text("group"), error=error, since=since, until=until, task=self.text("task")
+        )
 
     def _look(self, wanted: DeadLetterFilter) -> DeadLetterMatches:
         """Return the dead letters of a selection, with the error that the query string names if it names one."""
@@ -104,7 +107,7 @@ class DeadLettersPage(Page):
             raise BadQuery(_("The parameter %(name)s is required.") % {"name": "topic"})
         header = (
             *(_("dead letter"), _("failed at"), _("group"), _("attempts"), _("last line of the error"), _("topic")),
-            *(_("offset"), _("message id"), _("partition"), _("bytes")),
+            *(_("offset"), _("message id"), _("partition"), _("bytes"), _("task")),
         )
         return Export("dead-letters", header, self._pages(self._selection(dlq_topic(topic))))
 
@@ -119,7 +122,7 @@ class DeadLettersPage(Page):
             yield [(_("Not complete: not all dead letters of the topic were searched."),)]
 
     def _cells(self, one: DeadLetterSummary) -> tuple[Any, ...]:
-        origin = (one.ref.topic, one.original_offset, one.original_id, one.key, one.size)
+        origin = (one.ref.topic, one.original_offset, one.original_id, one.key, one.size, one.task)
         return one.offset, moment(one.failed_at), one.ref.group, one.attempts, self._error(one), *origin
 
     def _error(self, one: DeadLetterSummary) -> str:

@@ -15,7 +15,7 @@ from django_mysqlqueue.inspection import ErrorKind
 from django_mysqlqueue.inspection.error_kinds import HOURS, find_errors
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service.groups import registered_refs
-from django_mysqlqueue.text.humanize import since_text
+from django_mysqlqueue.text.humanize import since_text, task_name
 
 STATES = {
     "retrying": gettext_lazy("retrying"),
@@ -42,11 +42,11 @@ class ErrorsPage(Page):
 
     name = "errors"
     title = gettext_lazy("Errors")
-    filters = ("topic", "group", "class", "state")
+    filters = ("topic", "group", "task", "class", "state")
     shows_several_topics = True
 
     def context(self) -> dict[str, Any]:
-        topic, group, wanted = (self.text(name) for name in ("topic", "group", "class"))
+        topic, group, task, wanted = (self.text(name) for name in ("topic", "group", "task", "class"))
         topic = self.about = None if topic is None else first_topic(topic)
         state = self.choice("state", STATES)
         found = find_errors(
@@ -60,10 +60,13 @@ class ErrorsPage(Page):
         kinds = [
             kind
             for kind in found.kinds
-            if (state is None or state in kind.states) and wanted in (None, kind.error_class or NO_CLASS)
+            if (state is None or state in kind.states)
+            and wanted in (None, kind.error_class or NO_CLASS)
+            and (task is None or task in kind.tasks)
         ]
         shown = kinds[:PAGE_ROWS]
         classes = {kind.error_class or NO_CLASS for kind in found.kinds} | ({wanted} if wanted else set())
+        tasks = {one for kind in found.kinds for one in kind.tasks} | ({task} if task else set())
         refs = [ref for ref in registered_refs(self.using) if self.may_view(ref.topic)]
         return {
             "rows": [self._row(kind, found.now) for kind in shown],
@@ -78,6 +81,7 @@ class ErrorsPage(Page):
             "groups": sorted(
                 {ref.group for ref in refs} | {kind.ref.group for kind in shown} | ({group} if group else set())
             ),
+            "tasks": [(one, task_name(one)) for one in sorted(tasks)],
             "classes": [*sorted(classes - {NO_CLASS}), *([(NO_CLASS, _("none"))] if NO_CLASS in classes else [])],
             "states": STATES.items(),
         }

@@ -15,6 +15,7 @@ from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
+from django_mysqlqueue.text.humanize import task_name
 
 SHOWN_IN_FLIGHT = 200
 
@@ -24,19 +25,21 @@ class InFlightPage(Page):
 
     name = "inflight"
     title = gettext_lazy("In flight")
-    filters = ("group", "topic", "subscriber")
+    filters = ("group", "topic", "subscriber", "task")
     shows_several_topics = True
 
     def context(self) -> dict[str, Any]:
         session = self.session
         now = session.now()
-        group, topic = self.text("group"), self.text("topic")
+        group, topic, subscriber, task = (self.text(name) for name in self.filters)
+        # Which of them are of a task is known once they are read.
+        limit = SHOWN_IN_FLIGHT if task is None else self.bounds.in_flight
         refs = [one for one in registered_refs(self.using) if self.may_view(one.topic)]
         found: list[InFlight] = []
         for one in [one for one in refs if group in (None, one.group) and topic in (None, one.topic)]:
-            found += partitions.in_flight(
-                session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT, bounds=self.bounds
-            )
+            found += partitions.in_flight(session, one, subscriber=subscriber, limit=limit, bounds=self.bounds)
+        tasks = sorted({one.task for one in found} - {""})
+        found = [one for one in found if task in (None, one.task)]
         found.sort(key=lambda delivery: delivery.since)
         shown = found[:SHOWN_IN_FLIGHT]
         subscribers = read_subscribers(session, lease_ms=self.lease_ms)
@@ -52,6 +55,7 @@ class InFlightPage(Page):
             "more": len(found) >= SHOWN_IN_FLIGHT,
             "groups": sorted({one.group for one in refs}),
             "topics": sorted({one.topic for one in refs}),
+            "tasks": [(one, task_name(one)) for one in tasks],
         }
 
 

@@ -23,12 +23,17 @@ from django_mysqlqueue.inspection import (
     Problem,
     QueueOverview,
     QueueStatus,
+    Spread,
+    TaskListing,
+    TaskPeriod,
+    TaskSummary,
     find_problems,
     get_overview,
     jobs,
     list_errors,
     operations_log,
     partitions,
+    summarize_tasks,
 )
 from django_mysqlqueue.inspection.causes import state_of
 from django_mysqlqueue.inspection.operations_log import OperationEntry
@@ -74,6 +79,7 @@ class Status:
     waiting_jobs: Sequence[JobSummary]
     """The next ones that wait for another attempt."""
     errors: ErrorListing
+    tasks: TaskListing
     problems: Sequence[Problem]
     causes: Sequence[Cause]
     summary: QueueStatus
@@ -196,9 +202,11 @@ class Command(ReadingCommand):
                     "last_at": one.last_at,
                     "offset": one.offset,
                     "dead_letter": one.dead_letter,
+                    "tasks": one.tasks,
                 }
                 for one in found.errors.kinds
             ],
+            "tasks": [_task(one) for one in found.tasks.tasks],
             "problems": [
                 {
                     "severity": one.severity,
@@ -209,6 +217,7 @@ class Command(ReadingCommand):
                     "partition": one.key,
                     "offset": one.offset,
                     "subscriber": one.subscriber,
+                    "task": one.task,
                 }
                 for one in found.problems
             ],
@@ -362,6 +371,34 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         ],
     )
     yield (
+        "Tasks",
+        (
+            "task",
+            "waiting",
+            "running",
+            "scheduled",
+            "in 1 h",
+            "failed",
+            "waited p50, p95",
+            "ran p50, p95",
+            "last error",
+        ),
+        [
+            (
+                one.task,
+                str(one.backlog.waiting),
+                str(one.backlog.running),
+                str(one.backlog.scheduled),
+                str(one.hour.enqueued),
+                str(one.hour.failed),
+                _took(one.hour.waited),
+                _took(one.hour.ran),
+                shortened(one.error, most=ERROR_SHOWN) or "-",
+            )
+            for one in status.tasks.tasks
+        ],
+    )
+    yield (
         "Errors"
         if len(status.errors.kinds) <= ERRORS
         else f"Errors (the first {ERRORS} of {len(status.errors.kinds):,})",
@@ -403,6 +440,32 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
     )
 
 
+def _took(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{duration(spread.p50)}, {duration(spread.p95)}"
+
+
+def _task(one: TaskSummary) -> dict[str, Any]:
+    return {
+        "task": one.task,
+        "waiting": one.backlog.waiting.value,
+        "scheduled": one.backlog.scheduled.value,
+        "running": one.backlog.running.value,
+        "hour": _task_period(one.hour),
+        "day": _task_period(one.day),
+        "failed_at": one.failed_at or None,
+        "error": one.error,
+    }
+
+
+def _task_period(one: TaskPeriod) -> dict[str, Any]:
+    return {
+        "enqueued": one.enqueued.value,
+        "failed": one.failed.value,
+        "waited": None if one.waited is None else one.waited._asdict(),
+        "ran": None if one.ran is None else one.ran._asdict(),
+    }
+
+
 def _state(group: GroupOverview) -> str:
     if unfinished(group.after_seek) == "move":
         return " (waits for a move)"
@@ -427,7 +490,10 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     topics, errors = read_topics(session, queue.now), list_errors(using=using)
     has_jobs = any(is_of_jobs(one.ref) for one in queue.groups)
     waiting = jobs.waiting(session, limit=WAITING_JOBS) if has_jobs else []
-    return Status(queue, topics, leases, passed, pauses, waiting, errors, state.problems, state.causes, state.status)
+    tasks = summarize_tasks(using=using, bounds=bounds)
+    return Status(
+        queue, topics, leases, passed, pauses, waiting, errors, tasks, state.problems, state.causes, state.status
+    )
 
 
 def _filter_text(policy: FilterPolicy | str) -> str:

@@ -1,0 +1,172 @@
+"""Tasks of which every attempt fails, while jobs of others succeed or not.
+
+A queue has jobs of many tasks, so its counts do not tell that one of them fails. Results tell: which jobs have ended
+lately, and how; and the rows of jobs that wait for another attempt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django_mysqlqueue.db.tables import RESULTS
+from django_mysqlqueue.inspection.retried_keys import GROUPS, LEAST, SPAN_MS, failed_at, failing
+from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.service import job_results, messages
+from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+ENDED = 1000
+"""Number of the newest results of each status that are read, of all queues together."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailingTasks:
+    """The tasks of a queue of which every attempt fails."""
+
+    tasks: tuple[str, ...]
+    """Their dotted paths, the one with most jobs first."""
+    jobs: int
+    """Number of jobs that have failed since the last success of their task, of those that were read."""
+    failures: int
+    """How many attempts of these have failed since, as far as they are known."""
+    exact: bool
+    """True if all jobs that have failed lately were read."""
+    since: int
+    """When the first of these attempts failed."""
+    error: str
+    """The last line of the error of one of the jobs."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The failures of a task."""
+
+    jobs: set[object] = field(default_factory=set)
+    """The offset of a message for a job that waits, or the id of one that has ended."""
+    times: list[int] = field(default_factory=list)
+    ended: str = ""
+    """The id of the newest that has ended."""
+    error: str = ""
+    """The end of the error of one that waits."""
+
+    def is_task(self, least: int, recent: int) -> bool:
+        """Return whether the task itself seems to fail: several of its jobs, often, for long enough, and still."""
+        if len(self.jobs) < LEAST or len(self.times) < least:
+            return False
+        last = max(self.times)
+        return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error))
+
+
+class _Ended(NamedTuple):
+    """A job that has ended."""
+
+    task: str
+    queue: str
+    at: int
+    id: str
+    is_attempted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Successes:
+    """When the last job of each task succeeded."""
+
+    at: Mapping[tuple[str, str], int]
+    """By queue and task."""
+    known_from: int
+    """Successes before this time were not read."""
+
+    def since(self, queue: str, task: str) -> int:
+        """Return the time after which certainly no job has succeeded."""
+        return self.at.get((queue, task), self.known_from)
+
+
+def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int) -> dict[GroupRef, FailingTasks]:
+    """Return the queues that have tasks of which every attempt fails.
+
+    ``started``: queues in which jobs have failed lately, and when their subscribers started, in epoch milliseconds:
+    earlier attempts do not count. The first ``GROUPS`` of them are read. ``least``: minimum number of failed attempts.
+    ``recent``: a job of a task has failed since this time, or one waits for another attempt.
+    """
+    if not started:
+        return {}
+    first = min(started.values())
+    good, bad = (_ended(session, status, first) for status in (SUCCESSFUL, FAILED))
+    last = {(one.queue, one.task): one.at for one in reversed(good)}
+    successes = _Successes(last, good[-1].at if len(good) >= ENDED else 0)
+    found = {}
+    for ref, begin in list(started.items())[:GROUPS]:
+        of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
+        _add_ended(of_task, ref, [one for one in bad if one.is_attempted and one.at > begin], successes)
+        is_whole = _add_waiting(session, of_task, ref, begin, successes)
+        chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
+        if chosen:
+            found[ref] = _summary(session, chosen, exact=is_whole and len(bad) < ENDED)
+    return found
+
+
+def _ended(session: Session, status: str, after: int) -> list[_Ended]:
+    """Return jobs that have ended after a time, the last first."""
+    rows = session.rows(
+        "SELECT task_path, queue_name, finished_at, id, last_attempted_at "
+        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
+        "WHERE status = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT %s",
+        (status, after, ENDED),
+    )
+    return [_Ended(task, queue, at, job, attempted_at > 0) for task, queue, at, job, attempted_at in rows]
+
+
+def _add_ended(of_task: Mapping[str, _Failures], ref: GroupRef, ended: Iterable[_Ended], successes: _Successes) -> None:
+    """Add the jobs that have failed since the last success of their task."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    for one in ended:
+        if one.queue == queue and one.at > successes.since(queue, one.task):
+            failures = of_task[one.task]
+            failures.ended = failures.ended or one.id
+            failures.jobs.add(one.id)
+            failures.times.append(one.at)
+
+
+def _add_waiting(
+    session: Session, of_task: Mapping[str, _Failures], ref: GroupRef, begin: int, successes: _Successes
+) -> bool:
+    """Add the failed attempts of jobs that wait for another one; return whether all of these jobs were read."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    waiting, is_whole = failing(session, ref)
+    tasks = job_results.tasks_of_messages(session, [one.offset for one in waiting])
+    times = failed_at(session, ref, list(tasks))
+    for one in waiting:
+        if one.offset not in tasks:
+            continue
+        task = tasks[one.offset]
+        since = max(begin, successes.since(queue, task))
+        if failed := [at for at in times.get(one.offset, ()) if at > since]:
+            failures = of_task[task]
+            failures.jobs.add(one.offset)
+            failures.times += failed
+            failures.error = failures.error or messages.last_line(one.error)
+    return is_whole
+
+
+def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> FailingTasks:
+    tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
+    first = chosen[tasks[0]]
+    return FailingTasks(
+        tasks=tuple(tasks),
+        jobs=sum(len(one.jobs) for one in chosen.values()),
+        failures=sum(len(one.times) for one in chosen.values()),
+        exact=exact,
+        since=min(at for one in chosen.values() for at in one.times),
+        error=_last_error(session, first.ended) if first.ended else first.error,
+    )
+
+
+def _last_error(session: Session, job: str) -> str:
+    """Return the last line of the last error of a job; empty if it is gone."""
+    row = session.row(f"SELECT {session.dialect.ending('errors', ERROR_READ)} FROM {RESULTS} WHERE id = %s", (job,))
+    return "" if row is None else error_line(row[0]).text
