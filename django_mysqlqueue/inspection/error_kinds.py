@@ -14,10 +14,12 @@ from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS
+from django_mysqlqueue.db.tables import EVENTS, OUTBOX, RESULTS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
+from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.rules import JOB_GROUP
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import job_results, losses
@@ -28,6 +30,7 @@ from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.log import at_offsets
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 
@@ -77,7 +80,8 @@ class ErrorKind:
     last_at: int
     """When the last one failed."""
     offset: int
-    """The newest message that waits for another attempt; if none does, the newest that has failed."""
+    """The newest message that waits for another attempt; if none does, the newest that has failed. Of a job that waits
+    for more than a minute, it is the message with which it was enqueued."""
     dead_letter: int | None
     """The offset of the newest dead letter in the DLQ topic."""
     tasks: tuple[str, ...] = ()
@@ -174,6 +178,7 @@ def find_errors(
     found = _Reading(session, shown, bounds, now)
     found.add_past(read)
     found.add_retrying(read)
+    found.add_moved(read)
     found.add_dead_letters(topics, group)
     settings = get_settings()
     unrecorded = tuple(ref for ref in read if settings.recorded_of(ref.group) == "none")
@@ -200,6 +205,8 @@ class _Tally:
     dead: list[int] = field(default_factory=list)
     failed_at: list[int] = field(default_factory=list)
     dead_at: list[int] = field(default_factory=list)
+    moved_at: list[int] = field(default_factory=list)
+    """When attempts failed whose jobs wait in the outbox. Those that are recorded are in ``failed_at``, too."""
     newest: int = 0
     """The newest message that has failed."""
     messages: set[int] = field(default_factory=set)
@@ -223,7 +230,11 @@ class _Texts:
         line = last_line(end)
         if line.startswith(BY_OPERATOR):  # No attempt had an error before.
             line = ""
-        key = (line, first_topic(ref.topic), is_cut(end))
+        return self.of_line(ref, line, is_cut=is_cut(end))
+
+    def of_line(self, ref: GroupRef, line: str, *, is_cut: bool) -> str:
+        """Return the masked last line of an error."""
+        key = (line, first_topic(ref.topic), is_cut)
         if key not in self._masked:
             self._masked[key] = masked(self._shown(*key)) or NO_TEXT
         return self._masked[key]
@@ -273,7 +284,7 @@ class _Reading:
             ago = max(0, self._now - at) // HOUR_MS
             if ago < HOURS:
                 hours[HOURS - 1 - ago] += 1
-        times = tally.failed_at or tally.dead_at
+        times = tally.failed_at or tally.moved_at or tally.dead_at
         tasks = sorted(self._tasks[offset] for offset in tally.messages if offset in self._tasks)
         return ErrorKind(
             ref,
@@ -313,6 +324,24 @@ class _Reading:
                     tally.messages.add(row.offset)
                     if (ref, row.offset, row.attempts, text) not in self._known:
                         tally.add_attempt(row.at, row.offset)
+
+    def add_moved(self, refs: Sequence[GroupRef]) -> None:
+        """Add jobs that wait for their next attempts in the outbox."""
+        of_jobs = [ref for ref in refs if job_results.is_of_jobs(ref)]
+        if not of_jobs:
+            return
+        found, whole = _moved(self._session, of_jobs, self._texts, self._bounds)
+        for ref in of_jobs:
+            self._retrying[ref] &= whole
+        recorded = {ref for ref in of_jobs if get_settings().recorded_of(ref.group) != "none"}
+        for one in found:
+            tally = self._tallies[one.ref, one.text]
+            tally.retrying.append(one.offset)
+            tally.messages.add(one.offset)
+            tally.moved_at.append(one.at)
+            tally.newest = max(tally.newest, one.offset)
+            if one.ref not in recorded:
+                tally.failed_at.append(one.at)
 
     def add_dead_letters(self, topics: frozenset[str] | None, group: str | None) -> None:
         """Add dead letters, as many of each DLQ topic as its share of the bounds allows."""
@@ -369,17 +398,62 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
     return found
 
 
+class _Moved(NamedTuple):
+    """A job that waits for its next attempt in the outbox."""
+
+    ref: GroupRef
+    text: str
+    offset: int
+    """That of the message with which it was enqueued."""
+    at: int
+    """When its last attempt failed."""
+
+
+def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: Bounds) -> tuple[list[_Moved], bool]:
+    """Return the jobs of queues that have failed and wait among the next scheduled messages, and whether these are all.
+
+    At most ``bounds.scheduled`` messages of the outbox are read, and the errors of ``bounds.errors`` jobs.
+    """
+    queues = {ref.topic: ref for ref in refs}
+    next_ones = (
+        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at > {session.dialect.now_ms} "
+        f"ORDER BY {DUE_ORDER} LIMIT "
+    )
+    rows = session.rows(
+        "SELECT w.topic, w.original_id, w.original_offset, w.created_at FROM (SELECT topic, target_group, original_id, "
+        f"original_offset, failure_count, created_at {next_ones}%s) w "
+        "WHERE w.target_group = %s AND w.original_id <> '' AND w.failure_count > 0",
+        (bounds.scheduled, JOB_GROUP),
+    )
+    is_read = session.row(f"SELECT outbox_id {next_ones}1 OFFSET {bounds.scheduled}") is None
+    waiting = [row for row in rows if row[0] in queues]
+    read = waiting[: bounds.errors]
+    select = f"SELECT s.id, {session.dialect.ending('s.errors', ERROR_READ)}"
+    joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
+    lines = {job: error_line(end) for job, end in session.joined(select, "i", {row[1] for row in read}, joins)}
+    found = []
+    for topic, job, offset, at in read:
+        line, cut = lines.get(job, ("", False))
+        found.append(_Moved(queues[topic], texts.of_line(queues[topic], line, is_cut=cut), offset, at))
+    return found, is_read and len(read) == len(waiting)
+
+
 def retrying_of_kind(
-    session: Session, ref: GroupRef, text: str, *, shown: Shown, bounds: Bounds = PAGES
+    session: Session, ref: GroupRef, text: str, *, shown: Shown, moved: bool = True, bounds: Bounds = PAGES
 ) -> tuple[list[int], bool]:
     """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all.
 
-    Only ``bounds.errors`` deliveries are read.
+    Only ``bounds.errors`` deliveries are read. ``moved``: whether to read jobs that wait in the outbox, too.
     """
     texts = _Texts(shown)
     rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
     chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and one.text(ref, texts) == text]
-    return sorted(chosen), len(rows) <= bounds.errors
+    whole = len(rows) <= bounds.errors
+    if moved and job_results.is_of_jobs(ref):
+        found, all_moved = _moved(session, [ref], texts, bounds)
+        chosen += [one.offset for one in found if one.text == text]
+        whole = whole and all_moved
+    return sorted(chosen), whole
 
 
 # -- recorded attempts --------------------------------------------------------------

@@ -1,15 +1,15 @@
 """Retry: make deliveries due that wait for another attempt, now or at another time.
 
 Owners of ordered partitions keep backoffs in memory, so each step increases the group's revision, which makes them read
-their partitions again.
+their partitions again. Jobs that wait for long wait in the outbox (``job_retries``): those are rescheduled.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -23,8 +23,10 @@ from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
-from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.operations.scheduled import NOW
+from django_mysqlqueue.service import audit, groups, job_results, job_retries, job_rows, scheduling
 from django_mysqlqueue.service.audit import By
+from django_mysqlqueue.service.job_retries import WaitingJob
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.connection import apart
@@ -53,14 +55,16 @@ def retry(
 ) -> Result:
     """Retry messages that wait for another attempt, now or at a chosen time.
 
-    They wait after a failure, a nack, a snooze, or after their subscriber was lost repeatedly. Deliveries in flight are
-    not changed. Subscribers learn of it within a tick (``LEASE_RENEWAL_INTERVAL``).
+    They wait after a failure, a nack, a snooze, or after their subscriber was lost repeatedly; jobs also because their
+    tasks ask for it. Deliveries in flight are not changed. Subscribers learn of it within a tick
+    (``LEASE_RENEWAL_INTERVAL``).
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         ids: only the messages with these ids, as ``publish`` returned them.
         offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
+            The offset of a job is that of the message with which it was enqueued.
         error: only messages whose last error contains this text.
         at: time of the next attempt; a naive datetime is in the project's time zone. None or a time in the past: now.
         missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
@@ -80,22 +84,29 @@ def retry(
         due = 0 if at is None else delivery_time(at, "at")
         if due <= Session(alias).now():
             due = 0
-        rows = _waiting_rows(alias, ref, ids, offsets, due, missing_ok=missing_ok)
+        rows, jobs = _named(alias, ref, ids, offsets, due, missing_ok=missing_ok)
         if not dry_run:
             number = make_due(
                 alias,
                 ref,
                 **by,
                 rows=rows,
+                jobs=jobs,
                 error=error,
                 due=due,
                 reset_attempts=reset_attempts,
                 progress=progress,
             )
-        elif rows is None:
-            number = waiting(alias, ref, most=COUNTED, error=error, other_than=due)
         else:
-            number = len(rows if error is None else having(alias, ref, rows, error))
+            most = COUNTED if rows is None else len(rows) + len(jobs or ())
+            if rows is None:
+                number = waiting(alias, ref, most=most, error=error, other_than=due)
+            else:
+                number = len(having(alias, ref, rows, error))
+            for page in _pages_of_jobs(alias, ref, jobs, due):
+                if number >= most:
+                    break
+                number = min(number + len(_jobs_having(alias, page, error)), most)
         said = _retry_text(number, error, due, dry_run=dry_run)
         values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "error": error, "time": ""}
         if due and at is not None:
@@ -135,23 +146,26 @@ def _order_warnings(found: FoundGroup) -> list[str]:
     return warnings
 
 
-def _waiting_rows(
+def _named(
     alias: str, ref: GroupRef, ids: Sequence[str] | None, offsets: Sequence[int] | None, due: int, *, missing_ok: bool
-) -> list[tuple[str, int]] | None:
-    """Return (partition key, offset) of the named messages; None for all that wait."""
+) -> tuple[list[tuple[str, int]] | None, list[WaitingJob] | None]:
+    """Return (partition key, offset) of the named messages, and those of jobs in the outbox; None for all that wait."""
     if ids is None and offsets is None:
-        return None
+        return None, None
     ids = None if ids is None else texts("ids", ids)
     offsets = None if offsets is None else offsets_of(offsets)
     by_id = unsettled_by_id(alias, ref, ids or ())
     wanted = [*(offset for found in by_id.values() for offset in found), *(offsets or ())]
     rows = waiting_at(alias, ref, wanted, due=due)
+    given: set[object] = {*(ids or ()), *(offsets or ())}
+    jobs = [one for page in _pages_of_jobs(alias, ref, None, 0) for one in page if given & {one.id, one.offset}]
     if not missing_ok:
         waiting: set[object] = {offset for _key, offset in rows}
         waiting |= {one for one, found in by_id.items() if waiting.intersection(found)}
+        waiting |= {name for one in jobs for name in (one.id, one.offset)}
         refusal = f"These messages are not waiting for another attempt in the group {ref}: {{}}."
         check_known(refusal, [*(ids or ()), *(offsets or ())], waiting)
-    return rows
+    return rows, jobs
 
 
 def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, other_than: int = 0) -> int:
@@ -186,11 +200,31 @@ def waiting_at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 
     )
 
 
-def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str) -> list[tuple[str, int]]:
-    """Return those of some deliveries whose last error contains a text."""
+def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str | None) -> Sequence[tuple[str, int]]:
+    """Return those of some deliveries whose last error contains a text; None: all."""
+    if error is None:
+        return rows
     session = Session(using)
     joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{HAS_ERROR}"
     return session.joined("SELECT s.partition_key, s.message_offset", "ko", rows, joins, after=(*ref, error))
+
+
+def _pages_of_jobs(
+    using: str, ref: GroupRef, jobs: Sequence[WaitingJob] | None, due: int, limits: OperationLimits = LIMITS
+) -> Iterator[Sequence[WaitingJob]]:
+    """Yield pages of some jobs in the outbox; None: of all that wait there and are not due at ``due``."""
+    if jobs is not None:
+        yield from pieces(jobs, limits.jobs)
+    elif job_results.is_of_jobs(ref):
+        yield from job_retries.waiting(Session(using), ref, size=limits.jobs, other_than=due)
+
+
+def _jobs_having(using: str, jobs: Sequence[WaitingJob], error: str | None) -> Sequence[WaitingJob]:
+    """Return those of some jobs whose last error contains a text; None: all."""
+    if error is None:
+        return jobs
+    errors = job_rows.last_errors(Session(using), [one.id for one in jobs])
+    return [one for one in jobs if error in errors.get(one.id, "")]
 
 
 def make_due(
@@ -198,6 +232,7 @@ def make_due(
     ref: GroupRef,
     *,
     rows: Sequence[tuple[str, int]] | None = None,
+    jobs: Sequence[WaitingJob] | None = None,
     error: str | None = None,
     due: int = 0,
     reset_attempts: bool = False,
@@ -210,8 +245,8 @@ def make_due(
     This takes several transactions. Each reads the deliveries that wait at that time, so after a seek in between it may
     retry some that were claimed since. It stops if the group has been dropped.
 
-    ``rows``: (partition key, offset) of the deliveries; None: all that wait now. ``due``: when they come due, in epoch
-    milliseconds; 0: now.
+    ``rows``: (partition key, offset) of the deliveries; None: all that wait now. ``jobs``: those in the outbox; None:
+    all, unless ``rows`` are given. ``due``: when they come due, in epoch milliseconds; 0: now.
     """
 
     def begin(session: Session) -> tuple[int, int]:
@@ -221,10 +256,10 @@ def make_due(
             f"at {audit.time_text(due)}" if due else "",
             "attempts counted from 1 again" if reset_attempts else "",
             "" if error is None else audit.error_text(error),
-            "" if rows is None else f"offset {rows[0][1]}" if len(rows) == 1 else "selected deliveries",
+            "" if rows is None else f"offset {named[0]}" if len(named) == 1 else "selected deliveries",
         ]
         detail = ", ".join(filter(None, details))
-        return audit.begin(session, RETRY, ref, detail=detail, total=len(set(rows or ())), **by), found.id
+        return audit.begin(session, RETRY, ref, detail=detail, total=len(named), **by), found.id
 
     def change(session: Session, page: Sequence[tuple[str, int]]) -> int:
         _check(session, ref, registration)
@@ -241,28 +276,47 @@ def make_due(
                     session.dialect.update_joined(STATE, ("k", "o", "due"), len(free), BY_ROW, assign),
                     (*flat((key, offset, due) for key, offset in sorted(free)), *ref),
                 )
+            if free and of_jobs:
+                job_results.wait_until(session, [offset for _, offset in free], due or NOW)
             changed += len(free)
         if changed:
             groups.change(session, ref, revise=True)
             audit.add(session, operation, changed)
         return changed
 
+    def reschedule(session: Session, page: Sequence[WaitingJob]) -> int:
+        _check(session, ref, registration)
+        ids = [one.outbox_id for one in page]
+        changed = scheduling.move(session, ids, None, due or NOW, wait=False, changes=counted)
+        audit.add(session, operation, changed)
+        return changed
+
+    if rows is not None and jobs is None:
+        jobs = ()
+    named = sorted({offset for _, offset in rows or ()} | {one.offset for one in jobs or ()})
+    of_jobs = job_results.is_of_jobs(ref)
+    counted = {"failure_count": "0"} if reset_attempts else {}
     condition, searched = ("", ()) if error is None else (HAS_ERROR, (error,))
     assign = {"invisible_until": "v.due"} | ({"retry_count": "0"} if reset_attempts else {})
 
+    def take(step: Callable[..., int], pages: Iterable[Sequence[Any]], chosen: Callable[[Any], Sequence[Any]]) -> int:
+        changed = 0
+        for page in pages:
+            beat()
+            if found := chosen(page):
+                done = run(using, partial(step, page=found))
+                changed += done
+                progress(done)
+        return changed
+
     with apart(using):
         operation, registration = run(using, begin)
-        changed = 0
         beat = audit.beats(using, operation)
         pages = _pages(using, ref, limits.rows, due) if rows is None else pieces(sorted(set(rows)), limits.rows)
         with audit.ending(using, operation):
-            for page in pages:
-                beat()
-                chosen = page if error is None else having(using, ref, page, error)
-                if chosen:
-                    done = run(using, partial(change, page=chosen))
-                    changed += done
-                    progress(done)
+            changed = take(change, pages, lambda page: having(using, ref, page, error))
+            in_outbox = _pages_of_jobs(using, ref, jobs, due, limits)
+            changed += take(reschedule, in_outbox, lambda page: _jobs_having(using, page, error))
     return changed
 
 

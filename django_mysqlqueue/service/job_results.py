@@ -197,6 +197,11 @@ def tasks_of_messages(session: Session, offsets: Collection[int]) -> dict[int, s
     return dict(at_offsets(session, "m.`offset`, r.task_path", offsets, joins=joins))
 
 
+def wait_until(session: Session, offsets: Collection[int], at: int) -> None:
+    """Store when jobs, by the offsets of their messages, get their next attempts, as ``job_rows.wait_until`` does."""
+    job_rows.wait_until(session, of_messages(session, offsets).values(), at)
+
+
 def _failed(row: JobRow, reason: tuple[str, str], attempt: JobEnd | None = None) -> tuple[JobEnd, str]:
     """Return the end of a job without a call, after what an attempt has left that is not retried."""
     name, text = reason

@@ -8,7 +8,7 @@ of a dead letter does. Jobs have no order that this could break. The copy has th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
@@ -19,6 +19,7 @@ from django_mysqlqueue.service.deliveries import JobEnd, Settlement
 from django_mysqlqueue.service.job_rows import READY
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Retry, Session, flat
 
@@ -34,6 +35,15 @@ class LongWait(NamedTuple):
     delay_ms: int
     attempts: int
     """The number of attempts that its message has had."""
+
+
+class WaitingJob(NamedTuple):
+    """A job whose message waits in the outbox for its next attempt."""
+
+    outbox_id: int
+    id: str
+    offset: int
+    """That of the message with which it was enqueued."""
 
 
 def is_long(settlement: Settlement) -> bool:
@@ -74,6 +84,30 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait]) -> dict[tup
         if number != len(chunk):
             raise Retry
     return {(wait.key, wait.offset): copy for wait, copy in moved.items()}
+
+
+def waiting(session: Session, ref: GroupRef, *, size: int, other_than: int = 0) -> Iterator[list[WaitingJob]]:
+    """Yield pages of the jobs of a queue that wait in the outbox, in order of their times.
+
+    Those that are due at ``other_than``, in epoch milliseconds, are left out. This reads the index of scheduled
+    messages from now to its end, without locks.
+    """
+    hint = session.dialect.force_index("queue_outbox_due")
+    at, rank, last = session.now() + 1, -(2**31), 0
+    while True:
+        rows = session.rows(
+            f"SELECT s.deliver_at, -s.priority, s.outbox_id, s.original_id, s.original_offset FROM {OUTBOX} s{hint} "
+            "WHERE s.deliver_at >= %s "
+            "AND (s.deliver_at > %s OR -s.priority > %s OR (-s.priority = %s AND s.outbox_id > %s)) "
+            "AND s.topic = %s AND s.target_group = %s AND s.original_id <> '' AND s.deliver_at <> %s "
+            f"ORDER BY {DUE_ORDER} LIMIT %s",
+            (at, at, rank, rank, last, ref.topic, ref.group, other_than, size),
+        )
+        if rows:
+            yield [WaitingJob(*row) for _, _, *row in rows]
+        if len(rows) < size:
+            return
+        at, rank, last = rows[-1][:3]
 
 
 def wait_here(using: str, settlement: Settlement, end: JobEnd) -> None:

@@ -268,6 +268,24 @@ def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     return dict(_rows(session, "id, status", ids))
 
 
+def tasks(session: Session, ids: Iterable[str]) -> dict[str, str]:
+    """Return the paths of the tasks of jobs by id."""
+    return dict(_rows(session, "id, task_path", ids))
+
+
+def last_errors(session: Session, ids: Iterable[str]) -> dict[str, str]:
+    """Return the last errors of jobs by id; empty: none."""
+    return {job: _last_error(errors) for job, errors in _rows(session, "id, errors", ids)}
+
+
+def _last_error(errors: str) -> str:
+    *_, last = lines(errors) or [""]
+    try:
+        return str(json.loads(last)["traceback"])
+    except (ValueError, TypeError, KeyError):
+        return last  # There is none, or somebody has written it in plain SQL.
+
+
 def _rows(session: Session, columns: str, ids: Iterable[str], end: str = "") -> list[tuple[Any, ...]]:
     """Return columns of results, by primary key."""
     hint = session.dialect.force_index("PRIMARY")
@@ -371,6 +389,17 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
 def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
     """Return the ids of the jobs that were asked to stop."""
     return set(flat(_rows(session, "id", ids, " AND cancel_requested_at > 0")))
+
+
+def wait_until(session: Session, ids: Iterable[str], value: int, *, at: str = "v.at") -> None:
+    """Store when jobs that wait for their next attempts get them, except those that another transaction has locked.
+
+    ``at``: SQL for the time in epoch milliseconds, with the value as ``v.at``.
+    """
+    # With ids alone, MySQL would read the whole index of a small table.
+    end = f" AND status = '{READY}' AND retry_at > 0 ORDER BY id{session.dialect.skip_locked}"
+    rows = [(job, value) for job, _ in _rows(session, "id, status", ids, end)]
+    session.update(RESULTS, ("id", "at"), rows, BY_ID, {"retry_at": at})
 
 
 def restart(session: Session, messages: Mapping[str, str]) -> None:

@@ -8,7 +8,8 @@ until its COMMIT would stop the whole queue.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -28,6 +29,7 @@ from django_mysqlqueue.service.sequencing import lock_scheduled
 from django_mysqlqueue.sql.session import Session, flat, run
 
 BY_ID = "s.outbox_id = v.i"
+NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 @sync_only("acancel")
@@ -212,14 +214,28 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     return session.delete(OUTBOX, "i", list(locked), BY_ID)
 
 
-def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at: int, *, wait: bool) -> int:
+def move(
+    session: Session,
+    ids: Sequence[int],
+    delay_ms: int | None,
+    deliver_at: int,
+    *,
+    wait: bool,
+    changes: Mapping[str, str] = NO_CHANGES,
+) -> int:
     """Change the time of scheduled rows that have not come due; return how many. They are no longer debounced.
 
-    ``delay_ms``: milliseconds from now; None: ``deliver_at`` applies. ``wait``: as in ``remove``.
+    The results of jobs that wait for their next attempts get the new time, too.
+
+    ``delay_ms``: milliseconds from now; None: ``deliver_at`` applies. ``wait``: as in ``remove``. ``changes``: SQL for
+    further columns.
     """
     at = "v.at" if delay_ms is None else f"{session.dialect.now_ms} + v.at"
     value = deliver_at if delay_ms is None else delay_ms
     locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
     debouncing.forget(session, [outbox_id for outbox_id, row in locked.items() if row.has_key])
     rows = [(outbox_id, value) for outbox_id in locked]
-    return session.update(OUTBOX, ("i", "at"), rows, BY_ID, {"deliver_at": at})
+    changed = session.update(OUTBOX, ("i", "at"), rows, BY_ID, {"deliver_at": at, **changes})
+    if jobs := [row.message_id for row in locked.values() if job_queues.is_queue(row.topic)]:
+        job_rows.wait_until(session, jobs, value, at=at)
+    return changed

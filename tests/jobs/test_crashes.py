@@ -258,6 +258,27 @@ def test_a_job_waits_for_long_in_its_row_or_as_a_copy(db, crasher, name, mode):
 
 
 @pytest.mark.parametrize("mode", ENDS)
+def test_a_retry_changes_a_message_with_its_result(db, crasher, mode):
+    """Those that wait in place, and those that wait as copies."""
+    change = job_worlds.CHANGES["retry"]
+
+    def check(held, ended):
+        moved = dict(OutboxMessage.objects.values_list("original_id", "deliver_at"))
+        assert set(moved) == {"acked", "nacked"}
+        (in_place,) = DeliveryState.objects.filter(delivery_token=0, acked=False).values_list(
+            "invisible_until", flat=True
+        )
+        due = {job: at == 1 for job, at in moved.items()} | {"released": in_place == 0}
+        for job, is_due in due.items():
+            assert (JobResult.objects.get(id=job).retry_at == 1) == is_due, job
+        change.make(ALIAS, held)
+        assert set(OutboxMessage.objects.values_list("deliver_at", "failure_count")) == {(1, 0)}
+        assert set(JobResult.objects.filter(id__in=due).values_list("retry_at", flat=True)) == {1}
+
+    assert at_every_statement(crasher, mode, change.setup, lambda held: change.make(ALIAS, held), check) > 3
+
+
+@pytest.mark.parametrize("mode", ENDS)
 def test_a_turn_with_jobs_that_ask_for_later_attempts(db, crasher, mode, no_handlers, settings, monkeypatch):
     """Whatever ends it: they run again, and what an atomic one has written is there once for each wait that is."""
     settings.TASKS = job_worlds.TASKS

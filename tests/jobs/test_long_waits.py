@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import datetime
 import time
+from functools import partial
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
-from django_mysqlqueue import cancel, operations
+from django_mysqlqueue import cancel, operations, reschedule
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import error_kinds, list_errors
+from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
     JobResult,
     JobStage,
+    Operation,
     OutboxMessage,
     QueueMessage,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.operations.limits import OperationLimits
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.tasks import RetryLater, call, cancel_job, enqueue_chain, enqueue_many, exceptions, job
 from django_mysqlqueue.tasks.framework import TaskResultStatus
 from django_mysqlqueue.testing import deliver_all
@@ -25,7 +33,7 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_invariants, job_worlds
 from tests.support.harness import USING, Sub, sequence
-from tests.support.internals import job_messages, registry, retention, watermarks
+from tests.support.internals import Session, job_messages, registry, retention, retrying, watermarks
 from tests.support.tables import Tables
 
 try:
@@ -389,3 +397,119 @@ def test_a_million_results_are_not_searched_for_it(clock):
 def _no_outbox(execute, sql, params, many, context):
     assert "queue_outbox" not in sql
     return execute(sql, params, many, context)
+
+
+# -- an operator retries them -----------------------------------------------------
+
+
+def waiting(*waits):
+    """A subscriber whose jobs wait for some seconds, and the jobs."""
+    delays[:] = waits
+    made = [patient.enqueue(True) for _ in waits]
+    return worked(sub()), made
+
+
+@pytest.mark.parametrize("named", [{}, {"ids": 0}, {"offsets": 0}])
+def test_retry_makes_them_due(clock, named):
+    worker, made = waiting(2 * HOUR, 3 * HOUR)
+    if named:
+        offset = copies().get(original_id=made[0].id).original_offset
+        named = {"ids": [made[0].id]} if "ids" in named else {"offsets": [offset]}
+    number = 1 if named else 2
+    planned = operations.retry("jobs", TOPIC, **named, actor="test", dry_run=True)
+    assert (planned.planned, copies().filter(deliver_at__gt=1).count()) == (number, 2)
+    assert operations.retry("jobs", TOPIC, **named, actor="test").changed == number
+    assert {stored(one).retry_at for one in made[:number]} == {1}
+    worked(worker)
+    assert [stored(one).status for one in made] == [SUCCESSFUL, SUCCESSFUL if number == 2 else READY]
+    assert len(seen) == 2 + number
+    record = Operation.objects.get()
+    assert (record.action, record.changed, record.total) == ("retry", number, number if named else 0)
+
+
+def test_retry_at_another_time_and_from_the_first_attempt(clock):
+    worker, (result,) = waiting(2 * HOUR)
+    at = copies().get().deliver_at + HOUR * 1000
+    moment = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+    done = operations.retry("jobs", TOPIC, at=moment, reset_attempts=True, actor="test")
+    assert done.changed == 1
+    copy = copies().get()
+    assert (copy.deliver_at, copy.failure_count, stored(result).retry_at) == (at, 0, at)
+    assert operations.retry("jobs", TOPIC, at=moment, actor="test", dry_run=True).planned == 0
+    clock.advance(2 * HOUR + 60)
+    worked(worker)
+    assert seen == [True]
+    clock.advance(HOUR)
+    worked(worker)
+    assert seen == [True, True]
+
+
+def test_retry_by_the_last_error(clock):
+    worker, (result,) = waiting(2 * HOUR)
+    with pytest.raises(OperationRefused, match="are not waiting"):
+        operations.retry("jobs", TOPIC, ids=["none"], actor="test")
+    for text, number in (("none has it", 0), ("closed", 1)):
+        assert operations.retry("jobs", TOPIC, error=text, actor="test", dry_run=True).planned == number
+        assert operations.retry("jobs", TOPIC, error=text, actor="test").changed == number
+    worked(worker)
+    assert stored(result).status == SUCCESSFUL
+
+
+def test_retry_in_small_transactions(db):
+    waiting(*[2 * HOUR] * 5)
+    assert retrying.make_due(USING, job_worlds.JOBS, actor="test", limits=OperationLimits(jobs=2)) == 5
+    assert set(copies().values_list("deliver_at", flat=True)) == {1}
+
+
+def test_retry_leaves_scheduled_jobs(db):
+    sub()
+    patient.using(run_after=timezone.now() + datetime.timedelta(hours=1)).enqueue(True)
+    assert operations.retry("jobs", TOPIC, actor="test", dry_run=True).planned == 0
+    assert retrying.make_due(USING, job_worlds.JOBS, actor="test") == 0
+
+
+def test_a_retry_in_place_and_a_reschedule_change_the_time_of_the_result(clock):
+    _, (short, long) = waiting(50, 2 * HOUR)
+    clock.stop()
+    assert operations.retry("jobs", TOPIC, ids=[short.id], actor="test").changed == 1
+    assert stored(short).retry_at == 1
+    assert reschedule(long.id, topic=TOPIC, delay=HOUR) == 1
+    assert stored(long).retry_at == copies().get().deliver_at == Session(USING).now() + HOUR * 1000
+    at = datetime.datetime.fromtimestamp(copies().get().deliver_at / 1000 + 60, datetime.UTC)
+    operations.reschedule(TOPIC, [long.id], at, actor="test")
+    assert stored(long).retry_at == copies().get().deliver_at
+
+
+@pytest.mark.parametrize("recorded", ["all", "failures", "none"])
+def test_errors_by_kind_have_them(clock, settings, recorded):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RECORD_DELIVERIES": recorded}
+    worker, made = waiting(2 * HOUR, 3 * HOUR, 50)
+    (kind,) = list_errors(group="jobs").kinds
+    assert kind.text.endswith(" s: closed")
+    assert (kind.retrying, kind.attempts.value, kind.states) == (Count(3), 3, ("retrying",))
+    assert kind.tasks == ("tests.jobs.test_long_waits.patient",)
+    assert kind.first_at <= kind.last_at <= Session(USING).now()
+    assert list_errors(group="another").kinds == ()
+    (kind,) = list_errors(bounds=Bounds(scheduled=1)).kinds
+    assert str(kind.retrying) == "2+"
+    offsets = sorted([*copies().values_list("original_offset", flat=True), held_at()])
+    of_kind = partial(error_kinds.retrying_of_kind, Session(USING), job_worlds.JOBS, shown=error_kinds.whole_line)
+    assert of_kind(kind.text) == (offsets, True)
+    assert of_kind(kind.text, moved=False) == ([held_at()], True)
+    assert of_kind("another") == ([], True)
+    assert of_kind(kind.text, bounds=Bounds(scheduled=1))[1] is False
+    assert operations.retry("jobs", TOPIC, offsets=offsets, missing_ok=True, actor="test").changed == 3
+    worked(worker)
+    assert {stored(one).status for one in made} == {SUCCESSFUL}
+
+
+def held_at():
+    return DeliveryState.objects.get(acked=False).message_offset
+
+
+def test_errors_by_kind_leave_jobs_that_have_not_failed(clock):
+    delays[:] = [2 * HOUR]
+    continued.enqueue()
+    worked(sub())
+    assert copies().exists()
+    assert list_errors().kinds == ()

@@ -47,6 +47,7 @@ from tests.support.internals import (
     job_rows,
     job_stages,
     payloads,
+    retrying,
     run,
     settling,
     watermarks,
@@ -423,6 +424,18 @@ def flush_waits(alias: str, held: dict[str, Claimed]) -> Flushed:
     return settling.flush(alias, JOBS, waits, max_attempts=None, shared=True)
 
 
+def _waiting() -> dict[str, Claimed]:
+    held = claimed(*ENDS)
+    flush_waits(USING, held)
+    return held
+
+
+@configured()
+def retry(alias: str) -> int:
+    """Makes all jobs that wait for their next attempts due now."""
+    return retrying.make_due(alias, JOBS, actor="test", reset_attempts=True)
+
+
 def waits() -> dict[str, tuple[str, int, int]]:
     """By job: the status, the number of its messages that are not settled, and that of its copies that wait.
 
@@ -466,6 +479,11 @@ CHANGES: dict[str, Change] = {
     "flush waits": Change(
         _claimed,
         flush_waits,
+        dict.fromkeys(ENDS, "RUNNING") | dict.fromkeys(("acked", "nacked", "released"), "READY"),
+    ),
+    "retry": Change(
+        _waiting,
+        lambda alias, held: retry(alias),
         dict.fromkeys(ENDS, "RUNNING") | dict.fromkeys(("acked", "nacked", "released"), "READY"),
     ),
     "restart": Change(

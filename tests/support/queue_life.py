@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -367,6 +368,14 @@ def _waiting_jobs() -> None:
     assert job_worlds.wait_here(USING, held, "dead", job_worlds.LONG)
     assert job_worlds.wait_here(USING, held, "expired", job_worlds.SHORT)
     assert sum(copies for _, _, copies in job_worlds.waits().values()) == 3
+    with as_role("reader"):
+        (kind,) = list_errors(group=job_worlds.JOBS.group, using=USING).kinds
+        assert kind.retrying
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=9)
+    with as_role("operator"):
+        assert operations.retry(*job_worlds.JOBS, error="none has it", actor="test", dry_run=True).planned == 0
+        assert operations.retry(*job_worlds.JOBS, ids=["nacked"], actor="test", dry_run=True).planned == 1
+        assert operations.retry(*job_worlds.JOBS, at=later, actor="test").changed == 5
     with as_role("operator"):
         assert operations.cancel(job_worlds.JOBS.topic, list(held), actor="test").changed == 5
     DeliveryState.objects.filter(topic=job_worlds.JOBS.topic).update(acked=True)

@@ -31,6 +31,8 @@ class ErrorOperation(LimitedOperation):
     # Some may have come due, or may have been claimed, since the page was shown.
     fixed: ClassVar = {"missing_ok": True}
     bounds: ClassVar[Bounds] = PAGES
+    moved: ClassVar[bool]
+    """Whether it changes jobs that wait for long, in the outbox."""
 
     def subject(self) -> str:
         """Return the group and the error."""
@@ -42,7 +44,12 @@ class ErrorOperation(LimitedOperation):
     @functools.cached_property
     def _found(self) -> tuple[list[int], bool]:
         offsets, whole = error_kinds.retrying_of_kind(
-            Session(self.using), self.ref, self.values["kind"], shown=self.errors.line, bounds=self.bounds
+            Session(self.using),
+            self.ref,
+            self.values["kind"],
+            shown=self.errors.line,
+            moved=self.moved,
+            bounds=self.bounds,
         )
         offsets = [offset for offset in offsets if offset <= self.values["upto"]]
         if not offsets:
@@ -62,6 +69,7 @@ class RetryError(ErrorOperation):
     label = gettext_lazy("Retry messages with this error now")
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS}
+    moved = True
     most = IdsField.most
 
 
@@ -71,4 +79,5 @@ class DeadLetterError(ErrorOperation):
     name = "dead-letter-error"
     label = gettext_lazy("Dead-letter messages with this error now")
     operation = staticmethod(operations.dead_letter)
+    moved = False
     most = MOST
