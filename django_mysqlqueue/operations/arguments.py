@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue.arguments import is_unicode, shown
-from django_mysqlqueue.db.sizes import LATEST_DELIVERY
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, LATEST_DELIVERY
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
 
@@ -34,6 +34,11 @@ def text(name: str, value: Any, *, most: int) -> str:
 def texts(name: str, values: Any) -> list[str]:
     """Return ids or keys as a list without duplicates."""
     return list(dict.fromkeys(text(name, one, most=KEY_LENGTH) for one in _items(name, values)))
+
+
+def task_path(task: Any) -> str | None:
+    """Return the dotted path of a task, or None."""
+    return None if task is None else text("task", task, most=JOB_PATH_LENGTH)
 
 
 def offsets_of(values: Any, name: str = "offsets") -> list[int]:

@@ -27,6 +27,7 @@ from django_mysqlqueue.operations.arguments import (
     check_rate,
     milliseconds,
     offsets_of,
+    task_path,
     text,
     texts,
 )
@@ -66,6 +67,7 @@ def redrive(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     group: str | None = None,
+    task: str | None = None,
     error: str | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
@@ -87,6 +89,7 @@ def redrive(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
+        task: only dead letters of jobs of the task with this dotted path, whose results still exist.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.
@@ -102,7 +105,7 @@ def redrive(
     with operating(how, topic=topic) as (alias, by, dry_run):
         check_rate(rate)
         check_limit(limit)
-        wanted = _filter(alias, topic, group, error, since, until)
+        wanted = _filter(alias, topic, group, error, since, until)._replace(task=task_path(task))
         wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
         held: set[int] = set()
         if dry_run:
@@ -124,6 +127,7 @@ def discard(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     group: str | None = None,
+    task: str | None = None,
     error: str | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
@@ -142,6 +146,7 @@ def discard(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
+        task: only dead letters of jobs of the task with this dotted path, whose results still exist.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.
@@ -160,7 +165,7 @@ def discard(
     how: How = {"actor": actor, "reason": reason, "using": using, "dry_run": dry_run}
     with operating(how, topic=topic) as (alias, by, dry_run):
         check_limit(limit)
-        wanted = _filter(alias, topic, group, error, since, until)
+        wanted = _filter(alias, topic, group, error, since, until)._replace(task=task_path(task))
         wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
         if not dry_run:
             number = discard_all(alias, wanted, **by, limit=limit, progress=progress)
@@ -457,7 +462,8 @@ def _take_all(
 
 def _condition_text(wanted: DeadLetterFilter) -> str:
     """Return the conditions beside topic and group, for the audit log."""
-    parts = [] if wanted.error is None else [audit.error_text(wanted.error)]
+    parts = [] if wanted.task is None else [f"task {wanted.task}"]
+    parts += [] if wanted.error is None else [audit.error_text(wanted.error)]
     for condition, at in (("failed since", wanted.since), ("failed until", wanted.until)):
         if at is not None:
             parts.append(f"{condition} {audit.time_text(at)}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from html import unescape
+
 import pytest
 from django.test.utils import override_settings
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.admin.operations import dead_letters
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection import list_dead_letters, list_errors
 from django_mysqlqueue.inspection.bounds import Bounds
@@ -96,6 +99,14 @@ def test_all_dead_letters_of_a_task_and_no_others(client, name, more):
     confirm(client, name, topic=DLQ, task=FAIL, upto=upto, **more)
     sequence()
     assert [row.task for row, _ in listed(client, topic=DLQ)["rows"]] == ["tests.app.jobs.echo"]
+
+
+def test_the_command_for_the_rest_names_the_task(client, monkeypatch):
+    failed(jobs.fail, jobs.echo, jobs.fail)
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 1)
+    upto = max(offsets(listed(client, topic=DLQ)))
+    text = unescape(page(client, "do/redrive", topic=DLQ, task=FAIL, upto=upto))
+    assert f"manage.py queueredrive {DLQ} --task {FAIL}" in text
 
 
 def test_errors_name_the_tasks(client):

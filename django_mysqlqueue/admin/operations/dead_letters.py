@@ -117,8 +117,8 @@ class DeadLettersOperation(LimitedOperation):
 
     @property
     def rest(self) -> Any:
-        """The text about the dead letters that a request leaves. No command takes a masked error, or a task."""
-        if self.values.get("kind") or self.values.get("task"):
+        """The text about the dead letters that a request leaves. No command takes a masked error."""
+        if self.values.get("kind"):
             return super().rest
         return _(
             "One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s"
@@ -140,6 +140,7 @@ class DeadLettersOperation(LimitedOperation):
         parts = ["manage.py", self.command, wanted.topic]
         for name, value in (
             ("group", wanted.group),
+            ("task", wanted.task),
             ("error", wanted.error),
             ("since", _iso(wanted.since)),
             ("until", _iso(wanted.until)),
