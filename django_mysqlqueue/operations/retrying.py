@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Unpack
+from itertools import chain
+from typing import Any, NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -18,7 +19,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, text, texts
+from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, task_path, text, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
@@ -38,6 +39,15 @@ HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
 """The condition that the last error contains a text, as for dead letters."""
 
 
+class Conditions(NamedTuple):
+    """What the messages that are retried have in common."""
+
+    error: str | None = None
+    """A text that the last error contains."""
+    task: str | None = None
+    """The task of whose jobs they are."""
+
+
 @operates
 @checked(OperationRefused, only=("progress",))
 def retry(
@@ -47,6 +57,7 @@ def retry(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     error: str | None = None,
+    task: str | None = None,
     at: datetime.datetime | None = None,
     missing_ok: bool = False,
     reset_attempts: bool = False,
@@ -66,6 +77,7 @@ def retry(
         offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
             The offset of a job is that of the message with which it was enqueued.
         error: only messages whose last error contains this text.
+        task: only jobs of the task with this dotted path.
         at: time of the next attempt; a naive datetime is in the project's time zone. None or a time in the past: now.
         missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
         reset_attempts: count the attempts from 1 again.
@@ -81,6 +93,7 @@ def retry(
         ref = found.ref
         if error is not None:
             text("error", error, most=REASON_LENGTH)
+        conditions = Conditions(error, task_path(task))
         due = 0 if at is None else delivery_time(at, "at")
         if due <= Session(alias).now():
             due = 0
@@ -93,22 +106,15 @@ def retry(
                 rows=rows,
                 jobs=jobs,
                 error=error,
+                task=task,
                 due=due,
                 reset_attempts=reset_attempts,
                 progress=progress,
             )
         else:
-            most = COUNTED if rows is None else len(rows) + len(jobs or ())
-            if rows is None:
-                number = waiting(alias, ref, most=most, error=error, other_than=due)
-            else:
-                number = len(having(alias, ref, rows, error))
-            for page in _pages_of_jobs(alias, ref, jobs, due):
-                if number >= most:
-                    break
-                number = min(number + len(_jobs_having(alias, page, error)), most)
-        said = _retry_text(number, error, due, dry_run=dry_run)
-        values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "error": error, "time": ""}
+            number = _number(alias, ref, rows, jobs, due, conditions)
+        said = _retry_text(number, conditions, due, dry_run=dry_run)
+        values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "time": "", **conditions._asdict()}
         if due and at is not None:
             values["time"] = f"{at:%Y-%m-%d %H:%M:%S%z}"
         more = []
@@ -120,7 +126,7 @@ def retry(
         return result_of(Result, RETRY, number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
 
 
-def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> str:
+def _retry_text(number: int, conditions: Conditions, due: int, *, dry_run: bool) -> str:
     planned = _("Messages of the group %(ref)s that will be retried now: %(number)s.")
     done = _("Messages of the group %(ref)s that are due now: %(number)s.")
     nothing = _("No messages of the group %(ref)s are waiting for another attempt.")
@@ -128,8 +134,12 @@ def _retry_text(number: int, error: str | None, due: int, *, dry_run: bool) -> s
         planned = _("Messages of the group %(ref)s that will be retried at %(time)s: %(number)s.")
         done = _("Messages of the group %(ref)s that will be retried at %(time)s: %(number)s.")
         nothing = _("No messages of the group %(ref)s are waiting for an attempt at another time than %(time)s.")
-    if error is not None:
+    if conditions.error is not None:
         nothing = _("No messages of the group %(ref)s with an error that contains “%(error)s” are waiting.")
+    if conditions.task is not None:
+        nothing = _("No jobs of the task %(task)s are waiting for another attempt in the group %(ref)s.")
+        if conditions.error is not None:
+            nothing = _("No jobs of the task %(task)s with an error that contains “%(error)s” are waiting.")
     return sentence(number, dry_run=dry_run, planned=planned, done=done, nothing=nothing)
 
 
@@ -200,13 +210,58 @@ def waiting_at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 
     )
 
 
-def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str | None) -> Sequence[tuple[str, int]]:
-    """Return those of some deliveries whose last error contains a text; None: all."""
-    if error is None:
-        return rows
+def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str) -> list[tuple[str, int]]:
+    """Return those of some deliveries whose last error contains a text."""
     session = Session(using)
     joins = f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{HAS_ERROR}"
     return session.joined("SELECT s.partition_key, s.message_offset", "ko", rows, joins, after=(*ref, error))
+
+
+def _number(
+    alias: str,
+    ref: GroupRef,
+    rows: Sequence[tuple[str, int]] | None,
+    jobs: Sequence[WaitingJob] | None,
+    due: int,
+    conditions: Conditions,
+) -> int:
+    """Count what a retry would change; unless messages are named, up to ``COUNTED``."""
+    number, most = 0, COUNTED if rows is None else len(rows) + len(jobs or ())
+    pages: Iterable[Sequence[tuple[str, int]]] = () if rows is None else (rows,)
+    if rows is None and conditions.task is None:
+        number = waiting(alias, ref, most=most, error=conditions.error, other_than=due)
+    elif rows is None:
+        pages = _pages(alias, ref, LIMITS.rows, due)
+    of_rows = (len(_chosen(alias, ref, page, conditions)) for page in pages)
+    of_jobs = (len(_chosen_jobs(alias, page, conditions)) for page in _pages_of_jobs(alias, ref, jobs, due))
+    for more in chain(of_rows, of_jobs):
+        number += more
+        if number >= most:
+            break
+    return min(number, most)
+
+
+def _chosen(
+    using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], conditions: Conditions
+) -> Sequence[tuple[str, int]]:
+    """Return those of some deliveries that meet the conditions."""
+    found = rows if conditions.error is None else having(using, ref, rows, conditions.error)
+    if conditions.task is None:
+        return found
+    tasks = job_results.tasks_of_messages(Session(using), [offset for _, offset in found])
+    return [row for row in found if tasks.get(row[1]) == conditions.task]
+
+
+def _chosen_jobs(using: str, jobs: Sequence[WaitingJob], conditions: Conditions) -> Sequence[WaitingJob]:
+    """Return those of some jobs that meet the conditions."""
+    session = Session(using)
+    if conditions.task is not None:
+        tasks = job_rows.tasks(session, [one.id for one in jobs])
+        jobs = [one for one in jobs if tasks.get(one.id) == conditions.task]
+    if conditions.error is not None:
+        errors = job_rows.last_errors(session, [one.id for one in jobs])
+        jobs = [one for one in jobs if conditions.error in errors.get(one.id, "")]
+    return jobs
 
 
 def _pages_of_jobs(
@@ -219,14 +274,6 @@ def _pages_of_jobs(
         yield from job_retries.waiting(Session(using), ref, size=limits.jobs, other_than=due)
 
 
-def _jobs_having(using: str, jobs: Sequence[WaitingJob], error: str | None) -> Sequence[WaitingJob]:
-    """Return those of some jobs whose last error contains a text; None: all."""
-    if error is None:
-        return jobs
-    errors = job_rows.last_errors(Session(using), [one.id for one in jobs])
-    return [one for one in jobs if error in errors.get(one.id, "")]
-
-
 def make_due(
     using: str,
     ref: GroupRef,
@@ -234,6 +281,7 @@ def make_due(
     rows: Sequence[tuple[str, int]] | None = None,
     jobs: Sequence[WaitingJob] | None = None,
     error: str | None = None,
+    task: str | None = None,
     due: int = 0,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
@@ -255,6 +303,7 @@ def make_due(
         details = [
             f"at {audit.time_text(due)}" if due else "",
             "attempts counted from 1 again" if reset_attempts else "",
+            "" if task is None else f"task {task}",
             "" if error is None else audit.error_text(error),
             "" if rows is None else f"offset {named[0]}" if len(named) == 1 else "selected deliveries",
         ]
@@ -296,6 +345,7 @@ def make_due(
     named = sorted({offset for _, offset in rows or ()} | {one.offset for one in jobs or ()})
     of_jobs = job_results.is_of_jobs(ref)
     counted = {"failure_count": "0"} if reset_attempts else {}
+    conditions = Conditions(error, task)
     condition, searched = ("", ()) if error is None else (HAS_ERROR, (error,))
     assign = {"invisible_until": "v.due"} | ({"retry_count": "0"} if reset_attempts else {})
 
@@ -314,9 +364,9 @@ def make_due(
         beat = audit.beats(using, operation)
         pages = _pages(using, ref, limits.rows, due) if rows is None else pieces(sorted(set(rows)), limits.rows)
         with audit.ending(using, operation):
-            changed = take(change, pages, lambda page: having(using, ref, page, error))
+            changed = take(change, pages, lambda page: _chosen(using, ref, page, conditions))
             in_outbox = _pages_of_jobs(using, ref, jobs, due, limits)
-            changed += take(reschedule, in_outbox, lambda page: _jobs_having(using, page, error))
+            changed += take(reschedule, in_outbox, lambda page: _chosen_jobs(using, page, conditions))
     return changed
 
 

@@ -9,11 +9,13 @@ from html import unescape
 import pytest
 from django.utils import timezone
 
-from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.models import DeliveryState, JobResult
 from django_mysqlqueue.options.backoff import Backoff
+from tests.app import jobs
+from tests.support import job_worlds
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import Session
+from tests.support.internals import Session, registry
 from tests.support.scenarios import log
 
 pytestmark = pytest.mark.any_engine
@@ -109,3 +111,23 @@ def test_a_selected_one_that_does_not_wait_any_more_is_passed_over(client, offse
     (told,) = confirm(client, "move-selected", **GROUP, row=offsets[:2], time=LATER)
     assert told.endswith(": 1.")
     assert due_at(offsets[1]) == at(LATER)
+
+
+@pytest.mark.parametrize(("name", "more"), [("retry", {}), ("move-retries", {"time": LATER})])
+def test_the_jobs_of_a_task_alone(client, no_handlers, settings, clock, name, more):
+    clock.stop()
+    settings.TASKS = job_worlds.TASKS
+    jobs.waits[:] = [50, 7200]
+    made = [jobs.go_on.enqueue(1).id, jobs.ask_later.enqueue(2).id]
+    Sub(registry.handlers()[job_worlds.JOBS]).settle()
+    before = dict(JobResult.objects.values_list("id", "retry_at"))
+    values = {**job_worlds.JOBS._asdict(), **more}
+    assert 'name="task"' in page(client, f"do/{name}", **values)
+    (told,) = confirm(client, name, **values, task="tests.app.jobs.go_on")
+    assert told.endswith(": 1.")
+    changed = [JobResult.objects.get(id=one).retry_at != before[one] for one in made]
+    assert changed == [True, False]
+
+
+def test_only_queues_of_jobs_have_tasks(client, offsets):
+    assert 'name="task"' not in page(client, "do/retry", **GROUP)

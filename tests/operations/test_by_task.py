@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 
 import pytest
 from django.core.management import call_command
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import JobResult, Operation, QueueMessage
+from django_mysqlqueue.models import DeliveryState, JobResult, Operation, QueueMessage
 from tests.app import jobs
 from tests.support import job_worlds
-from tests.support.harness import Sub, sequence
+from tests.support.handlers import Recorder
+from tests.support.harness import Sub, handler, sequence
 from tests.support.internals import registry
+from tests.support.job_pages import errors
+from tests.support.scenarios import log
 
 TOPIC = job_worlds.JOBS.topic
 DLQ = f"{TOPIC}_dlq"
+GO_ON = "tests.app.jobs.go_on"
 FAIL, FAIL_TOO = "tests.app.jobs.fail", "tests.app.jobs.fail_too"
 
 
@@ -46,6 +51,19 @@ def run(name, *arguments):
     output = io.StringIO()
     call_command(name, *arguments, "--noinput", "--format", "json", stdout=output)
     return json.loads(output.getvalue())
+
+
+@pytest.fixture
+def waiting(clock):
+    """Jobs of two tasks that wait for another attempt, in place and in the outbox; and their subscriber."""
+    clock.stop()
+    sub = Sub(registry.handlers()[job_worlds.JOBS])
+    made = []
+    for seconds in (50, 7200):
+        jobs.waits[:] = [seconds] * 2
+        made += [task.enqueue(seconds).id for task in (jobs.go_on, jobs.ask_later)]
+        sub.settle()
+    return made[::2], made[1::2], sub
 
 
 # -- dead letters -------------------------------------------------------------
@@ -90,3 +108,57 @@ def test_commands_on_dead_letters(name, more):
     _, others = failed()
     assert run(name, TOPIC, "--task", FAIL, *more)["changed"] == 3
     assert left() == sorted(others)
+
+
+# -- jobs that wait for another attempt -----------------------------------------
+
+
+def ready():
+    return set(JobResult.objects.filter(status="READY").values_list("id", flat=True))
+
+
+def test_retry_of_a_task(waiting):
+    of_task, others, sub = waiting
+    retry = partial(operations.retry, *job_worlds.JOBS, actor="ada")
+    assert ready() == {*of_task, *others}
+    assert retry(task=GO_ON, dry_run=True).planned == 2
+    assert retry(task=GO_ON, ids=[of_task[1], others[0]], dry_run=True).planned == 1
+    assert retry(task=GO_ON).changed == 2
+    sub.settle()
+    assert ready() == set(others)
+    record = Operation.objects.get()
+    assert (record.detail, record.changed) == (f"task {GO_ON}", 2)
+    planned = retry(task=GO_ON, dry_run=True)
+    assert planned.planned == 0
+    assert planned.summary == (
+        f"No jobs of the task {GO_ON} are waiting for another attempt in the group jobs/jobs.default.",
+    )
+    planned = retry(task=GO_ON, error="no", dry_run=True)
+    assert planned.summary == (f"No jobs of the task {GO_ON} with an error that contains “no” are waiting.",)
+
+
+def test_retry_of_a_task_with_an_error(waiting):
+    of_task, _, _ = waiting
+    held = DeliveryState.objects.filter(acked=False)
+    held.update(last_error="ValueError: no stock")
+    JobResult.objects.update(errors=errors("no stock", "no money"))
+    retry = partial(operations.retry, *job_worlds.JOBS, task=GO_ON, actor="ada")
+    assert retry(error="stock", dry_run=True).planned == 1, "in the outbox, it is not the last error"
+    assert retry(error="stock").changed == 1
+    assert retry(error="money").changed == 1
+    assert list(JobResult.objects.filter(retry_at=1).order_by("id").values_list("id", flat=True)) == sorted(of_task)
+
+
+def test_a_group_that_runs_no_jobs_has_none_of_a_task(db):
+    log(1)
+    Sub(handler(function=Recorder(lambda delivery: delivery.nack(3600)))).settle()
+    assert operations.retry("g", "t", actor="ada", dry_run=True).planned == 1
+    assert operations.retry("g", "t", task=GO_ON, actor="ada", dry_run=True).planned == 0
+    assert operations.retry("g", "t", task=GO_ON, actor="ada").changed == 0
+
+
+def test_the_command_retries_a_task(waiting):
+    _, others, sub = waiting
+    assert run("queueretry", *job_worlds.JOBS, "--task", GO_ON)["changed"] == 2
+    sub.settle()
+    assert ready() == set(others)

@@ -10,11 +10,14 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.options.table import OVERRIDABLE, parse_text
+from django_mysqlqueue.service.job_results import is_of_jobs
+from django_mysqlqueue.service.refs import GroupRef
 
 RESET_ATTEMPTS = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
 RETRY_AT = TimeField(label=gettext_lazy("Retry at"))
@@ -127,11 +130,28 @@ class Replay(AdminOperation):
         return {**super().arguments(), "limit": IdsField.most}
 
 
+class WaitingForm(GroupForm):
+    """A form about messages that wait for another attempt, which for a queue of jobs can be those of a task."""
+
+    task = forms.CharField(
+        label=gettext_lazy("Only jobs of the task"),
+        required=False,
+        max_length=JOB_PATH_LENGTH,
+        help_text=gettext_lazy("The dotted path. Leave empty for all tasks."),
+    )
+
+    def __init__(self, data: Any, *, using: str) -> None:
+        super().__init__(data, using=using)
+        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
+            del self.fields["task"]
+
+
 class Retry(AdminOperation):
     """Retry all messages of a group that wait for another attempt, or those with an error."""
 
     name = "retry"
     label = gettext_lazy("Retry all waiting messages now")
+    form = WaitingForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
 
@@ -153,6 +173,7 @@ class MoveRetries(AdminOperation):
 
     name = "move-retries"
     label = gettext_lazy("Retry waiting messages at another time")
+    form = WaitingForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"time": RETRY_AT, "error": LAST_ERROR}
     renamed: ClassVar = {"time": "at"}
