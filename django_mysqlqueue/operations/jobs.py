@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.names.rules import job_topic
-from django_mysqlqueue.operations.arguments import texts
+from django_mysqlqueue.names.rules import JOB_PREFIX, job_topic
+from django_mysqlqueue.operations.arguments import check_limit, task_path, texts
 from django_mysqlqueue.operations.declaring import How, operates, operating
-from django_mysqlqueue.operations.limits import LIMITS
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
 from django_mysqlqueue.service.audit import By
-from django_mysqlqueue.service.job_rows import READY, RUNNING
+from django_mysqlqueue.service.job_rows import READY, RUNNING, UnfinishedJob
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, pieces, run
@@ -49,6 +49,14 @@ class Cancelled:
     ended: int = 0
     asked: int = 0
 
+    @property
+    def number(self) -> int:
+        """The number of both."""
+        return self.ended + self.asked
+
+    def __add__(self, other: Cancelled) -> Cancelled:
+        return Cancelled(self.ended + other.ended, self.asked + other.asked)
+
 
 @operates
 def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> ScheduledResult:
@@ -69,20 +77,56 @@ def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> S
         if topic and not there:
             raise OperationRefused(f"Nothing was changed. {not_cancelled_text(topic, missing)}")
         done = Cancelled(len(found.waiting), len(found.running)) if dry_run else cancel(alias, wanted, topic, **by)
-        number = done.ended + done.asked
-        summary = _summary(done, max(0, len(wanted) - len(missing) - number), dry_run=dry_run)
-        warnings = []
-        if dry_run and has_later_jobs(alias, found):
-            warnings.append(_("Jobs of later stages of their chains will fail, with EarlierJobFailed."))
+        summary = _summary(done, max(0, len(wanted) - len(missing) - done.number), dry_run=dry_run)
+        warns = dry_run and has_later_jobs(alias, found.stages)
         return result_of(
             ScheduledResult,
             CANCEL_JOBS,
-            number,
+            done.number,
             *summary,
             dry_run=dry_run,
             not_scheduled=tuple(missing),
-            warnings=tuple(warnings),
+            warnings=_warnings() if warns else (),
         )
+
+
+@operates
+def cancel_task(task: str, *, topic: str, limit: int | None = None, **how: Unpack[How]) -> ScheduledResult:
+    """Cancel the jobs of a task in a queue that wait, and ask those that run to stop; those enqueued first, first.
+
+    ``topic``: the topic of the queue. ``limit``: maximum number of jobs. ``dry_run``: change nothing; return what would
+    be changed.
+
+    Raises:
+        OperationRefused: an argument is invalid, or the topic is not that of a queue.
+    """
+    with operating(how, topic=topic) as (alias, by, dry_run):
+        check_limit(limit)
+        if not topic.startswith(JOB_PREFIX):
+            raise OperationRefused(f"topic {topic!r}: is not the topic of a queue of jobs: {JOB_PREFIX} and its name")
+        wanted = TaskJobs(task_path(task) or "", topic, limit)
+        if dry_run:
+            done, stages = _of_task(alias, wanted)
+        else:
+            done, stages = cancel_all(alias, wanted, **by), frozenset()
+        summary = _summary(done, 0, dry_run=dry_run)
+        if not done.number:
+            text = _(
+                "No jobs of the task %(task)s in %(topic)s were changed: they have ended, were asked to stop before, "
+                "or another transaction is changing them."
+            )
+            if dry_run:
+                text = _("In %(topic)s, no jobs of the task %(task)s wait, or run and were not asked to stop before.")
+            summary = [text % {"task": task, "topic": topic}]
+        elif dry_run and done.number == COUNTED:
+            text = _("These are the first ones: the preview stops counting at %(number)s.")
+            summary.append(text % {"number": f"{COUNTED:,}"})
+        warnings = _warnings() if has_later_jobs(alias, stages) else ()
+        return result_of(ScheduledResult, CANCEL_JOBS, done.number, *summary, dry_run=dry_run, warnings=warnings)
+
+
+def _warnings() -> tuple[str, ...]:
+    return (_("Jobs of later stages of their chains will fail, with EarlierJobFailed."),)
 
 
 def _summary(done: Cancelled, left: int, *, dry_run: bool) -> list[str]:
@@ -157,11 +201,71 @@ def _find(session: Session, ids: Sequence[str], topic: str) -> Cancellable:
     )
 
 
-def has_later_jobs(using: str, found: Cancellable) -> bool:
-    """Return whether further stages follow in the chains of some jobs."""
+class TaskJobs(NamedTuple):
+    """The jobs of a task in a queue that have not ended, and were not asked to stop."""
+
+    task: str
+    topic: str
+    """That of the queue."""
+    limit: int | None = None
+    """Maximum number of jobs."""
+
+
+def _pages_of(using: str, wanted: TaskJobs, size: int) -> Iterator[list[UnfinishedJob]]:
+    queue = wanted.topic.removeprefix(JOB_PREFIX)
+    for page in job_rows.unfinished(Session(using), wanted.task, queue, size=size):
+        if some := [job for job in page if not job.cancel_requested_at]:
+            yield some
+
+
+def _of_task(using: str, wanted: TaskJobs) -> tuple[Cancelled, frozenset[str]]:
+    """Return how many jobs of a task can be cancelled, at most ``COUNTED``, and the first stages of chains in them."""
+    most = min(COUNTED, wanted.limit or COUNTED)
+    number, waiting = 0, 0
+    stages: set[str] = set()
+    for page in _pages_of(using, wanted, LIMITS.rows):
+        some = page[: most - number]
+        number += len(some)
+        waiting += sum(job.status == READY for job in some)
+        if len(stages) < LIMITS.jobs:
+            stages |= {job.stage for job in some} - {""}
+        if number == most:
+            break
+    return Cancelled(waiting, number - waiting), frozenset(sorted(stages)[: LIMITS.jobs])
+
+
+def cancel_all(using: str, wanted: TaskJobs, *, limits: OperationLimits = LIMITS, **by: Unpack[By]) -> Cancelled:
+    """Cancel the jobs of a task in a queue, in several transactions, each committed on its own; return how many.
+
+    Jobs that another transaction has locked are neither changed nor counted.
+    """
+
+    def write(session: Session, ids: Sequence[str]) -> Cancelled:
+        done, _found = _cancel(session, ids, wanted.topic)
+        audit.add(session, operation, done.number)
+        return done
+
+    total = Cancelled()
+    with apart(using):
+        on, detail = GroupRef("", wanted.topic), f"task {wanted.task}"
+        operation = run(using, lambda session: audit.begin(session, CANCEL_JOBS, on, detail=detail, **by))
+        beat = audit.beats(using, operation)
+        with audit.ending(using, operation):
+            for page in _pages_of(using, wanted, limits.jobs):
+                beat()
+                ids = [job.id for job in page]
+                some = ids if wanted.limit is None else ids[: wanted.limit - total.number]
+                total += run(using, partial(write, ids=sorted(some)))
+                if total.number == wanted.limit:
+                    break
+    return total
+
+
+def has_later_jobs(using: str, stages: Collection[str]) -> bool:
+    """Return whether further stages follow some stages of chains."""
     session = Session(using)
-    stages = (job_stages.read(session, stage) for stage in sorted(found.stages))
-    return any(stage is not None and stage.following for stage in stages)
+    found = (job_stages.read(session, stage) for stage in sorted(stages))
+    return any(stage is not None and stage.following for stage in found)
 
 
 def cancel(using: str, ids: Collection[str], topic: str = "", **by: Unpack[By]) -> Cancelled:
@@ -172,23 +276,27 @@ def cancel(using: str, ids: Collection[str], topic: str = "", **by: Unpack[By]) 
     """
 
     def write(session: Session, chunk: Sequence[str]) -> Cancelled:
-        found = _find(session, chunk, topic)
-        # All results in one call, which locks them in the order of their chains. Messages follow: the claim settles one
-        # that stays because another transaction has locked it.
-        requested = job_results.request_cancel(session, (*found.waiting, *found.running), wait=False)
-        with_results = job_rows.read(session, [job for job, _outbox_id in found.scheduled])
-        scheduling.remove(session, [row for job, row in found.scheduled if job in requested.ended], wait=False)
-        alone = [row for job, row in found.scheduled if job not in with_results]
-        done = Cancelled(len(requested.ended) + scheduling.remove(session, alone, wait=False), requested.asked)
+        done, found = _cancel(session, chunk, topic)
         if done != Cancelled():
             detail = f"asked to stop: {done.asked}" if done.asked else ""
             one = topic or (min(found.topics) if len(found.topics) == 1 else "")
-            audit.once(session, CANCEL_JOBS, done.ended + done.asked, GroupRef("", one), detail=detail, **by)
+            audit.once(session, CANCEL_JOBS, done.number, GroupRef("", one), detail=detail, **by)
         return done
 
     total = Cancelled()
     with apart(using):
         for chunk in pieces(sorted(set(ids)), LIMITS.jobs):
-            done = run(using, partial(write, chunk=chunk))
-            total = Cancelled(total.ended + done.ended, total.asked + done.asked)
+            total += run(using, partial(write, chunk=chunk))
     return total
+
+
+def _cancel(session: Session, ids: Sequence[str], topic: str) -> tuple[Cancelled, Cancellable]:
+    """Cancel jobs in the current transaction; return how many, and what was found."""
+    found = _find(session, ids, topic)
+    # All results in one call, which locks them in the order of their chains. Messages follow: the claim settles one
+    # that stays because another transaction has locked it.
+    requested = job_results.request_cancel(session, (*found.waiting, *found.running), wait=False)
+    with_results = job_rows.read(session, [job for job, _outbox_id in found.scheduled])
+    scheduling.remove(session, [row for job, row in found.scheduled if job in requested.ended], wait=False)
+    alone = [row for job, row in found.scheduled if job not in with_results]
+    return Cancelled(len(requested.ended) + scheduling.remove(session, alone, wait=False), requested.asked), found

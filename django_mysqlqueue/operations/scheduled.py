@@ -14,7 +14,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import delivery_time, offsets_of, text, texts
 from django_mysqlqueue.operations.declaring import How, Work, operates, operating
-from django_mysqlqueue.operations.jobs import cancel_jobs
+from django_mysqlqueue.operations.jobs import cancel_jobs, cancel_task
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
@@ -33,7 +33,15 @@ RESCHEDULES = audit.Action("reschedule", gettext_lazy("Reschedule messages"), au
 
 
 @operates
-def cancel(topic: str, ids: Sequence[str], *, key: str | None = None, **how: Unpack[How]) -> ScheduledResult:
+def cancel(
+    topic: str,
+    ids: Sequence[str] | None = None,
+    *,
+    key: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    **how: Unpack[How],
+) -> ScheduledResult:
     """Delete scheduled messages before they come due, so that no consumer group receives them.
 
     Publishers use ``django_mysqlqueue.cancel``, which joins the caller's transaction and is not recorded in the audit
@@ -46,13 +54,22 @@ def cancel(topic: str, ids: Sequence[str], *, key: str | None = None, **how: Unp
         topic: the topic that the messages were published to.
         ids: ids of the messages, as ``publish`` returned them, or of jobs.
         key: only messages that were published with this key; if None, with any key. Jobs have no key.
+        task: instead of ids: all jobs of the task with this dotted path; ``topic`` is the topic of a queue.
+        limit: with ``task``: maximum number of jobs; those that were enqueued first are cancelled.
 
     Returns:
         The result, with the ids for which there is no scheduled message, or no job that is waiting or running.
 
     Raises:
-        OperationRefused: none of the messages is scheduled, or none of the jobs is waiting or running.
+        OperationRefused: none of the messages is scheduled, or none of the jobs is waiting or running; there are ids
+            as well as a task, or neither; or the topic of a task is not that of a queue.
     """
+    if task is not None:
+        if ids is not None or key is not None:
+            raise OperationRefused("task: cannot be combined with ids or key")
+        return cancel_task(task, topic=topic, limit=limit, **how)
+    if ids is None or limit is not None:
+        raise OperationRefused("ids, task: pass one of them, and limit only with task")
     if key is None and isinstance(topic, str) and job_queues.is_queue(topic):
         return cancel_jobs(ids, topic=topic, **how)
     with operating(how, topic=topic) as work:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -93,6 +93,15 @@ class NewResult(NamedTuple):
     stage: str = ""
     expires_in: int = 0
     """Milliseconds for which its message may wait for an attempt; 0: no limit."""
+
+
+class UnfinishedJob(NamedTuple):
+    """A job that has not ended."""
+
+    id: str
+    status: str
+    cancel_requested_at: int
+    stage: str
 
 
 class StartedJob(NamedTuple):
@@ -266,6 +275,34 @@ def read(session: Session, ids: Iterable[str], how: str = "") -> dict[str, JobRo
 def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     """Return the statuses of jobs by id."""
     return dict(_rows(session, "id, status", ids))
+
+
+def unfinished(session: Session, task: str, queue: str, *, size: int) -> Iterator[list[UnfinishedJob]]:
+    """Yield pages of the jobs of a task in a queue that have not ended; those that were enqueued first, first.
+
+    This reads the results of the task along their index, without locks, up to the newest there is now.
+    """
+    hint = session.dialect.force_index("queue_job_results_task")
+    # Not up to the database's time: the clocks of processes that enqueue may be ahead of it.
+    newest = session.row(
+        f"SELECT enqueued_at FROM {RESULTS}{hint} WHERE task_path = %s ORDER BY enqueued_at DESC LIMIT 1", (task,)
+    )
+    if newest is None:
+        return
+    (until,) = newest
+    at, last = -(2**63), ""
+    while True:
+        rows = session.rows(
+            f"SELECT enqueued_at, {', '.join(UnfinishedJob._fields)} FROM {RESULTS} s{hint} "
+            "WHERE task_path = %s AND enqueued_at >= %s AND enqueued_at <= %s AND (enqueued_at > %s OR id > %s) "
+            f"AND queue_name = %s AND {UNFINISHED} ORDER BY enqueued_at, id LIMIT %s",
+            (task, at, until, at, last, queue, size),
+        )
+        if rows:
+            yield [UnfinishedJob(*row) for _, *row in rows]
+        if len(rows) < size:
+            return
+        at, last = rows[-1][:2]
 
 
 def tasks(session: Session, ids: Iterable[str]) -> dict[str, str]:

@@ -348,12 +348,14 @@ def test_an_operation_changes_its_database_only(client, both, name, alias):
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
 def test_an_operation_without_a_database_is_on_that_of_its_topic_or_refused(client, both, name):
-    values = prepare(QUEUE, name)
+    # The settings name the database of orders, but of no queue of jobs.
+    home = DEFAULT if name == "cancel-task" else QUEUE
+    values = prepare(home, name)
     answer = client.get(f"{ROOT}do/{name}/", values)
     text = unescape(answer.content.decode())
     if "topic" in values:
-        assert title(text) == f"{OPERATIONS[name].label} (queue)"
-        assert hidden(text)["database"] == [QUEUE]
+        assert title(text) == f"{OPERATIONS[name].label} ({home})"
+        assert hidden(text)["database"] == [home]
     else:
         assert answer.status_code == 400
         assert "The parameter database is required." in text

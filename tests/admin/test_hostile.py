@@ -207,6 +207,7 @@ def test_no_text_of_others_changes_the_appearance_of_a_page(client, evil):
         ("do/edit/", {"offset": letter}),
         ("do/run-recurring/", {"schedule": EVIL}),
         ("do/cancel-jobs/", {"row": json.dumps(EVIL)}),
+        ("do/cancel-task/", {"topic": f"jobs.{EVIL}", "task": EVIL}),
         ("do/publish/", {"topic": "t", "key": EVIL, "payload": "1", "metadata": ""}),
         ("do/release/", {**evil, "row": json.dumps("x")}),
     ]

@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.admin.operations.rows import CancelTask
 from django_mysqlqueue.admin.pages import job as job_page
 from django_mysqlqueue.models import JobResult, JobStage, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
@@ -688,6 +689,43 @@ def test_cancelling_needs_the_permission_on_the_queues(make, two_queues):
     ):
         for send in (client.get, client.post):
             assert send(f"{ROOT}do/cancel-jobs/", {"row": row(*names)}).status_code == (200 if may else 403), names
+
+
+# -- the jobs of a task -----------------------------------------------------------
+
+
+def test_all_jobs_of_a_task_are_cancelled(client, two_queues, monkeypatch):
+    for number in range(3):
+        job(f"w{number}", queue_name="mail", task_path="mail.task")
+    job("other", queue_name="mail", task_path="another.task")
+    assert "do/cancel-task" not in page(client, "jobs", topic="jobs.mail")
+    assert "do/cancel-task" not in page(client, "jobs", task="mail.task"), "which queue?"
+    text = page(client, "jobs", topic="jobs.mail", task="mail.task")
+    (link,) = [unescape(one) for one in re.findall(r'href="([^"]*)"', text) if "do/cancel-task" in one]
+    assert "Waiting jobs that will be cancelled: 3." in client.get(link).content.decode()
+    monkeypatch.setattr(CancelTask, "most", 2)
+    values = {"topic": "jobs.mail", "task": "mail.task"}
+    (told,) = confirm(client, "cancel-task", **values)
+    assert "Jobs cancelled: 2." in told
+    assert "manage.py queuecancel jobs.mail --task mail.task" in told
+    (told,) = confirm(client, "cancel-task", **values)
+    assert told == "Jobs cancelled: 1."
+    assert "no jobs of the task mail.task wait" in page(client, "do/cancel-task", **values)
+    assert set(JobResult.objects.filter(status="READY").values_list("id", flat=True)) == {"other"}
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_cancelling_a_task_needs_the_permission_on_the_queue(make, two_queues):
+    JobResult.objects.update(status="READY", task_path="both.task")
+    client = make("view_dashboard", on=[("operate_dashboard", "jobs.mail")])
+    for topic, may in (("jobs.mail", True), ("jobs.hidden", False), ("hidden", False), ("mail", False)):
+        for send in (client.get, client.post):
+            answer = send(f"{ROOT}do/cancel-task/", {"topic": topic, "task": "both.task"})
+            assert answer.status_code == (200 if may else 403), topic
+    assert "do/cancel-task" in page(client, "jobs", topic="jobs.mail", task="both.task")
+    assert "do/cancel-task" not in page(client, "jobs", topic="jobs.hidden", task="both.task")
+    confirm(client, "cancel-task", topic="jobs.mail", task="both.task")
+    assert JobResult.objects.get(status="READY").queue_name == "hidden"
 
 
 # -- a refresh that waits for the end -------------------------------------------

@@ -157,6 +157,7 @@ def queries(sub: Sub) -> list[str]:
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]
+    found += ["do/cancel-task/?topic=jobs.default&task=shop.tasks.mail"]
     refused = QuarantinedMessage.objects.get().pk
     found += [f"do/{name}/?row={refused}" for name in ("requeue", "delete-quarantined")]
     found += [f"do/{name}-topic/?topic=orders&upto={refused}" for name in ("requeue", "delete-quarantined")]

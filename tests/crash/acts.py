@@ -277,6 +277,13 @@ def _() -> None:
         jobs.cancel(ALIAS, ["runs", "later", "waits", "unknown"], actor=ME)
 
 
+@act("cancel the jobs of a task", with_jobs)
+def _() -> None:
+    wanted = jobs.TaskJobs(job_worlds.PATH, job_worlds.JOBS.topic)
+    with job_worlds.configured():
+        jobs.cancel_all(ALIAS, wanted, actor=ME, limits=OperationLimits(jobs=2))
+
+
 @act("deliver now", planned)
 def _() -> None:
     scheduled.change_rows(ALIAS, ids(), scheduled.NOW, actor=ME)

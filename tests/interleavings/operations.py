@@ -418,6 +418,18 @@ def _(a: Actor) -> object:
         return jobs.cancel(ALIAS, names, actor=a.name)
 
 
+@operation("cancel the jobs of a task")
+def _(a: Actor) -> object:
+    wanted = jobs.TaskJobs(job_worlds.PATH, job_worlds.JOBS.topic)
+    with job_worlds.configured():
+        return jobs.cancel_all(ALIAS, wanted, actor=a.name, limits=OperationLimits(jobs=2))
+
+
+@operation("retry jobs that wait")
+def _(a: Actor) -> object:
+    return job_worlds.retry(ALIAS)
+
+
 @operation("begin the jobs of a stage")
 def begin_stage(a: Actor) -> object:
     return {

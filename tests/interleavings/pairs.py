@@ -244,6 +244,8 @@ def jobs() -> Iterable[Pair]:
     yield from all_of("with_jobs", changes)
     waits = ("let a job wait in its task", "let a job wait for long in its task", "flush waits of jobs")
     yield from each("with_jobs", waits, (*changes[:3], waits[1], waits[2]))
+    retry, of_task = "retry jobs that wait", "cancel the jobs of a task"
+    yield from each("with_waiting_jobs", (retry, of_task), (retry, of_task, "cancel jobs", "end jobs", "begin jobs"))
     yield from each("busy", ("enqueue jobs",), ("enqueue jobs", "sequence"))
     redriven = "insert results of redriven jobs"
     yield from each("busy", (redriven,), (redriven,))
@@ -256,6 +258,7 @@ def jobs() -> Iterable[Pair]:
     operators = "cancel jobs as operators do"
     others = (first, fail, "begin the jobs of a stage", "restart the second job of a stage", *cancels)
     yield from each("with_chain", (operators,), (operators, *others, "collect results"))
+    yield from each("with_chain", (of_task,), (first, fail, operators))
     two = ("cancel jobs of two stages", "cancel jobs of two stages, the later first")
     waiting = ("end a job of a stage that waits", "fail a job of a stage that waits", "begin the jobs of a stage")
     yield from each("with_waiting_chain", two, (*two, *waiting, operators))

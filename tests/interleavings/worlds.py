@@ -289,6 +289,13 @@ def with_jobs() -> Start:
     return start
 
 
+def with_waiting_jobs() -> Start:
+    """As ``with_jobs``, and some wait for their next attempts: one in place, two in the outbox."""
+    start = with_jobs()
+    job_worlds.flush_waits(ALIAS, start.held)
+    return start
+
+
 def with_chain() -> Start:
     """A chain of jobs: a subscriber holds the first stage, beside everything else."""
     start = busy()
@@ -562,6 +569,7 @@ _ALL = (
     relayed,
     with_chain,
     with_jobs,
+    with_waiting_jobs,
     with_waiting_chain,
     with_skipped_chain,
     with_unique_job,

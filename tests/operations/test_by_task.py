@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 from functools import partial
 
 import pytest
 from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.utils import timezone
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import DeliveryState, JobResult, Operation, QueueMessage
+from django_mysqlqueue.models import DeliveryState, JobResult, Operation, OutboxMessage, QueueMessage
+from django_mysqlqueue.operations import jobs as job_operations
+from django_mysqlqueue.operations.jobs import Cancelled, TaskJobs, cancel_all
+from django_mysqlqueue.operations.limits import OperationLimits
+from django_mysqlqueue.tasks import call, enqueue_chain
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder
-from tests.support.harness import Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import registry
 from tests.support.job_pages import errors
 from tests.support.scenarios import log
@@ -28,7 +35,7 @@ FAIL, FAIL_TOO = "tests.app.jobs.fail", "tests.app.jobs.fail_too"
 
 @pytest.fixture(autouse=True)
 def _backend(db, no_handlers, settings):
-    settings.TASKS = job_worlds.TASKS
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
     jobs.log.clear()
 
 
@@ -162,3 +169,121 @@ def test_the_command_retries_a_task(waiting):
     assert run("queueretry", *job_worlds.JOBS, "--task", GO_ON)["changed"] == 2
     sub.settle()
     assert ready() == set(others)
+
+
+# -- cancelling -------------------------------------------------------------------
+
+
+ADD = "tests.app.jobs.add"
+
+
+def unfinished():
+    """Jobs of two tasks that wait, are due later, run, and were asked to stop; and one of another queue."""
+    later = timezone.now() + datetime.timedelta(hours=1)
+    made = [jobs.add.enqueue(1), jobs.add.using(run_after=later).enqueue(2), jobs.add.enqueue(3), jobs.add.enqueue(4)]
+    others = [jobs.plain.enqueue(5), jobs.add.using(queue_name="mail").enqueue(6)]
+    JobResult.objects.filter(id__in=[one.id for one in made[2:]]).update(status="RUNNING")
+    JobResult.objects.filter(id=made[3].id).update(cancel_requested_at=7)
+    return [one.id for one in made], [one.id for one in others]
+
+
+def asked_to_stop():
+    return set(JobResult.objects.filter(cancel_requested_at__gt=7).values_list("id", flat=True))
+
+
+def test_cancelling_the_jobs_of_a_task():
+    made, others = unfinished()
+    cancel = partial(operations.cancel, TOPIC, task=ADD, actor="ada")
+    planned = cancel(dry_run=True)
+    assert (planned.planned, planned.summary[0]) == (3, "Waiting jobs that will be cancelled: 2.")
+    assert JobResult.objects.filter(status="FAILED").count() == 0
+    done = cancel()
+    assert done.changed == 3
+    assert done.summary == (
+        "Jobs cancelled: 2.",
+        "Running jobs that were asked to stop: 1.",
+        "Running jobs stop only if their tasks read context.cancelled.",
+    )
+    assert set(JobResult.objects.filter(status="FAILED").values_list("id", flat=True)) == set(made[:2])
+    assert asked_to_stop() == {made[2]}
+    assert ready() == set(others)
+    assert not OutboxMessage.objects.filter(deliver_at__gt=0).exists()
+    record = Operation.objects.get()
+    assert (record.action, record.topic, record.detail, record.changed) == ("cancel jobs", TOPIC, f"task {ADD}", 3)
+    assert record.ended_at
+    assert cancel(dry_run=True).summary == (
+        f"In {TOPIC}, no jobs of the task {ADD} wait, or run and were not asked to stop before.",
+    )
+    assert cancel().summary[0].startswith(f"No jobs of the task {ADD} in {TOPIC} were changed")
+
+
+def test_jobs_that_wait_for_another_attempt_are_cancelled(waiting):
+    _, others, _ = waiting
+    assert operations.cancel(TOPIC, task=GO_ON, actor="ada").changed == 2
+    assert ready() == set(others)
+    assert OutboxMessage.objects.get(topic=TOPIC).original_id == others[1]
+
+
+def test_in_small_transactions_and_up_to_a_limit():
+    JobResult.objects.bulk_create(
+        JobResult(id=f"j{number}", backend="default", queue_name="default", task_path=ADD, arguments="{}",
+                  enqueued_at=number // 3)
+        for number in range(11)
+    )  # fmt: skip
+    wanted = TaskJobs(ADD, TOPIC, limit=7)
+    assert cancel_all(USING, wanted, limits=OperationLimits(jobs=2), actor="ada") == Cancelled(7, 0)
+    assert len(ready()) == 4
+    assert min(JobResult.objects.filter(status="READY").values_list("enqueued_at", flat=True)) == 2
+    assert cancel_all(USING, wanted._replace(limit=None), limits=OperationLimits(jobs=2), actor="ada").number == 4
+
+
+def test_a_preview_stops_counting(monkeypatch):
+    monkeypatch.setattr(job_operations, "COUNTED", 2)
+    made = [jobs.add.enqueue(number) for number in range(5)]
+    planned = operations.cancel(TOPIC, task=ADD, actor="ada", dry_run=True)
+    assert planned.planned == 2
+    assert planned.summary[-1] == "These are the first ones: the preview stops counting at 2."
+    assert operations.cancel(TOPIC, task=ADD, actor="ada").changed == len(made)
+
+
+def test_the_later_jobs_of_a_chain_are_announced():
+    enqueue_chain(call(jobs.add, 1), call(jobs.plain, 2))
+    text = "Jobs of later stages of their chains will fail, with EarlierJobFailed."
+    assert operations.cancel(TOPIC, task=ADD, actor="ada", dry_run=True).warnings == (text,)
+    assert operations.cancel(TOPIC, task="tests.app.jobs.plain", actor="ada", dry_run=True).warnings == ()
+    assert operations.cancel(TOPIC, task=ADD, actor="ada").changed == 1
+    assert not ready()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"task": ADD, "ids": ["x"]}, "task: cannot be combined"),
+        ({"task": ADD, "key": "x"}, "task: cannot be combined"),
+        ({"task": ADD, "topic": "default"}, "is not the topic of a queue"),
+        ({"task": ADD, "limit": 0}, "limit 0"),
+        ({}, "ids, task: pass one of them"),
+        ({"ids": ["x"], "limit": 5}, "limit only with task"),
+    ],
+)
+def test_arguments_that_contradict_are_refused(given, error):
+    jobs.add.enqueue(1)
+    with pytest.raises(OperationRefused, match=error):
+        operations.cancel(**{"topic": TOPIC, **given}, actor="ada")
+    assert len(ready()) == 1
+
+
+def test_the_command_cancels_a_task():
+    _, others = unfinished()
+    assert run("queuecancel", TOPIC, "--task", ADD, "--limit", "1")["changed"] == 1
+    found = run("queuecancel", TOPIC, "--task", ADD)
+    assert (found["planned"], found["changed"], found["not_scheduled"]) == (2, 2, [])
+    assert ready() == set(others)
+    with pytest.raises(CommandError, match="no jobs of the task"):
+        run("queuecancel", TOPIC, "--task", ADD)
+    with pytest.raises(CommandError, match="pass one of them"):
+        run("queuecancel", TOPIC)
+    with pytest.raises(CommandError, match="topic"):
+        run("queuecancel")
+    with pytest.raises(CommandError, match="unrecognized arguments: --unknown"):
+        run("queuecancel", TOPIC, "--unknown", "x")

@@ -377,7 +377,11 @@ def _waiting_jobs() -> None:
         assert operations.retry(*job_worlds.JOBS, ids=["nacked"], actor="test", dry_run=True).planned == 1
         assert operations.retry(*job_worlds.JOBS, at=later, actor="test").changed == 5
     with as_role("operator"):
-        assert operations.cancel(job_worlds.JOBS.topic, list(held), actor="test").changed == 5
+        task: dict[str, Any] = {"task": job_worlds.PATH, "actor": "test"}
+        assert operations.retry(*job_worlds.JOBS, **task, dry_run=True).planned == 5
+        assert operations.retry(*job_worlds.JOBS, error="no", **task).changed == 1
+        assert operations.cancel(job_worlds.JOBS.topic, limit=1, **task).changed == 1
+        assert operations.cancel(job_worlds.JOBS.topic, list(held), actor="test").changed == 4
     DeliveryState.objects.filter(topic=job_worlds.JOBS.topic).update(acked=True)
     JobResult.objects.all().delete()
     QueueMessage.objects.filter(topic=job_worlds.JOBS.topic).delete()

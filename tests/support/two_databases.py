@@ -104,6 +104,7 @@ def prepare(alias, name):
         "discard-selected": {**dlq, "row": dead},
         "edit": {"offset": dead, "payload": '"another"'},
         "cancel-jobs": {"row": f'"{alias}.job"'},
+        "cancel-task": {"topic": "jobs.orders", "task": f"{alias}.task"},
         "cancel": {"row": str(scheduled.outbox_id)},
         "deliver-now": {"row": str(scheduled.outbox_id)},
         "move": {"row": str(scheduled.outbox_id), "time": LATER},

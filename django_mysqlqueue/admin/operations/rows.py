@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from django import forms
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_mysqlqueue import operations
@@ -19,9 +21,11 @@ from django_mysqlqueue.admin.operations.base import (
     TimeField,
 )
 from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_view
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.operations import jobs, recurring
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
+from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 
@@ -83,6 +87,47 @@ class CancelJobs(RowsOperation):
     def subject(self) -> str:
         rows = self.values["row"]
         return visible(rows[0]) if len(rows) == 1 else super().subject()
+
+
+class CancelTask(AdminOperation):
+    """Cancel the jobs of a task in a queue."""
+
+    name = "cancel-task"
+    label = gettext_lazy("Cancel all jobs of a task")
+    dangerous = True
+    operation = staticmethod(jobs.cancel_task)
+    form = ReasonForm
+    fields: ClassVar = {
+        "topic": forms.CharField(widget=forms.HiddenInput),
+        "task": forms.CharField(widget=forms.HiddenInput),
+    }
+    most: ClassVar[int] = IdsField.most
+    """Maximum number of jobs that one request changes."""
+
+    def subject(self) -> str:
+        return _("task %(task)s in %(topic)s") % {name: visible(self.values[name]) for name in ("task", "topic")}
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "limit": self.most}
+
+    def preview(self) -> list[str]:
+        result = self.operate(dry_run=True, **self._how)
+        if not result.planned:
+            raise OperationRefused(" ".join(result.summary))
+        return [*result.summary, *result.warnings, *self._rest(result.planned)]
+
+    def run(self) -> str:
+        result = self.operate(dry_run=False, **self._how)
+        return " ".join([*result.summary, *self._rest(result.changed or 0)])
+
+    def _rest(self, number: int) -> list[str]:
+        """Return a sentence about the jobs that a request leaves, if there may be any."""
+        if number < self.most:
+            return []
+        parts = ["manage.py", "queuecancel", self.values["topic"], "--task", self.values["task"]]
+        parts += ["--database", self.using] if len(queue_aliases()) > 1 else []
+        text = _("One request cancels at most %(most)s jobs. To cancel all of them, run: %(command)s")
+        return [text % {"most": f"{self.most:,}", "command": shlex.join(parts)}]
 
 
 class ReleaseLeases(AdminOperation):

@@ -85,6 +85,7 @@ class JobsPage(Page):
         return {
             "rows": [self._row(job, now) for job in found.jobs],
             "operable": self.operable(job.topic for job in found.jobs if not job.has_ended),
+            "cancels_task": self.about if self.text("task") and self.about and self.operable([self.about]) else None,
             "listing": found,
             "next_place": None if found.after is None else f"{found.after[0]}:{found.after[1]}",
             "order_text": self._order(status),
