@@ -197,6 +197,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
             assert count <= bounds.get(name, few[name] * 1.2 + 60), (mode, name, few, many)
 
 
+@pytest.mark.own_server
 @pytest.mark.servers_only
 def test_a_flush_walks_no_rows_that_purge_has_left(db):
     """While anybody holds a snapshot, rows that were deleted stay: not at the head of what a flush looks at."""
