@@ -423,7 +423,7 @@ class Requirements:
             return given
         try:
             servers.install(engine)
-            return self._stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
+            return self._stack.enter_context(servers.running(engine, extra=EXTRA[engine], in_memory=True)).url
         except servers.NotAvailable as error:
             return f"{engine} is not available: {error}"
 
@@ -467,7 +467,7 @@ def run(step: Step, number: int, requirements: Requirements) -> Result:
         return run_on(step, number, requirements, requirements.url(step.engine) if step.engine in EXTRA else "")
     try:
         servers.install(step.engine)
-        with servers.running(step.engine, extra=EXTRA[step.engine]) as server:
+        with servers.running(step.engine, extra=EXTRA[step.engine], in_memory=True) as server:
             return run_on(step, number, requirements, server.url)
     except servers.NotAvailable as error:
         return run_on(step, number, requirements, f"{step.engine} is not available: {error}")

@@ -24,7 +24,7 @@ def private_server(*options: str) -> Iterator[servers.Server]:
         pytest.skip(f"the environment names a server of {engine} that the tests did not start")
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(servers.running(engine, extra=options))
+            server = stack.enter_context(servers.running(engine, extra=options, in_memory=True))
         except servers.NotAvailable as error:
             if os.environ.get("CI"):
                 raise
