@@ -254,12 +254,12 @@ def request_cancel(session: Session, ids: Iterable[str], *, wait: bool = True) -
 def redrivable(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     """Return the ids of jobs by the offsets of their dead letters, without those whose unique key another job holds."""
     hint = session.dialect.force_index("PRIMARY")
-    rows = session.among(
+    select = (
         f"SELECT m.`offset`, {PUBLISHED_ID}, s.kept_key FROM {LOG} m{hint} "
         f"{session.dialect.join_to(RESULTS, 's', left=True)} ON s.id = {PUBLISHED_ID} AND s.status = '{FAILED}' "
-        "WHERE m.`offset` IN {keys} ORDER BY m.`offset`",
-        offsets,
+        "WHERE m.`offset` IN {keys}"
     )
+    rows = sorted(session.among(select, offsets))
     keys = {job: key for _, job, key in rows if key}
     free = job_rows.free_keys(session, keys) if keys else set()
     return {offset: job for offset, job, _ in rows if job not in keys or job in free}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import LOWEST_PRIORITY
 from django_mysqlqueue.service import job_rows, losses
 from django_mysqlqueue.service.deliveries import JobEnd, Settlement
 from django_mysqlqueue.service.job_rows import READY
@@ -87,27 +88,37 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait]) -> dict[tup
 
 
 def waiting(session: Session, ref: GroupRef, *, size: int, other_than: int = 0) -> Iterator[list[WaitingJob]]:
-    """Yield pages of the jobs of a queue that wait in the outbox, in order of their times.
+    """Yield pages of the jobs of a queue that wait in the outbox, in order of their times; some may be empty.
 
     Those that are due at ``other_than``, in epoch milliseconds, are left out. This reads the index of scheduled
-    messages from now to its end, without locks.
+    messages from now to its end, and the rows of a page by primary key, without locks.
     """
     hint = session.dialect.force_index("queue_outbox_due")
-    at, rank, last = session.now() + 1, -(2**31), 0
+    joins = (
+        f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.topic = %s AND s.target_group = %s "
+        "AND s.original_id <> '' AND s.deliver_at <> %s"
+    )
+    at, priority, last = session.now(), LOWEST_PRIORITY, 2**63 - 1
     while True:
-        rows = session.rows(
-            f"SELECT s.deliver_at, -s.priority, s.outbox_id, s.original_id, s.original_offset FROM {OUTBOX} s{hint} "
-            "WHERE s.deliver_at >= %s "
-            "AND (s.deliver_at > %s OR -s.priority > %s OR (-s.priority = %s AND s.outbox_id > %s)) "
-            "AND s.topic = %s AND s.target_group = %s AND s.original_id <> '' AND s.deliver_at <> %s "
+        # Ranges of the index: however many are due at the same time, each is read once.
+        page = session.rows(
+            f"SELECT deliver_at, priority, outbox_id FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND (deliver_at > %s "
+            "OR (deliver_at = %s AND priority < %s) OR (deliver_at = %s AND priority = %s AND outbox_id > %s)) "
             f"ORDER BY {DUE_ORDER} LIMIT %s",
-            (at, at, rank, rank, last, ref.topic, ref.group, other_than, size),
+            (at, at, at, priority, at, priority, last, size),
         )
-        if rows:
-            yield [WaitingJob(*row) for _, _, *row in rows]
-        if len(rows) < size:
+        ids = [outbox_id for *_, outbox_id in page]
+        of_jobs = session.joined(
+            "SELECT s.outbox_id, s.original_id, s.original_offset",
+            "i",
+            ids,
+            joins,
+            after=(ref.topic, ref.group, other_than),
+        )
+        yield sorted(WaitingJob(*row) for row in of_jobs)
+        if len(page) < size:
             return
-        at, rank, last = rows[-1][:3]
+        at, priority, last = page[-1]
 
 
 def wait_here(using: str, settlement: Settlement, end: JobEnd) -> None:
