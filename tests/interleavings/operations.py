@@ -418,7 +418,7 @@ def _(a: Actor) -> object:
         return jobs.cancel(ALIAS, names, actor=a.name)
 
 
-@operation("cancel the jobs of a task")
+@operation("cancel the jobs of a task", deletes=True)
 def _(a: Actor) -> object:
     wanted = jobs.TaskJobs(job_worlds.PATH, job_worlds.JOBS.topic)
     with job_worlds.configured():

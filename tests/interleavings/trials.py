@@ -241,11 +241,14 @@ class Trial:
             self.spent[what] += ended - began
         return verdict
 
-    def _may_be_deleted(self) -> tuple[str, ...]:
-        """Messages that an operation may delete before they are settled."""
-        operations = self.pair.operations
-        scheduled = ("s1", "s2") if any(one.deletes for one in operations) else ()
-        return (*scheduled, *self._start.debounced, *(("b7",) if self._start.debounced else ()))
+    def _may_be_deleted(self, after: Tables) -> tuple[str, ...]:
+        """Messages that an operation may delete before they are settled: those of jobs if their results have ended."""
+        debounced = (*self._start.debounced, *(("b7",) if self._start.debounced else ()))
+        if not any(one.deletes for one in self.pair.operations):
+            return debounced
+        waiting = (one for one in self.before.outbox if one.original_id)
+        of_jobs = [one.id for one in waiting if after.results.get(one.original_id) == "FAILED"]
+        return ("s1", "s2", *debounced, *of_jobs)
 
     # -- what must hold ---------------------------------------------------------------
 
@@ -258,7 +261,7 @@ class Trial:
             self.before,
             after,
             forgets=forgets,
-            deletes=self._may_be_deleted(),
+            deletes=self._may_be_deleted(after),
             untouched=() if any(one.touches_all for one in operations) else (OTHER,),
             passed=self._may_be_passed(self.before),
         )

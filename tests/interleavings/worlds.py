@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from django.db.models import F
+
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -293,6 +295,10 @@ def with_waiting_jobs() -> Start:
     """As ``with_jobs``, and some wait for their next attempts: one in place, two in the outbox."""
     start = with_jobs()
     job_worlds.flush_waits(ALIAS, start.held)
+    # So that it still waits in the last schedule.
+    DeliveryState.objects.filter(topic=job_worlds.JOBS.topic, invisible_until__gt=0, delivery_token=0).update(
+        invisible_until=F("invisible_until") + job_worlds.LONG
+    )
     return start
 
 

@@ -438,7 +438,8 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:
     """A message leaves the outbox for the log or the quarantine, or as a duplicate; it never changes in the outbox.
 
-    A route may send it to another database, or keep it here.
+    Only its time does, and whoever retries a job that waits there may count its attempts from 1 again. A route may send
+    it to another database, or keep it here.
     """
     end = end_of_log(earlier)
     waiting = {one.outbox_id: one for one in later.outbox}
@@ -446,7 +447,11 @@ def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]
     for message in earlier.outbox:
         now = waiting.get(message.outbox_id)
         if now is not None:
-            if now._replace(deliver_at=message.deliver_at, is_debounced=message.is_debounced) != message:
+            attempts = now.failure_count or message.failure_count
+            same = now._replace(
+                deliver_at=message.deliver_at, is_debounced=message.is_debounced, failure_count=attempts
+            )
+            if same != message:
                 yield f"the message {message.outbox_id} of the outbox has changed: {message}, now {now}"
         elif message.id not in deletes and _on_any_route(message) not in known:
             # What GC has deleted meanwhile may have been this one.
