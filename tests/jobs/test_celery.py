@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import importlib
+import importlib.util
 import subprocess
 import sys
 import types
@@ -646,3 +646,14 @@ def test_the_page_has_all_names_and_whatever_is_refused():
         assert f"<!-- generated: django_mysqlqueue.contrib.celery.{name} -->" in page
     for name in (*REFUSED, *ABSENT):
         assert f"`{name}" in page, name
+    assert all(importlib.util.find_spec(name) for name in MODULES)
+    real.chord = package._for_ours("chord", lambda *tasks, **options: ("of Celery", tasks, options))
+    real.signature = package._for_ours("signature", lambda *tasks, **options: ("of Celery", tasks, options))
+    # Signatures of Celery are dicts.
+    assert real.chain({"task": "a"}) == ("of Celery", ({"task": "a"},), {})
+    assert real.signature("of.celery") == ("of Celery", ("of.celery",), {})
+    assert real.signature("shop.total", args=(1,)) == signature("shop.total", (1,))
+    for options in ({}, {"body": total.s()}):
+        body = () if options else (total.s(),)
+        assert real.chord([add.s(1)], *body, **options) == chord([add.s(1)], total.s())
+        assert real.chord([], *body, **options) == chord([], total.s())

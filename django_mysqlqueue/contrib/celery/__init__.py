@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -131,6 +132,7 @@ def _put(name: str) -> None:
     """Put a module into ``sys.modules`` that has the names of this one."""
     module: Any = ModuleType(name, f"In place of {name}: django_mysqlqueue.contrib.celery.")
     module.__path__, module.__file__, module._is_mysqlqueue = [], __file__, True
+    module.__spec__ = ModuleSpec(name, None, is_package=True)  # Without it, find_spec() raises ValueError.
     module.__getattr__ = lambda attribute: _public(name, attribute)
     sys.modules[name] = module
     parent, _, child = name.rpartition(".")
@@ -152,13 +154,15 @@ def _for_ours(name: str, of_celery: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for the signatures of both: an import of the own one here would be too early."""
 
     def either(*args: Any, **options: Any) -> Any:
-        first: Any = args[0] if args else None
-        if len(args) == 1 and not isinstance(first, str) and hasattr(first, "__iter__"):
-            args = (list(first),)
-            first = next(iter(args[0]), None)
-        if type(first).__module__.startswith(__name__):
-            return _public("celery", name)(*args, **options)
-        return of_celery(*args, **options)
+        given = [*args, *options.values()]
+        # Signatures of Celery are mappings.
+        if args and isinstance(args[0], Iterable) and not isinstance(args[0], (str, Mapping)):
+            members = list(args[0])
+            args, given = (members, *args[1:]), [*members, *given]
+        is_ours = any(type(one).__module__.startswith(__name__) for one in given)
+        if not is_ours and name == "signature" and args and isinstance(args[0], str):
+            is_ours = args[0] in getattr(sys.modules.get(f"{__name__}.tasks"), "_by_name", ())
+        return (_public("celery", name) if is_ours else of_celery)(*args, **options)
 
     return either
 
