@@ -36,7 +36,8 @@ from django_mysqlqueue.contrib.celery import (
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
 from django_mysqlqueue.contrib.celery.tasks import ABSENT, REFUSED
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.tasks import RetryLater, call, enqueue_many, exceptions
+from django_mysqlqueue.operations import run_recurring
+from django_mysqlqueue.tasks import RetryLater, call, enqueue_many, exceptions, schedules
 from django_mysqlqueue.tasks.framework import InvalidTask
 from django_mysqlqueue.testing import deliver_all, enqueued
 from tests.app.models import Effect
@@ -75,6 +76,11 @@ def echo(*args, **kwargs):
 
 
 @shared_task
+def render(template, context=None):
+    log.append((template, context))
+
+
+@shared_task
 def write_and_fail():
     Effect.objects.create(name="jobs", value=1)
     raise KeyError("no")
@@ -102,6 +108,14 @@ def retried_but_for_one():
     return act()
 
 
+@shared_task(bind=True)
+def retries_at(self, *, has_zone):
+    log.append(self.request.retries)
+    if self.request.retries == 0:
+        at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1)
+        raise self.retry(eta=at if has_zone else at.replace(tzinfo=None))
+
+
 @shared_task(max_retries=2)
 def sends_again(messages):
     for message in messages:
@@ -119,6 +133,9 @@ def forgets():
 @shared_task(expires=60, priority=3)
 def perishable():
     log.append("perishable")
+
+
+PERISHABLE = "tests.jobs.test_celery.perishable"
 
 
 class Lists(QueueOnce):
@@ -179,7 +196,7 @@ def test_ways_to_call_a_task(way):
 
 
 def test_a_direct_call_needs_no_job():
-    assert (add(1), add.run(1, 2), add.s(1)(b=5)) == (2, 3, 6)
+    assert (add(1), add.run(1, 2), add.s(1)(b=5), add.si(1)(5, b=6)) == (2, 3, 6, 2)
     assert Tasks.of_class(4) == 4
     assert not JobResult.objects.exists()
 
@@ -224,8 +241,65 @@ def test_a_delayed_job(options):
 def test_priorities(monkeypatch, settings_of_install, of_job):
     monkeypatch.setattr(Priorities, "default", settings_of_install.get("default_priority", 0))
     monkeypatch.setattr(Priorities, "highest_first", settings_of_install.get("highest_first", False))
+    # The settings call install() before any task is declared.
+    declared = shared_task(expires=60, priority=3)(perishable.__wrapped__)
+    monkeypatch.setattr(sys.modules[__name__], "perishable", declared)
     results = [add.delay(1), perishable.delay(), add.apply_async((1,), priority=9)]
     assert [stored(one).priority for one in results] == of_job
+
+
+def test_every_job_of_a_task_has_its_priority_and_its_expiry():
+    """Schedules, too, although they do not call the task."""
+    perishable.enqueue()
+    enqueue_many([call(perishable)])
+    chain(add.si(1), perishable.si()).delay()
+    schedules.create("s", perishable, every=60)
+    schedules.create("by_path", PERISHABLE, every=60)
+    run_recurring("s", actor="ada")
+    run_recurring("by_path", actor="ada")
+    jobs = JobResult.objects.filter(task_path=PERISHABLE).values_list("priority", "expires_in")
+    assert list(jobs) == [(-3, 60_000)] * 5
+
+
+def test_a_task_may_have_an_argument_with_the_name_context():
+    result = render.delay("a.html", context={"b": 1})
+    run()
+    assert (outcome(result)[0], log) == ("SUCCESSFUL", [("a.html", {"b": 1})])
+
+
+AWARE = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)
+NAIVE = AWARE.replace(tzinfo=None)
+
+
+@pytest.mark.parametrize(
+    "options", [{"eta": NAIVE}, {"expires": NAIVE}, {"eta": NAIVE, "expires": NAIVE.replace(year=2100)}]
+)
+def test_a_time_without_a_time_zone_is_refused(options, settings):
+    with pytest.raises(InvalidTask, match=r"test_celery\.add: .*2099, 1, 1.*: must have a time zone"):
+        add.apply_async((1,), **options)
+    settings.USE_TZ = False
+    assert add.apply_async((1,), **options).id
+
+
+def test_times_with_a_time_zone_in_a_project_without_one(settings):
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Asia/Tokyo"
+    stored_at = stored(add.apply_async((1,), eta=AWARE, expires=AWARE + datetime.timedelta(hours=1)))
+    assert (stored_at.run_after, stored_at.expires_in) == (AWARE.timestamp() * 1000, 3_600_000)
+
+
+def test_the_time_of_a_retry_needs_a_time_zone_too():
+    good, bad = retries_at.delay(has_zone=True), retries_at.delay(has_zone=False)
+    run()
+    run(advance=5)
+    assert outcome(good)[0] == "SUCCESSFUL"
+    assert outcome(bad) == ("FAILED", [InvalidTask])
+    assert "must have a time zone" in bad.errors[0].traceback
+
+
+def test_a_time_must_be_a_datetime():
+    with pytest.raises(InvalidTask, match="eta='2099-01-01': must be a datetime"):
+        add.apply_async((1,), eta="2099-01-01", expires=60)
 
 
 def test_a_queue_of_a_call():
@@ -417,7 +491,7 @@ def test_reject(requeue, status):
 
 
 def test_a_retry_with_other_arguments_is_a_job_that_continues_to_count():
-    first = sends_again.delay(["good", "bad"])
+    first = sends_again.apply_async([["good", "bad"]], queue="mail", priority=5)
     run()
     run(advance=181)
     run(advance=361)
@@ -425,6 +499,7 @@ def test_a_retry_with_other_arguments_is_a_job_that_continues_to_count():
     others = [one for one in enqueued(sends_again) if one.id != first.id]
     assert outcome(first) == ("SUCCESSFUL", [])
     assert sorted((one.status, len(one.errors)) for one in others) == [("FAILED", 1), ("SUCCESSFUL", 0)]
+    assert {(one.task.queue_name, one.task.priority) for one in others} == {("mail", -5)}
 
 
 # -- declarations -------------------------------------------------------------------
@@ -535,6 +610,16 @@ def test_a_group_and_a_chord():
     assert group([]).delay() == []
 
 
+def test_an_empty_group_is_left_out():
+    """A query may find nothing. With Celery, the body of such a chord gets no results."""
+    assert value_of(chord([], total.s(factor=2)).delay()) == 0
+    assert log == []
+    assert value_of(chord([], add.si(4)).delay(9)) == 5
+    assert value_of(chain(group([]), total.s(), add.s(2)).delay()) == 2
+    assert value_of(chain(add.s(1), group([]), add.s(2)).delay()) == 4
+    assert chain(group([]), group([])).delay() == []
+
+
 def test_options_of_a_chain():
     chain(add.si(1), add.si(2).set(priority=2)).apply_async(priority=6, countdown=60, queue="mail")
     jobs = enqueued(add)
@@ -557,7 +642,7 @@ def test_signatures_are_copied():
         (lambda: group(act, act), "is not a signature"),
         (lambda: chain(add.s(1), add.s(2).set(countdown=5)).delay(), "a later stage starts at once"),
         (lambda: chain(forgets.s(), add.s(2)).delay(), "has ignore_result=True"),
-        (lambda: chord([], total.s()).delay(), "has no jobs"),
+        (lambda: chain(add.s(1), add.s(2).set(expires=AWARE)).delay(), "it must be seconds from its start"),
         (lambda: signature("shop.unknown"), "no task with the name 'shop.unknown'"),
     ],
 )
@@ -596,6 +681,7 @@ def test_install_without_celery():
     assert found["celery.utils.log"].get_task_logger("a").name == "a"
     assert found["celery_once"].QueueOnce is QueueOnce
     assert Priorities.of_job(3) == 1
+    assert all(importlib.util.find_spec(name) for name in MODULES)
     with pytest.raises(ImportError, match="cannot import name 'current_app' from 'celery'"):
         exec("from celery import current_app")  # noqa: S102
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'celery\.signals'"):
@@ -616,6 +702,8 @@ def test_install_beside_celery():
     real._is_mysqlqueue = False
     install()
     assert real.Celery is None
+    real.chord = package._for_ours("chord", lambda *tasks, **options: ("of Celery", tasks, options))
+    real.signature = package._for_ours("signature", lambda *tasks, **options: ("of Celery", tasks, options))
 
     async def later():
         pass
@@ -623,6 +711,14 @@ def test_install_beside_celery():
     with pytest.raises(InvalidTask, match="is async"):
         real.shared_task(bind=True)(later)
     assert real.chain(1, 2, a=3) == ("of Celery", (1, 2), {"a": 3})
+    # Signatures of Celery are dicts.
+    assert real.chain({"task": "a"}) == ("of Celery", ({"task": "a"},), {})
+    assert real.signature("of.celery") == ("of Celery", ("of.celery",), {})
+    assert real.signature("shop.total", args=(1,)) == signature("shop.total", (1,))
+    for options in ({}, {"body": total.s()}):
+        body = () if options else (total.s(),)
+        assert real.chord([add.s(1)], *body, **options) == chord([add.s(1)], total.s())
+        assert real.chord([], *body, **options) == chord([], total.s())
     assert real.chain(add.s(1), add.s(2)) == chain(add.s(1), add.s(2))
     assert real.chain(add.si(number) for number in (1, 2)).stages == chain(add.si(1), add.si(2)).stages
     assert "celery.exceptions" not in sys.modules
@@ -646,14 +742,3 @@ def test_the_page_has_all_names_and_whatever_is_refused():
         assert f"<!-- generated: django_mysqlqueue.contrib.celery.{name} -->" in page
     for name in (*REFUSED, *ABSENT):
         assert f"`{name}" in page, name
-    assert all(importlib.util.find_spec(name) for name in MODULES)
-    real.chord = package._for_ours("chord", lambda *tasks, **options: ("of Celery", tasks, options))
-    real.signature = package._for_ours("signature", lambda *tasks, **options: ("of Celery", tasks, options))
-    # Signatures of Celery are dicts.
-    assert real.chain({"task": "a"}) == ("of Celery", ({"task": "a"},), {})
-    assert real.signature("of.celery") == ("of Celery", ("of.celery",), {})
-    assert real.signature("shop.total", args=(1,)) == signature("shop.total", (1,))
-    for options in ({}, {"body": total.s()}):
-        body = () if options else (total.s(),)
-        assert real.chord([add.s(1)], *body, **options) == chord([add.s(1)], total.s())
-        assert real.chord([], *body, **options) == chord([], total.s())

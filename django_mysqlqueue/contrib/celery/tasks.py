@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, NoReturn
 
+from django.conf import settings
 from django.utils import timezone
 
 from django_mysqlqueue.contrib.celery import (
@@ -128,8 +129,6 @@ class CeleryOptions:
     retry_backoff_max: int = 600
     retry_jitter: bool = True
     ignore_result: bool = False
-    priority: int | None = None
-    expires: float | None = None
 
     @property
     def max_attempts(self) -> int | None:
@@ -307,14 +306,16 @@ class SharedTask(_Fields):
         if most is not None and request.retries >= most:
             raise exc or MaxRetriesExceededError(f"Can't retry {self.name}[{request.id}]: it was retried {most} times.")
         if eta is not None:
-            countdown = max(0.0, (eta - timezone.now()).total_seconds())
+            countdown = max(0.0, (_time(self.name, "eta", eta) - timezone.now()).total_seconds())
         delay = self.default_retry_delay if countdown is None else countdown
         given = request.args if args is None else list(args), request.kwargs if kwargs is None else dict(kwargs)
         if not throw:
             if option_of("unique", self.func, {}):
                 raise InvalidTask(f"{self.name}: retry(throw=False): this job is unique, and has not ended.")
             arguments = {**given[1], RETRIES: request.retries + 1}
-            self.apply_async(given[0], arguments, countdown=delay)
+            # With the queue and the priority of this job.
+            task: Any = request.context.task_result.task if request.context else self
+            task.apply_async(given[0], arguments, countdown=delay)
             return
         if given != (request.args, request.kwargs):
             raise InvalidTask(f"{self.name}: retry(args=…, kwargs=…): the arguments of a job stay. Pass throw=False.")
@@ -366,22 +367,23 @@ class SharedTask(_Fields):
         Raises:
             InvalidTask: an option has no counterpart, or is invalid.
         """
-        options = {"priority": self.celery.priority, "expires": self.celery.expires, **_known(self.name, options)}
+        options = _known(self.name, options)
         changes: dict[str, Any] = {}
-        if (priority := options["priority"]) is not None:
-            if type(priority) is not int:
-                raise InvalidTask(f"{self.name}: priority={priority!r}: must be an integer.")
-            changes["priority"] = Priorities.of_job(priority)
+        if options.get("priority") is not None:
+            changes["priority"] = _priority(self.name, options["priority"])
         if options.get("queue") is not None:
             changes["queue_name"] = options["queue"]
         now = timezone.now()
-        due = options.get("eta")
+        due = None
         if options.get("countdown") is not None:
             due = now + datetime.timedelta(seconds=options["countdown"])
+        elif options.get("eta") is not None:
+            due = _time(self.name, "eta", options["eta"])
         if due is not None:
             changes["run_after"] = due
-        if (expires := options["expires"]) is not None:
-            end = expires if isinstance(expires, datetime.datetime) else now + datetime.timedelta(seconds=expires)
+        if (expires := options.get("expires")) is not None:
+            is_time = isinstance(expires, datetime.datetime)
+            end = _time(self.name, "expires", expires) if is_time else now + datetime.timedelta(seconds=expires)
             # A job expires that long after it is due.
             if (seconds := (end - max(now, due or now)).total_seconds()) <= 0:
                 raise InvalidTask(f"{self.name}: expires={expires!r}: the job would expire before it is due.")
@@ -410,6 +412,24 @@ def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _says_nothing(option: str, value: Any) -> bool:
     """Return whether an option asks for what happens anyway."""
     return value is None or (option in ONLY and value == ONLY[option])
+
+
+def _priority(name: str, value: Any) -> int:
+    """Return the priority of a job for one of Celery."""
+    if type(value) is not int:
+        raise InvalidTask(f"{name}: priority={value!r}: must be an integer.")
+    return Priorities.of_job(value)
+
+
+def _time(name: str, option: str, value: Any) -> datetime.datetime:
+    """Return a time as ``timezone.now()`` has it."""
+    if not isinstance(value, datetime.datetime):
+        raise InvalidTask(f"{name}: {option}={value!r}: must be a datetime.")
+    if timezone.is_aware(value) == settings.USE_TZ:
+        return value
+    if settings.USE_TZ:
+        raise InvalidTask(f"{name}: {option}={value!r}: must have a time zone.")
+    return timezone.make_naive(value)
 
 
 def _refuse(name: str, option: str, value: Any) -> NoReturn:
@@ -448,6 +468,7 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
         raise InvalidTask(f"{name} is async, which Celery's tasks cannot be: use @task of django.tasks.")
     queue = options.pop("queue", None) or DEFAULT_TASK_QUEUE_NAME
     rate, time_limit = options.pop("rate_limit", None), options.pop("time_limit", None)
+    expires, priority = options.pop("expires", None), options.pop("priority", None)
     inherited = _once_of(name, options.pop("base", None))
     once = options.pop("once", None) or inherited
     own: dict[str, Any] = {}
@@ -461,7 +482,8 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
         own[option] = tuple(own.get(option, ()))
     celery = CeleryOptions(function, name, **own)
 
-    def run(context: JobContext, *args: Any, **kwargs: Any) -> Any:
+    # Positional only: the function may have an argument of this name.
+    def run(context: JobContext, /, *args: Any, **kwargs: Any) -> Any:
         return task._attempt(context, args, kwargs)
 
     func: Any = functools.update_wrapper(run, function)
@@ -474,10 +496,13 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
         given["rate"] = f"{rate:g}/s" if isinstance(rate, (int, float)) else rate
     if time_limit is not None:
         given["max_processing_time"] = time_limit
+    if expires is not None:
+        given["expires_in"] = expires
     if once is not None:
         given |= _unique(function, once, is_bound=celery.bind)
     job(**given)(func)
-    task = SharedTask(func=func, queue_name=queue, takes_context=True, celery=celery)
+    rank = 0 if priority is None else _priority(name, priority)
+    task = SharedTask(func=func, priority=rank, queue_name=queue, takes_context=True, celery=celery)
     if func.__qualname__ != function.__qualname__:
         setattr(sys.modules[function.__module__], func.__qualname__, task)
     _by_name[name] = task
@@ -575,7 +600,8 @@ class Signature:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, without a job."""
-        return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
+        values, names = self._merged(args, kwargs)
+        return self.task(*values, **names)
 
     def __or__(self, other: Signature | Chain) -> Chain:
         """Return a chain."""
@@ -588,10 +614,12 @@ class Signature:
         options: Mapping[str, Any],
         previous: str | None = None,
     ) -> Call:
-        if self.immutable:
-            return self.task._call(self.args, self.kwargs, {**self.options, **options})
-        arguments = (*args, *self.args), {**self.kwargs, **kwargs}
-        return self.task._call(*arguments, {**self.options, **options}, previous)
+        values, names = self._merged(args, kwargs)
+        return self.task._call(values, names, {**self.options, **options}, None if self.immutable else previous)
+
+    def _merged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments, with more of them if they may change."""
+        return (self.args, self.kwargs) if self.immutable else ((*args, *self.args), {**self.kwargs, **kwargs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,14 +659,16 @@ class Chain:
         common = {name: value for name, value in options.items() if name not in ("countdown", "eta", "expires")}
         calls: list[list[Call]] = []
         before: Signature | list[Signature] | None = None
-        for stage in self.stages:
+        if self.stages and self.stages[0] == []:
+            args, kwargs = ([],), {}  # The results of a chord without jobs.
+        for stage in [stage for stage in self.stages if stage]:
             if before is None:
                 calls.append([one._call(args or (), kwargs or {}, options) for one in _members(stage)])
             else:
                 calls.append([_following(one, before, common) for one in _members(stage)])
             before = stage
         if before is None:
-            return None
+            return [] if self.stages else None
         results = enqueue_chain(*calls)[-1] if len(calls) > 1 else enqueue_many(calls[0])
         return results if isinstance(before, list) else results[0]
 
@@ -659,6 +689,8 @@ def _following(one: Signature, before: Signature | list[Signature], options: Map
     """
     if one.options.get("countdown") is not None:
         raise InvalidTask(f"{one.task.name}: countdown={one.options['countdown']!r}: a later stage starts at once.")
+    if isinstance(expires := one.options.get("expires"), datetime.datetime):
+        raise InvalidTask(f"{one.task.name}: expires={expires!r}: of a later stage, it must be seconds from its start.")
     if not one.immutable:
         for earlier in _members(before):
             if earlier.task.celery.ignore_result:
