@@ -219,6 +219,8 @@ def update_recurring(
         enabled,
         version,
     )
+    if task is not None:
+        import_tasks()
     with _found(name, how) as found:
         before = found.row
         definition, is_enabled = changes.applied(before)
@@ -290,8 +292,7 @@ def new(name: str, options: Options, *, enabled: bool) -> tuple[Definition, str]
         OperationRefused: a value breaks a rule, or the code declares a schedule with this name.
     """
     _flag("enabled", enabled)
-    with suppress(SubscriberError):  # check E008 reports it
-        discover()
+    import_tasks()
     try:
         definition = editing.definition_of(name, options)
         alias = schedules.home_of(definition)
@@ -300,6 +301,12 @@ def new(name: str, options: Options, *, enabled: bool) -> tuple[Definition, str]
     if name in registry.find().definitions:
         raise OperationRefused(f"The code declares a schedule with the name {name!r}: choose another name.")
     return definition, alias
+
+
+def import_tasks() -> None:
+    """Import what subscribers import: a schedule may run a task of it."""
+    with suppress(SubscriberError):  # check E008 reports it
+        discover()
 
 
 def require_future(name: str, definition: Definition, now: int) -> None:

@@ -444,7 +444,9 @@ def place_of(path: str, given: Destination | None) -> Destination:
     backend = by_alias().get(place.backend)
     if backend is None:
         raise OtherBackend(f"the backend {place.backend!r} of the task {path} in TASKS is not MySQLQueueBackend.")
-    if place.queue_name not in backend.queues:
+    if not backend.queues:
+        place = place._replace(queue_name=DEFAULT_TASK_QUEUE_NAME)
+    elif place.queue_name not in backend.queues:
         raise ValueError(f"the backend {place.backend!r} has no queue {place.queue_name!r} for the task {path}")
     if len(path) > JOB_PATH_LENGTH:
         raise ValueError(f"task {path!r}: the path may have at most {JOB_PATH_LENGTH} characters")

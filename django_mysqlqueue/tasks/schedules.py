@@ -139,6 +139,8 @@ def update(
         catch_up=catch_up,
         overlap=overlap,
     )
+    if task is not None:
+        recurring.import_tasks()
     changes, using = Changes(options, enabled), recurring.home(name)
     if not run(using, partial(recurring.write_changed, name, changes, by=recurring.by(actor))):
         raise recurring.unknown(name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import logging
+import sys
 import time
+from functools import partial
 
 import pytest
 from django.db import connection, transaction
@@ -20,6 +22,7 @@ from tests.app import jobs
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Session, Ticker, register_schedules
+from tests.support.internals import registry as handlers
 from tests.support.internals import schedules as service
 from tests.support.job_worlds import PATH
 from tests.support.schedule_worlds import MINUTE, NAME, created, of_task, of_topic, registered, row, tick
@@ -70,6 +73,25 @@ def test_a_path_is_a_task_too_and_a_cron_line_has_the_time_zone_of_the_project(s
     schedules.create(NAME, PATH, cron="0  3 * * *")
     assert (only().timetable.cron, only().timetable.timezone) == ("0 3 * * *", "Asia/Tokyo")
     assert Operation.objects.get().actor == "code"
+
+
+@pytest.mark.parametrize("change", [schedules.update, partial(update_recurring, actor="ada")])
+def test_a_change_knows_the_tasks_that_subscribers_import(monkeypatch, change):
+    """The process that makes it, such as a shell, may have imported none."""
+    schedules.create(NAME, jobs.write, every=60)
+    monkeypatch.delitem(sys.modules, "tests.app.jobs")
+    given = {"tests.app.jobs": jobs}
+    monkeypatch.setattr(handlers, "autodiscover_modules", lambda name: sys.modules.update(given))
+    change(NAME, task=PATH)
+    assert only().task == PATH
+
+
+def test_without_names_of_queues_all_jobs_go_to_the_default_queue(settings):
+    settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": []}}
+    schedules.create(NAME, jobs.add.using(queue_name="mail"), every=60)
+    assert only().topic == "jobs.default"
+    aged(90)
+    assert len(tick(USING).published) == 1
 
 
 def test_jobs_go_where_those_of_the_given_task_go(settings):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any
 
 from django import forms
@@ -17,7 +16,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import parse_json
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
 from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_see_payloads, may_view
-from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations import recurring
@@ -26,7 +25,6 @@ from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.schedules import editing, registry
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.subscriptions.registry import discover
 
 TASKS_LIST = "mq-tasks"
 """Id of the list of tasks that the browser suggests."""
@@ -213,8 +211,7 @@ def _check_task(request: HttpRequest, form: Any) -> str:
 
     The user types the task, so the form is shown again.
     """
-    with suppress(SubscriberError):  # check E008 reports it
-        discover()
+    recurring.import_tasks()
     path = form.cleaned_data.get("task") or ""
     topic = editing.topic_of(path)
     # Who may schedule all tasks is told by the operation why one of them cannot run.
