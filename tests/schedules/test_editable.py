@@ -21,7 +21,7 @@ from django_mysqlqueue.tasks import recurring, schedules
 from tests.app import jobs
 from tests.support import job_worlds, schedule_worlds
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import Session, Ticker, register_schedules
+from tests.support.internals import Session, Ticker, register_schedules, ticking
 from tests.support.internals import registry as handlers
 from tests.support.internals import schedules as service
 from tests.support.job_worlds import PATH
@@ -402,6 +402,19 @@ def test_without_schedules_that_people_have_made_nothing_is_sent_for_them():
     assert (
         len([sql for sql in sent if sql.startswith("SELECT") and "e.editable" not in sql and "s.editable" in sql]) == 1
     )
+
+
+def test_many_that_are_due_at_once_run_in_several_turns(monkeypatch):
+    for number in range(5):
+        created(of_task(), name=f"s{number}", age=70)
+    monkeypatch.setattr(ticking, "MOST_RUNS", 2)
+    ticker, found = Ticker(USING, ()), []
+    ticker.notice(editable=True)
+    for _ in range(3):
+        assert ticker.next_at <= time.monotonic()
+        ticker.turn()
+        found.append(JobResult.objects.count())
+    assert found == [2, 4, 5]
 
 
 def test_all_of_many_are_read(monkeypatch):

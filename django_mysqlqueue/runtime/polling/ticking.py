@@ -26,6 +26,9 @@ LOOK = 10.0
 """Seconds between two queries of the rows."""
 BUSY = 1.0
 """Seconds until a schedule is tried again whose row another transaction has locked: that process may be killed."""
+MOST_RUNS = 50
+"""Maximum number of schedules that one turn runs. Many of those that people make are due at the full hour: the poller
+claims messages in between."""
 PAUSE = Backoff(initial=1.0, maximum=60.0, jitter=0.2)
 """The pause of a schedule after an error."""
 NEVER = float("inf")
@@ -82,7 +85,7 @@ class Ticker:
         if now >= self._look_at:
             self._look()
             now = time.monotonic()
-        for name in [name for name, at in self._due.items() if at <= now]:
+        for _at, name in sorted((at, name) for name, at in self._due.items() if at <= now)[:MOST_RUNS]:
             self._run(name)
         self.next_at = min([self._look_at, *self._due.values()])
 
