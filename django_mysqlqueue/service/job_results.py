@@ -68,19 +68,28 @@ def is_of_jobs(ref: GroupRef) -> bool:
     return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
 
 
-def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) -> Begun:
+def begin(
+    using: str,
+    worker: str,
+    ids: Collection[str],
+    *,
+    messages: Collection[str] = (),
+    wait: bool = False,
+) -> Begun:
     """Note that a subscriber has claimed jobs: they are RUNNING, unless they have ended.
 
     A job that is RUNNING already was claimed by a subscriber that was lost; that is added to its errors. One that was
     asked to stop then does not start again. A job that has FAILED because its message was skipped, which a seek has
     brought back, starts from the beginning.
 
-    ``wait``: whether to wait once for rows that another transaction has locked (it enqueues a job with the same unique
-    key, or cancels the job), instead of leaving them out.
+    ``messages``: the ids of the messages that were claimed. A job is left if another message was published in the place
+    of the one that was claimed, which a seek has brought back. ``wait``: whether to wait once for rows that another
+    transaction has locked (it enqueues a job with the same unique key, or cancels the job), instead of leaving them
+    out.
 
     Returns:
         The rows as they are now, except that ``last_attempted_at`` is that of the attempt before. Those that have ended
-        are unchanged.
+        or were left are unchanged.
 
     Raises:
         django.db.Error: the database refused, or ``wait`` is set, and the wait took too long.
@@ -89,11 +98,12 @@ def begin(using: str, worker: str, ids: Collection[str], *, wait: bool = False) 
     def write(session: Session) -> Begun:
         found = read(session, ids, session.dialect.for_update if wait else session.dialect.skip_locked)
         now = session.now()
-        skipped = [row for row in found.values() if row.ended_with("JobSkipped", "JobDeleted")]
+        mine = [row for row in found.values() if row.is_run_by(messages)]
+        skipped = [row for row in mine if row.ended_with("JobSkipped", "JobDeleted")]
         if back := [row.id for row in skipped if not row.cancel_requested_at]:
             restart(session, dict.fromkeys(back, ""))
             found |= read(session, back)
-        waiting = [row for row in found.values() if not row.is_finished]
+        waiting = [row for one in mine if not (row := found[one.id]).is_finished]
         begun = [_begun(row, worker, now) for row in waiting if not row.cancel_requested_at]
         job_rows.begin(session, begun, now)
         if stopped := [row.id for row in waiting if row.cancel_requested_at]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -61,11 +61,16 @@ class JobRow(NamedTuple):
     expires_in: int
     retry_at: int
     retry_since: int
+    redriven_id: str
 
     @property
     def is_finished(self) -> bool:
         """Whether the job has ended."""
         return self.status in (FAILED, SUCCESSFUL)
+
+    def is_run_by(self, messages: Collection[str]) -> bool:
+        """Return whether one of some messages, by their ids, runs the job: no other one was published in its place."""
+        return not self.redriven_id or self.redriven_id in messages
 
     def ended_with(self, *names: str) -> bool:
         """Return whether the job has FAILED with one of some exceptions of ``tasks.exceptions``."""

@@ -49,6 +49,8 @@ class Attempt:
     """When its message entered the log, in epoch milliseconds."""
     number: int = 1
     """The number of the attempt of its message, from 1: losses count, too."""
+    message: str = ""
+    """The id of its message."""
     is_locked: bool = False
     """Whether another transaction had locked the result when the job was claimed."""
     is_second: bool = False
@@ -73,6 +75,11 @@ class Attempt:
     """Whether the job was asked to stop, as far as this process knows."""
     again: Again | None = None
     """The task's wish to be called again."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to call: the job has ended, or another message waits or runs in place of this."""
+        return self.row.is_finished or not self.row.is_run_by((self.message,))
 
     @property
     def is_blocked(self) -> bool:

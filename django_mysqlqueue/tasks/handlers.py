@@ -161,7 +161,7 @@ class JobHandler(Handler):
     def must_prepare(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the job's result was locked when it was claimed."""
         attempt = _attempt_of(deliveries[0])
-        return attempt is not None and attempt.is_locked and not (attempt.is_second or attempt.row.is_finished)
+        return attempt is not None and attempt.is_locked and not (attempt.is_second or attempt.is_over)
 
     def prepare(self, using: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Wait for a result that was locked when its job was claimed.
@@ -173,7 +173,7 @@ class JobHandler(Handler):
             return
         worker = _as_delivery(deliveries[0])._claimed.by
         try:
-            begun = job_results.begin(using, worker, [attempt.row.id], wait=True)
+            begun = job_results.begin(using, worker, [attempt.row.id], messages=[attempt.message], wait=True)
         except OperationalError as error:
             if not Session(using).dialect.is_retryable(error):
                 raise
@@ -184,7 +184,7 @@ class JobHandler(Handler):
     def is_atomic(self, deliveries: Sequence[ReceivedMessage]) -> bool:
         """Return whether the job's task runs in a transaction that also stores its result."""
         attempt = _attempt_of(deliveries[0])
-        if attempt is None or attempt.row.is_finished or attempt.is_blocked:
+        if attempt is None or attempt.is_over or attempt.is_blocked:
             return False
         self._find_task(attempt)
         return attempt.options is not None and attempt.options.atomic
@@ -210,7 +210,8 @@ class JobHandler(Handler):
             return {}
         ids = {delivery: body.original_id or body.message_id for delivery, body in bodies.items()}
         worker = next(iter(bodies)).by
-        begun = job_results.begin(using, worker, set(ids.values()))
+        messages = {body.message_id for body in bodies.values()}
+        begun = job_results.begin(using, worker, set(ids.values()), messages=messages)
         rows, now = begun.rows, begun.now
         locked: dict[str, JobRow] = {}
         if missing := {delivery: job for delivery, job in ids.items() if job not in rows}:
@@ -224,24 +225,29 @@ class JobHandler(Handler):
             }
             if stored := [row for row in new if row is not None]:
                 run(using, lambda session: _insert(session, stored, redriven))
-                rows = rows | job_results.begin(using, worker, [row.id for row in stored]).rows
+                rows = rows | job_results.begin(using, worker, [row.id for row in stored], messages=messages).rows
         clock = time.monotonic()
-        # A job has two messages after a redrive and a seek. They must not run it at the same time.
-        first = {job: delivery for delivery, job in reversed(ids.items())}
-        return {
+        # Plain SQL may give a job two messages. They must not run it at the same time.
+        found = locked | rows
+        attempts = {
             delivery: Attempt(
                 using,
-                rows.get(job) or locked[job],
+                found[job],
                 clock,
                 now,
                 bodies[delivery].published_at,
                 delivery.attempt,
+                bodies[delivery].message_id,
                 is_locked=job in locked,
-                is_second=first[job] != delivery,
             )
             for delivery, job in ids.items()
-            if job in rows or job in locked
+            if job in found
         }
+        first: dict[str, Attempt] = {}
+        for attempt in attempts.values():
+            if not attempt.is_over:
+                attempt.is_second = first.setdefault(attempt.row.id, attempt) is not attempt
+        return attempts
 
     def job_of(self, state: object) -> JobName | None:
         """Return the job of an attempt."""
@@ -283,8 +289,8 @@ class JobHandler(Handler):
         if attempt is None:
             _content(given.payload)
             raise InvalidJob(f"The message {given.id!r} has no result, because it was deleted while it was claimed.")
-        if attempt.row.is_finished:
-            return None  # It was cancelled, or it was settled, and the group was rewound.
+        if attempt.is_over:
+            return None  # It was cancelled, or it was settled or replaced, and the group was rewound.
         if attempt.is_blocked:
             given.snooze(LOCKED_DELAY)
             return None
@@ -317,7 +323,7 @@ class JobHandler(Handler):
         """Store the result in the transaction of the task."""
         for delivery in deliveries:
             attempt = _attempt_of(delivery)
-            if attempt is None or attempt.row.is_finished:
+            if attempt is None or attempt.is_over:
                 continue
             text = f"The job {attempt.row.id!r} has ended meanwhile: the writes of its task were rolled back."
             stale = partial(StaleDelivery, text, delivery=_as_delivery(delivery)._claimed)
@@ -339,7 +345,7 @@ class JobHandler(Handler):
         attempt = _attempt_of(delivery)
         if attempt is None:
             return [settlement._replace(action=Action.REJECT, is_final=True)] if error else settlements
-        if attempt.row.is_finished:
+        if attempt.is_over:
             return settlements
         if attempt.is_blocked:
             return [settlement._replace(job=NOT_BEGUN)]

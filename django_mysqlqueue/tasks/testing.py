@@ -107,6 +107,7 @@ def make_context(
         expires_in=0,
         retry_at=0,
         retry_since=0,
+        redriven_id="",
     )
     backend = by_alias().get(task.backend)
     of_queue = {} if backend is None else backend.queue_options.get(task.queue_name, {})

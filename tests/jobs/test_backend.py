@@ -398,7 +398,7 @@ def test_a_job_that_was_done_is_not_done_again():
 
 
 def test_a_job_with_two_messages_does_not_run_twice_at_once():
-    """It was redriven, and the queue was rewound: the second message waits until the first one was handled."""
+    """It was redriven, and the queue was rewound: the message that the redrive has published runs it."""
     result = run(jobs.fail_thrice.enqueue())
     assert result.status == FAILED
     assert operations.redrive("jobs.default", ids=[result.id], actor="ada").changed == 1

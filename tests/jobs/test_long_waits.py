@@ -383,6 +383,45 @@ def test_a_seek_to_the_end_does_not_skip_it(clock):
     assert result.status == SUCCESSFUL
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_seek_back_does_not_run_it_twice(clock, again):
+    """The message of the attempt before is delivered again: only the one that waits runs the job."""
+    delays[:] = [2 * HOUR, 2 * HOUR]
+    result = patient.enqueue(True)
+    worker = worked(sub())
+    if again:
+        clock.advance(2 * HOUR + 1)
+        worker.beat()
+        worked(worker)
+    calls = len(seen)
+    delays.clear()
+    operations.seek("jobs", TOPIC, "earliest", actor="test")
+    clock.advance(2 * HOUR - 1)
+    worker.beat()
+    worker.step()  # It has claimed the earlier message when the other one comes due.
+    clock.advance(2)
+    other = sub("b")
+    worked(other)
+    worker.beat()
+    worker.settle()
+    result.refresh()
+    assert (result.status, len(seen), len(result.errors)) == (SUCCESSFUL, calls + 1, calls)
+    assert not copies().exists()
+    assert not is_left()
+    is_sound()
+
+
+def test_a_seek_back_leaves_it_waiting(clock):
+    delays[:] = [2 * HOUR] * 2
+    result = patient.enqueue(True)
+    worker = worked(sub())
+    operations.seek("jobs", TOPIC, "earliest", actor="test")
+    worked(worker)
+    assert (stored(result).status, copies().count(), len(seen)) == ("READY", 1, 1)
+    assert not is_left()
+    is_sound()
+
+
 @pytest.mark.servers_only
 def test_a_million_results_are_not_searched_for_it(clock):
     """While its time has not come, nothing but its result is read."""
