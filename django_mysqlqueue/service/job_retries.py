@@ -36,6 +36,7 @@ class LongWait(NamedTuple):
     delay_ms: int
     attempts: int
     """The number of attempts that its message has had."""
+    job: str
 
 
 class WaitingJob(NamedTuple):
@@ -47,16 +48,21 @@ class WaitingJob(NamedTuple):
     """That of the message with which it was enqueued."""
 
 
-def is_long(settlement: Settlement) -> bool:
-    """Return whether a settlement is the long wait of a job."""
-    job = settlement.job
-    return job is not None and job.retry is not None and settlement.delay_ms > LONGEST_IN_PLACE_MS
+def long_wait(settlement: Settlement, attempts: int) -> LongWait | None:
+    """Return the long wait of a job that a settlement is, or None."""
+    delivery, job = settlement.delivery, settlement.job
+    if job is None or job.retry is None or settlement.delay_ms <= LONGEST_IN_PLACE_MS:
+        return None
+    return LongWait(delivery.key, delivery.offset, settlement.delay_ms, attempts, job.id)
 
 
-def move(session: Session, ref: GroupRef, waits: Sequence[LongWait]) -> dict[tuple[str, int], str]:
+def move(session: Session, ref: GroupRef, waits: Sequence[LongWait], how: str = "") -> dict[tuple[str, int], str]:
     """Settle messages whose rows are locked and unsettled, and put copies into the outbox that are due later.
 
-    Messages with a coalesce key are left, because a copy has none, and so are those that were deleted from the log.
+    The copy of a job that was asked to stop is due at once, because the claim that takes it ends the job. Messages with
+    a coalesce key are left, because a copy has none, and so are those that were deleted from the log.
+
+    ``how``: the end of the statement that reads which jobs were asked to stop.
 
     Returns:
         The ids of the copies, by partition and offset.
@@ -68,6 +74,7 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait]) -> dict[tup
     offsets = [wait.offset for wait in waits]
     there = set(flat(session.joined("SELECT m.`offset`", "o", offsets, f"{log} AND m.coalesce_key IS NULL")))
     moved = {wait: new_message_id() for wait in sorted(waits) if wait.offset in there}
+    stopped = job_rows.cancel_requested(session, [wait.job for wait in moved], how)
     settled = {"acked": "1", **losses.NOT_HELD, "delivered_by": "''", "retry_count": "v.n"}
     rows = [(wait.key, wait.offset, wait.attempts) for wait in moved]
     session.update(STATE, ("k", "o", "n"), rows, BY_ROW, settled, after=ref)
@@ -80,7 +87,13 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait]) -> dict[tup
             "CASE WHEN m.original_offset = 0 THEN m.`offset` ELSE m.original_offset END, v.n, "
             f"{session.dialect.now_ms} + v.delay "
             f"FROM {session.dialect.rows(('o', 'id', 'n', 'delay'), len(chunk))} {log}",
-            (ref.group, *flat((wait.offset, copy, wait.attempts, wait.delay_ms) for wait, copy in chunk)),
+            (
+                ref.group,
+                *flat(
+                    (wait.offset, copy, wait.attempts, 0 if wait.job in stopped else wait.delay_ms)
+                    for wait, copy in chunk
+                ),
+            ),
         )
         if number != len(chunk):
             raise Retry
@@ -136,9 +149,10 @@ def wait_here(using: str, settlement: Settlement, end: JobEnd) -> None:
         "AND delivery_token = %s AND acked = %s",
         (settlement.delay_ms, attempts, *delivery.ref, delivery.key, delivery.offset, delivery.token, False),
     )
-    if is_ours and is_long(settlement):
-        wait = LongWait(delivery.key, delivery.offset, settlement.delay_ms, attempts)
-        end = at(end, move(session, delivery.ref, [wait]).get((delivery.key, delivery.offset)))
+    if is_ours and (wait := long_wait(settlement, attempts)) is not None:
+        # Under lock: the snapshot of the transaction may be older.
+        copies = move(session, delivery.ref, [wait], session.dialect.for_update)
+        end = at(end, copies.get((delivery.key, delivery.offset)))
     if not is_ours or not job_rows.end(session, [(end, READY)]):
         raise StaleDelivery(
             f"The job {end.id!r} was claimed again or has ended meanwhile: the writes of its task were rolled back.",

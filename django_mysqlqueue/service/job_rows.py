@@ -21,7 +21,7 @@ from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.messages import Message
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
 FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
@@ -428,9 +428,9 @@ def store_started(session: Session, jobs: Sequence[StartedJob]) -> set[str]:
     return locked
 
 
-def cancel_requested(session: Session, ids: Iterable[str]) -> set[str]:
+def cancel_requested(session: Session, ids: Iterable[str], how: str = "") -> set[str]:
     """Return the ids of the jobs that were asked to stop."""
-    return set(flat(_rows(session, "id", ids, " AND cancel_requested_at > 0")))
+    return {job for job, at in _rows(session, "id, cancel_requested_at", ids, f" ORDER BY id{how}") if at}
 
 
 def wait_until(session: Session, ids: Iterable[str], value: int, *, at: str = "v.at") -> None:

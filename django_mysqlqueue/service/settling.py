@@ -412,8 +412,8 @@ def _apply_failures(
             # A suspected poison message that never started remains one.
             keep = action is Action.RELEASE and delivery.suspect
             waits.append((key, offset, settlement.delay_ms, count, error and cut_error(error), int(keep)))
-            if job_retries.is_long(settlement):
-                long_waits.append(LongWait(key, offset, settlement.delay_ms, count))
+            if (long_wait := job_retries.long_wait(settlement, count)) is not None:
+                long_waits.append(long_wait)
             if failed:
                 events.append(Event.of(delivery, Outcome.FAILED, settlement.error, settlement.handled_ms))
             elif settlement.action is Action.SNOOZE:

@@ -80,6 +80,19 @@ def rated(number):
         raise RetryLater(delays.pop(0), counts=False)
 
 
+@task(takes_context=True)
+@job(atomic=False, max_attempts=9)
+def asked(context, counts):
+    cancel_job(asked.get_result(context.task_result.id))
+    raise RetryLater(2 * HOUR, counts=counts)
+
+
+@task(takes_context=True)
+def asked_and_continued(context):
+    cancel_job(asked_and_continued.get_result(context.task_result.id))
+    context.retry(2 * HOUR)
+
+
 @pytest.fixture(autouse=True)
 def _backend(db, no_handlers, settings):
     settings.TASKS = job_worlds.TASKS
@@ -358,6 +371,20 @@ def test_cancelling_it_deletes_its_copy(clock, how):
     assert len(seen) == 1
     with pytest.raises(OperationRefused):
         operations.cancel(TOPIC, [result.id], actor="test")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: call(asked, True), lambda: call(asked, False), lambda: call(asked_and_continued)]
+)
+def test_a_job_that_was_asked_to_stop_does_not_wait_for_long(clock, make):
+    """Nobody has told its task: it has not asked."""
+    [result] = enqueue_many([make()])
+    worker = worked(sub())
+    worked(worker)
+    result.refresh()
+    assert (result.status, result.errors[-1].exception_class) == (FAILED, exceptions.JobCancelled)
+    assert not OutboxMessage.objects.exists()
+    is_sound()
 
 
 def test_an_operator_lets_it_run_now(clock):
