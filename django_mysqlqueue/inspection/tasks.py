@@ -57,7 +57,7 @@ class TaskBacklog:
     waiting: Count = NONE
     """Those that are due and not running."""
     scheduled: Count = NONE
-    """Those that are due later."""
+    """Those that are due later, or whose next attempt is."""
     running: Count = NONE
     """Those that subscribers have claimed."""
 
@@ -159,12 +159,13 @@ def _summary(
 
 def count_backlogs(session: Session, now: int, *, bounds: Bounds = PAGES) -> dict[str, TaskBacklog]:
     """Return the jobs of each task that have not ended; ``bounds.count`` of each status are read."""
+    hint = session.dialect.force_index("queue_job_results_status")
     select = (
-        "SELECT w.task_path, SUM(CASE WHEN w.run_after > %s THEN 1 ELSE 0 END), COUNT(*) FROM "
-        f"(SELECT task_path, run_after FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
+        "SELECT w.task_path, SUM(CASE WHEN w.run_after > %s OR w.retry_at > %s THEN 1 ELSE 0 END), COUNT(*) "
+        f"FROM (SELECT task_path, run_after, retry_at FROM {RESULTS}{hint} "
         "WHERE status = %s AND finished_at = 0 LIMIT %s) w GROUP BY w.task_path"
     )
-    ready, running = (session.rows(select, (now, status, bounds.count + 1)) for status in (READY, RUNNING))
+    ready, running = (session.rows(select, (now, now, status, bounds.count + 1)) for status in (READY, RUNNING))
     all_ready, all_running = (sum(row[2] for row in rows) <= bounds.count for rows in (ready, running))
     runs = {task: Count(int(number), all_running) for task, _, number in running}
     later = {task: int(scheduled) for task, scheduled, _ in ready}

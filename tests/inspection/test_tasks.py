@@ -44,10 +44,12 @@ def test_what_has_not_ended(now):
     for number in range(3):
         job(f"w{number}", enqueued_at=now)
     job("later", enqueued_at=now, run_after=now + 5000)
+    job("again", enqueued_at=now, retry_at=now + 5000)
+    job("due", enqueued_at=now, retry_at=now)
     job("r1", enqueued_at=now, status="RUNNING", task_path=CHARGE)
     ended("done", enqueued_at=now - 5000)
     mail, charge = told().backlog, told(CHARGE).backlog
-    assert (str(mail.waiting), str(mail.scheduled), str(mail.running)) == ("3", "1", "0")
+    assert (str(mail.waiting), str(mail.scheduled), str(mail.running)) == ("4", "2", "0")
     assert (str(charge.waiting), str(charge.scheduled), str(charge.running)) == ("0", "0", "1")
     mail = told(bounds=Bounds(count=2)).backlog
     assert not mail.waiting.exact, "of all tasks together, only two were read"
