@@ -40,7 +40,6 @@ from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.inline import MOST, Delivered, InlineSubscriber, Wanted, relay_from
 from django_mysqlqueue.runtime.registering import declared_schedules
 from django_mysqlqueue.service import schedules, sequencing
@@ -417,7 +416,7 @@ def deliver_all(
     reported = {alias: _last_quarantined(alias) for alias in aliases} if raise_exceptions else {}
     delivered = _deliver(
         chosen,
-        wanted=lambda held: paths is None or not _is_job(held.claimed.ref) or _task_path(held) in paths,
+        wanted=lambda ref, body: paths is None or not _is_job(ref) or _task_path(body) in paths,
         raise_exceptions=raise_exceptions,
     )
     for alias, last in reported.items():
@@ -456,10 +455,10 @@ def _is_job(ref: GroupRef) -> bool:
     return ref.group == JOB_GROUP and ref.topic.startswith(JOB_PREFIX)
 
 
-def _task_path(held: Held) -> str | None:
+def _task_path(body: Body) -> str | None:
     """Return the path of the task of a job, or None if the message is not a job."""
     try:
-        payload = decode(held.body.payload, decode_metadata(held.body.metadata))
+        payload = decode(body.payload, decode_metadata(body.metadata))
     except InvalidMessage:
         return None
     path = payload.get("task") if isinstance(payload, dict) else None

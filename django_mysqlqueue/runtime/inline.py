@@ -35,6 +35,7 @@ from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import heartbeats, log, polling, relaying, sequencing
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
@@ -80,7 +81,7 @@ class _NoHeartbeat:
         """Do nothing."""
 
 
-Wanted = Callable[[Held], bool]
+Wanted = Callable[[GroupRef, Body], bool]
 
 
 class _SelectiveInbox(Inbox):
@@ -91,15 +92,11 @@ class _SelectiveInbox(Inbox):
         self._wanted = wanted
         self._left: list[Claimed] = []
 
-    def put(self, items: Iterable[Held]) -> None:
-        """Add the claimed deliveries that are wanted."""
-        wanted: list[Held] = []
-        for held in items:
-            if self._wanted(held):
-                wanted.append(held)
-            else:
-                self._left.append(held.claimed)
-        super().put(wanted)
+    def wanted(self, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, Body]:
+        """Return those that somebody wants. Jobs among the others have not begun."""
+        found = {claimed: body for claimed, body in bodies.items() if self._wanted(claimed.ref, body)}
+        self._left += [claimed for claimed in bodies if claimed not in found]
+        return found
 
     def left(self) -> int:
         """Return how many deliveries were kept aside."""
@@ -120,7 +117,7 @@ class InlineSubscriber:
         using: alias of the queue's database.
         handlers: the handlers to run, by group and topic.
         settings: the settings of the queue.
-        wanted: returns whether to handle a delivery, of a group in shared mode. Others stay as they are.
+        wanted: returns whether to handle a message of a group, which is in shared mode. Others stay as they are.
     """
 
     def __init__(
@@ -128,7 +125,7 @@ class InlineSubscriber:
         using: str,
         handlers: Mapping[GroupRef, Handler],
         settings: Settings,
-        wanted: Wanted = lambda held: True,
+        wanted: Wanted = lambda ref, body: True,
     ) -> None:
         self._using = using
         self._handlers = {ref: _explaining(handler) for ref, handler in handlers.items()}

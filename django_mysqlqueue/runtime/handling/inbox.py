@@ -18,6 +18,7 @@ from django_mysqlqueue.runtime.handling.starts import KeptThread, Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Returned, Settlement
+from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -109,6 +110,10 @@ class Inbox:
                 group.add(lane, held)
                 if not lane.busy or not lane.exclusive:
                     self._make_ready(lane)
+
+    def wanted(self, bodies: Mapping[Claimed, Body]) -> Mapping[Claimed, Body]:
+        """Return those of some claimed messages that are to be put here. A subclass may keep the others aside."""
+        return bodies
 
     def settle(self, settlement: Settlement, *, ordered: bool) -> None:
         """Add a settlement of a delivery that was never put here, because its message was deleted or not readable."""

@@ -43,7 +43,9 @@ class HandOut:
             bodies = payloads.read(using, [delivery.offset for delivery in deliveries])
             missing = [delivery.offset for delivery in deliveries if delivery.offset not in bodies]
             deleted = payloads.deleted(using, missing) if missing else set()
-            readable = {delivery: bodies[delivery.offset] for delivery in deliveries if delivery.offset in bodies}
+            readable = self._inbox.wanted(
+                {delivery: bodies[delivery.offset] for delivery in deliveries if delivery.offset in bodies}
+            )
             states = handler.claimed(using, readable)
             items: dict[int, Held] = {}
             for delivery, body in readable.items():
@@ -67,7 +69,7 @@ class HandOut:
             elif delivery.offset in deleted:
                 event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
                 self._settle(delivery, Action.DELETED)
-            else:
+            elif delivery.offset not in bodies:
                 self._settle(delivery, Action.RELEASE)
         if len(deleted) < len(missing):
             self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))

@@ -86,6 +86,15 @@ class Delivering(TestCase):
         self.assertEqual({one.attempt for one in deliver_all()}, {1})
         self.assertEqual(texts(), ["reminder 1", *(f"mail {number}" for number in range(120))])
 
+    def test_other_jobs_have_not_begun(self):
+        """A unique job that waits for its first attempt holds its key."""
+        waiting = export.enqueue(1)
+        charge.enqueue(1)
+        deliver_all(tasks=[charge])
+        (found,) = enqueued(export)
+        self.assertIsNone(found.started_at)
+        self.assertEqual(export.enqueue(1).id, waiting.id)
+
     def test_what_they_enqueue_of_other_tasks_stays(self):
         charge.enqueue(1)
         with self.captureOnCommitCallbacks(execute=True):
