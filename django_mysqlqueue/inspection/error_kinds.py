@@ -14,12 +14,11 @@ from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS, OUTBOX, RESULTS
+from django_mysqlqueue.db.tables import EVENTS, RESULTS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
-from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line
+from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line, failed_ones
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.names.rules import JOB_GROUP
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
 from django_mysqlqueue.service import job_results, losses
@@ -30,7 +29,6 @@ from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.log import at_offsets
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 
@@ -415,22 +413,12 @@ def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: 
     At most ``bounds.scheduled`` messages of the outbox are read, and the errors of ``bounds.errors`` jobs.
     """
     queues = {ref.topic: ref for ref in refs}
-    next_ones = (
-        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at > {session.dialect.now_ms} "
-        f"ORDER BY {DUE_ORDER} LIMIT "
-    )
-    rows = session.rows(
-        "SELECT w.topic, w.original_id, w.original_offset, w.created_at FROM (SELECT topic, target_group, original_id, "
-        f"original_offset, failure_count, created_at {next_ones}%s) w "
-        "WHERE w.target_group = %s AND w.original_id <> '' AND w.failure_count > 0",
-        (bounds.scheduled, JOB_GROUP),
-    )
-    is_read = session.row(f"SELECT outbox_id {next_ones}1 OFFSET {bounds.scheduled}") is None
-    waiting = [row for row in rows if row[0] in queues]
+    rows, is_read = failed_ones(session, most=bounds.scheduled)
+    waiting = [row for row in rows if row.topic in queues]
     read = waiting[: bounds.errors]
     select = f"SELECT s.id, {session.dialect.ending('s.errors', ERROR_READ)}"
     joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
-    lines = {job: error_line(end) for job, end in session.joined(select, "i", {row[1] for row in read}, joins)}
+    lines = {job: error_line(end) for job, end in session.joined(select, "i", {row.id for row in read}, joins)}
     found = []
     for topic, job, offset, at in read:
         line, cut = lines.get(job, ("", False))

@@ -7,19 +7,21 @@ lately, and how; and the rows of jobs that wait for another attempt.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.inspection.retried_keys import GROUPS, LEAST, SPAN_MS, failed_at, failing
-from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line
+from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line, failed_ones
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_results, messages
 from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
+SCHEDULED = 2500
+"""Number of scheduled messages among which jobs that wait for long are searched, of all topics together."""
 ENDED = 1000
 """Number of the newest results of each status that are read, of all queues together."""
 
@@ -53,13 +55,15 @@ class _Failures:
     """The id of the newest that has ended."""
     error: str = ""
     """The end of the error of one that waits."""
+    moved: str = ""
+    """The id of one that waits for long."""
 
     def is_task(self, least: int, recent: int) -> bool:
         """Return whether the task itself seems to fail: several of its jobs, often, for long enough, and still."""
         if len(self.jobs) < LEAST or len(self.times) < least:
             return False
         last = max(self.times)
-        return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error))
+        return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error or self.moved))
 
 
 class _Ended(NamedTuple):
@@ -70,6 +74,16 @@ class _Ended(NamedTuple):
     at: int
     id: str
     is_attempted: bool
+
+
+class _Moved(NamedTuple):
+    """A job that waits for its next attempt among the scheduled messages."""
+
+    task: str
+    queue: str
+    at: int
+    """When its last attempt that counts started."""
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +113,13 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recen
     good, bad = (_ended(session, status, first) for status in (SUCCESSFUL, FAILED))
     last = {(one.queue, one.task): one.at for one in reversed(good)}
     successes = _Successes(last, good[-1].at if len(good) >= ENDED else 0)
+    moved, is_read = _moved(session, started)
     found = {}
     for ref, begin in list(started.items())[:GROUPS]:
         of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
         _add_ended(of_task, ref, [one for one in bad if one.is_attempted and one.at > begin], successes)
-        is_whole = _add_waiting(session, of_task, ref, begin, successes)
+        is_whole = _add_waiting(session, of_task, ref, begin, successes) and is_read
+        _add_moved(of_task, ref, [one for one in moved if one.at > begin], successes)
         chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
         if chosen:
             found[ref] = _summary(session, chosen, exact=is_whole and len(bad) < ENDED)
@@ -153,6 +169,27 @@ def _add_waiting(
     return is_whole
 
 
+def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[_Moved], bool]:
+    """Return jobs of queues that have failed and wait for long, and whether these are all."""
+    topics = {ref.topic for ref in refs}
+    jobs, is_whole = failed_ones(session, most=SCHEDULED)
+    select = "SELECT s.task_path, s.queue_name, s.last_attempted_at, s.id"
+    joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
+    rows = session.joined(select, "i", [one.id for one in jobs if one.topic in topics], joins)
+    return [_Moved(*row) for row in rows], is_whole
+
+
+def _add_moved(of_task: Mapping[str, _Failures], ref: GroupRef, moved: Iterable[_Moved], successes: _Successes) -> None:
+    """Add the last failures of jobs that wait for long, whose messages have been settled."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    for one in moved:
+        if one.queue == queue and one.at > successes.since(queue, one.task):
+            failures = of_task[one.task]
+            failures.jobs.add(one.id)
+            failures.times.append(one.at)
+            failures.moved = failures.moved or one.id
+
+
 def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> FailingTasks:
     tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
     first = chosen[tasks[0]]
@@ -162,7 +199,7 @@ def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) 
         failures=sum(len(one.times) for one in chosen.values()),
         exact=exact,
         since=min(at for one in chosen.values() for at in one.times),
-        error=_last_error(session, first.ended) if first.ended else first.error,
+        error=first.error if first.error and not first.ended else _last_error(session, first.ended or first.moved),
     )
 
 

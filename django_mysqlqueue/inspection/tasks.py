@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.db.tables import RESULTS
+from django_mysqlqueue.db.tables import OUTBOX, RESULTS
 from django_mysqlqueue.inspection import jobs
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.names.rules import job_topic
+from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import FAILED, READY, RUNNING
+from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -308,3 +309,32 @@ def _spread(milliseconds: Sequence[int]) -> Spread | None:
         return None
     ordered = sorted(max(0, one) / 1000 for one in milliseconds)
     return Spread(*(ordered[-(-len(ordered) * percent // 100) - 1] for percent in (50, 95)))
+
+
+# -- what has failed and waits for long -----------------------------------------------
+
+
+class FailedJob(NamedTuple):
+    """A job that has failed, and waits in the outbox for its next attempt."""
+
+    topic: str
+    id: str
+    offset: int
+    """That of the message with which it was enqueued."""
+    at: int
+    """When its last attempt failed, in epoch milliseconds."""
+
+
+def failed_ones(session: Session, *, most: int) -> tuple[list[FailedJob], bool]:
+    """Return the jobs that have failed among the next ``most`` scheduled messages, and whether these are all."""
+    next_ones = (
+        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at > {session.dialect.now_ms} "
+        f"ORDER BY {DUE_ORDER} LIMIT "
+    )
+    rows = session.rows(
+        "SELECT w.topic, w.original_id, w.original_offset, w.created_at FROM (SELECT topic, target_group, original_id, "
+        f"original_offset, failure_count, created_at {next_ones}%s) w "
+        "WHERE w.target_group = %s AND w.original_id <> '' AND w.failure_count > 0",
+        (most, JOB_GROUP),
+    )
+    return [FailedJob(*row) for row in rows], session.row(f"SELECT outbox_id {next_ones}1 OFFSET {most}") is None

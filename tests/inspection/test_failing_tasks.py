@@ -6,14 +6,26 @@ import pytest
 
 from django_mysqlqueue.inspection import failing_tasks, find_causes, find_problems, get_overview
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.tasks import RetryLater, job
 from django_mysqlqueue.tasks.handlers import job_handlers
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, sequence
 from tests.support.internals import Session
 
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
 pytestmark = pytest.mark.still_clock
 FAIL = "tests.app.jobs.fail"
+
+
+@task
+@job(max_attempts=50)
+def geocode(number):
+    raise RetryLater(3600, reason="429")
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +99,17 @@ def test_jobs_that_wait_for_another_attempt_count(runs):
     # Of jobs that have ended, the last attempt counts.
     assert problem.text.endswith(" (15 failures of 15 jobs of jobs/jobs.default).")
     assert "KeyError: 'no'" in problem.error
+
+
+def test_jobs_that_wait_for_long_count(runs):
+    """Their messages are settled: results and the outbox have their failures."""
+    runs(lambda: [geocode.enqueue(one) for one in range(5)], lambda: [jobs.add.enqueue(1) for _ in range(20)])
+    (problem,) = found("retrying")
+    assert problem.task == geocode.module_path
+    assert problem.text.startswith("geocode: every attempt has failed since ")
+    # Of each job, the last attempt counts.
+    assert problem.text.endswith(" (15 failures of 15 jobs of jobs/jobs.default).")
+    assert "RetryLater: in 3600 s: 429" in problem.error
 
 
 def test_several_tasks_the_one_with_most_jobs_first(runs):
