@@ -180,6 +180,18 @@ def test_a_reload_of_gunicorn_restarts_the_subscriber(gunicorn):
 
 
 @pytest.mark.any_engine
+@pytest.mark.any_engine
+def test_a_reload_right_after_the_start_does_not_end_the_keeper():
+    kept = keeper.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        kept.send_signal(signal.SIGHUP)
+        wait_for(lambda: kept.poll() is not None or _children(kept.pid), None)
+        assert kept.poll() is None
+    finally:
+        kept.terminate()
+        kept.wait(60)
+
+
 def test_gunicorn_does_not_start_without_manage_py(gunicorn):
     server = gunicorn(TEST_MANAGE="absent.py")
     assert server.process.wait(60) != 0

@@ -46,9 +46,16 @@ def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
     A Ctrl-C in the terminal does not reach it: the server stops it.
     """
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-I", __file__, str(os.getpid()), *command], stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    # The keeper inherits that SIGHUP is blocked: until it handles it, that would end it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", __file__, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class Keeper:
@@ -71,6 +78,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._restart)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def run(self) -> None:
         """Run until the end of the last child."""
