@@ -261,11 +261,18 @@ def note_ended(using: str, names: Collection[str]) -> None:
 
 
 def _store_seen(using: str, names: Collection[str], seen_at: str, where: str) -> None:
-    """Store when a process that declares schedules was last seen. ``{now}`` stands for the database's time."""
+    """Store when a process that declares schedules was last seen. ``{now}`` stands for the database's time.
+
+    Rows that others have locked are left out: ``schedules.update()`` holds its row until the caller's commit, and the
+    poller must not wait for that.
+    """
 
     def write(session: Session) -> None:
         value, condition = (sql.format(now=session.dialect.now_ms) for sql in (seen_at, where))
-        session.update(SCHEDULES, "n", sorted(names), "s.name = v.n", {"seen_at": value}, condition)
+        join = session.dialect.join_to(SCHEDULES, "s")
+        end = f"ON s.name = v.n AND {condition}{session.dialect.skip_locked}"
+        free = [name for (name,) in session.joined("SELECT s.name", "n", names, f"{join} {end}", plain=True)]
+        session.update(SCHEDULES, "n", sorted(free), "s.name = v.n", {"seen_at": value})
 
     if names:
         run(using, write)

@@ -237,6 +237,21 @@ def test_a_locked_row_is_not_waited_for():
 
 
 @pytest.mark.servers_only
+def test_an_edit_that_is_not_committed_holds_nobody_up(clock):
+    """``schedules.update()`` is part of the caller's transaction, which may be long."""
+    registered(of_topic())
+    registered(of_topic(), name="other")
+    clock.advance(21)
+    before = row().seen_at
+    with transaction.atomic():
+        assert schedules.lock(Session(USING), NAME) is not None
+        in_thread(lambda: schedules.note_seen(USING, [NAME, "other"]))
+        in_thread(lambda: schedules.note_ended(USING, [NAME]))
+        assert row("other").seen_at > before
+    assert row().seen_at == before
+
+
+@pytest.mark.servers_only
 def test_of_many_at_once_one_ticks():
     registered(of_task(), age=70)
 
