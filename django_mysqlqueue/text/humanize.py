@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from django.conf import settings as django_settings
 from django.utils import formats, timezone
 from django.utils.formats import number_format
+from django.utils.translation import get_language_bidi, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 SHORT = 60
 """Maximum number of characters of a value in a table."""
@@ -96,7 +96,12 @@ def moment(milliseconds: int | None) -> str:
 def run_time(milliseconds: int, now: int) -> str:
     """Format a time that is to come in words: ``Monday 2026-11-30 03:00:00 (in 4 h 5 min)``."""
     value = _local(milliseconds)
-    shown = moment(milliseconds) if value is None else formats.date_format(value, "l Y-m-d H:i:s")
+    shown = moment(milliseconds)
+    if value is not None:
+        day = formats.date_format(value, "l")
+        # Isolated: digits after a word of a language that is written from right to left are shown in another order.
+        day = f"\N{FIRST STRONG ISOLATE}{day}\N{POP DIRECTIONAL ISOLATE}" if get_language_bidi() else day
+        shown = f"{day} {formats.date_format(value, 'Y-m-d H:i:s')}"
     return _("%(time)s (in %(age)s)") % {"time": shown, "age": duration((milliseconds - now) / 1000)}
 
 

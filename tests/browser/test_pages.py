@@ -719,7 +719,7 @@ def test_the_menu_has_one_line_beside_the_sidebar_with_the_button_at_its_end(des
     for address in ("operations/", "deadletters/", ""):
         page = desk.open(address)
         expect(page.locator("#nav-sidebar")).to_be_visible()
-        expect(page.locator(".mq-menu a")).to_have_count(11)
+        expect(page.locator(".mq-menu a")).to_have_count(12)
         expect(page.locator("#mq-pause")).to_be_visible()
         tops = page.locator(".mq-menu a").evaluate_all("all => all.map((one) => one.getBoundingClientRect().top)")
         assert len(set(tops)) == 1, address

@@ -43,6 +43,7 @@ CALLS = {
     operations: {
         "cancel": (("t", ["i"]), BY),
         "cancel_move": (("t", "x"), BY),
+        "create_recurring": (("n", "shop.tasks.mail"), {"every": 60, **BY}),
         "dead_letter": (("g", "t"), {"ids": ["i"], **BY}),
         "delete_recurring": (("n",), BY),
         "delete_quarantined": (([1],), BY),
@@ -50,6 +51,7 @@ CALLS = {
         "drop_group": (("g", "t"), BY),
         "edit": (("t.dlq", 1), {"id": "i", **BY}),
         "forget": (("s",), BY),
+        "import_celery_beat": ((), BY),
         "move_topic": (("t", "x"), BY),
         "pause": (("g", "t"), BY),
         "pause_recurring": (("n",), BY),
@@ -67,6 +69,7 @@ CALLS = {
         "seek": (("g", "t", "earliest"), BY),
         "set_group_mode": (("g", "t", "shared"), BY),
         "settings": (("g", "t", {"claim_size": 5}), BY),
+        "update_recurring": (("n",), {"every": 60, **BY}),
     },
     inspection: {
         "check_health": ((), {}),
@@ -89,6 +92,7 @@ CALLS = {
         "list_scheduled": ((), {}),
         "list_schedules": ((), {}),
         "status_of": ((None, ()), {}),
+        "summarize_tasks": ((), {}),
     },
     tails: {"atail": (("t",), {}), "tail": (("t",), {})},
     tasks: {
