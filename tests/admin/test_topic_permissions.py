@@ -491,6 +491,7 @@ QUERIES = (
 
 @pytest.mark.promise("Permissions by topic")
 @pytest.mark.timeout(600)
+@pytest.mark.still_clock
 def test_no_page_tells_hidden_names_from_absent_ones(viewer, hidden_job):
     asked, pairs = Asked(viewer), PAIRS | places()
     for page in PAGES:
@@ -519,6 +520,7 @@ FIELDS = {
 
 @pytest.mark.promise("Permissions by topic")
 @pytest.mark.timeout(600)
+@pytest.mark.still_clock
 @pytest.mark.parametrize("in_general", [False, True])
 def test_no_operation_tells_hidden_names_from_absent_ones(viewer, hidden_job, make_client, in_general):
     """Whether the user may operate the topic that they may view, or all. Forms, previews and refusals."""
