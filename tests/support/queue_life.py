@@ -371,6 +371,7 @@ def _waiting_jobs() -> None:
     with as_role("reader"):
         (kind,) = list_errors(group=job_worlds.JOBS.group, using=USING).kinds
         assert kind.retrying
+        assert failing_tasks._moved(Session(USING), [job_worlds.JOBS])[0]
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=9)
     with as_role("operator"):
         assert operations.retry(*job_worlds.JOBS, error="none has it", actor="test", dry_run=True).planned == 0
