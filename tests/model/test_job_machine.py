@@ -53,5 +53,21 @@ def test_jobs_agree_with_their_model(machine):
     )
     asks = {"ask later", "ask much later", "ask without counting", "continue", "continue late"}
     ends = {*asks, "SUCCESSFUL", "Told", "Refused", "JobCancelled", "JobSkipped", "EarlierJobFailed"}
-    found = {"found READY", "found RUNNING", "left"}
+    found = {"found READY", "found RUNNING"}
     assert ends | found | {"RUNNING", "READY", "redriven"} <= machine.seen.keys(), machine.seen
+
+
+@pytest.mark.promise("Jobs")
+def test_a_unique_job_stays_a_dead_letter_while_another_one_holds_its_key(machine):
+    """The random runs hardly ever come there."""
+    one = machine()
+    one.start()
+    one.enqueue_single("bad", True)
+    for _ in range(MAX_ATTEMPTS):
+        one.work(0, 6, [], True)
+        one.agrees_with_the_model()
+    one.enqueue_single("fine", True)
+    one.operate("redrive")
+    one.agrees_with_the_model()
+    assert one.seen["left"] == 1
+    one.teardown()
