@@ -1,4 +1,4 @@
-"""Checks of the calls of public functions: of the arguments, by the types in their signatures, and of async code."""
+"""The arguments of public functions: their checks, by the types in the signatures, and those that several share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from django.core.exceptions import SynchronousOnlyOperation
 
@@ -92,6 +103,38 @@ def arguments_of(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Cal
         return hands_on
 
     return decorate
+
+
+def spelled_out(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a function that takes ``**…: Unpack[…]`` the signature and the docstring that have these arguments.
+
+    The type of each is ``Annotated`` with its text and, unless it is None or the argument is required, its default.
+    """
+    signature = inspect.signature(function)
+    *parameters, several = signature.parameters.values()
+    (shared,) = get_args(get_type_hints(function)[several.name])
+    before, heading, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:")
+    arguments, blank, after = arguments.partition("\n\n")
+    for name, hint in get_type_hints(shared, include_extras=True).items():
+        is_required = get_origin(hint) is Required
+        kind, text, *given = get_args(get_args(hint)[0] if is_required else hint)
+        default = inspect.Parameter.empty if is_required else given[0] if given else None
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+        if heading and f"\n    {name}: " not in arguments:
+            arguments += f"\n    {name}: {text}"
+    signature = signature.replace(parameters=parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
+        return function(*args, **kwargs)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__doc__ = f"{before}{heading}{arguments}{blank}{after}"
+    return call
 
 
 def shown(value: object) -> str:

@@ -94,11 +94,9 @@ class Source:
         package = loader.load(PACKAGE, try_relative_path=False)
         loader.resolve_aliases()
         assert isinstance(package, griffe.Module)
-        if "operations" in package.members:
-            _spell_out_how(package["operations"])
-        if "service" in package.members:
-            _spell_out_arguments(package["service"])
-        return cls(package, root)
+        source = cls(package, root)
+        _spell_out_arguments(source, package)
+        return source
 
     def find(self, path: str) -> griffe.Object | None:
         """Return the object with a dotted path, after imports are resolved; None if it is not in the package."""
@@ -111,50 +109,58 @@ class Source:
             return None
 
 
-def _spell_out_arguments(service: griffe.Module) -> None:
-    """Give functions with ``@arguments_of(…)`` the arguments of the other function, as the decorator does."""
-    for module in service.modules.values():
-        for function in module.functions.values():
-            for decorator in function.decorators:
-                if found := re.fullmatch(r"arguments_of\((\w+)\)", str(decorator.value)):
-                    function.parameters = module.functions[found[1]].parameters
+def _spell_out_arguments(source: Source, module: griffe.Module) -> None:
+    """Give functions the arguments that their decorators give them, ``@spelled_out`` and ``@arguments_of(…)``."""
+    for member in module.members.values():
+        if isinstance(member, griffe.Module):
+            _spell_out_arguments(source, member)
+        if not isinstance(member, griffe.Function):
+            continue
+        for decorator in map(str, (one.value for one in member.decorators)):
+            if decorator == "spelled_out":
+                _spell_out(source, member)
+            elif found := re.fullmatch(r"arguments_of\((\w+)\)", decorator):
+                member.parameters = module.functions[found[1]].parameters
 
 
-def _spell_out_how(operations: griffe.Module) -> None:
-    """Give operations that take ``**how: Unpack[How]`` its arguments one by one, as their decorator does.
+def _spell_out(source: Source, function: griffe.Function) -> None:
+    """Give a function that takes ``**…: Unpack[…]`` the arguments one by one, as ``@spelled_out`` does.
 
-    Their texts are those of ``How``, unless the docstring of the operation has its own.
+    Their texts are those of the type, unless the docstring of the function has its own.
     """
-    defaults = operations["declaring.DEFAULTS"].value
-    default_of = {str(name).strip("'\""): value for name, value in zip(defaults.keys, defaults.values, strict=True)}
-    shared: dict[str, tuple[Any, str]] = {}
-    for member in operations["declaring.How"].members.values():
+    several = function.parameters[-1]
+    annotation: Any = several.annotation
+    arguments = source.find(annotation.slice.canonical_path)
+    if not isinstance(arguments, griffe.Class):
+        raise Fault(f"{function.path}: {annotation} is not a type of this package")
+    shared = dict(_annotated(arguments))
+    del function.parameters[several.name]
+    for name, (kind, _text, default) in shared.items():
+        kinds = griffe.ParameterKind
+        function.parameters.add(griffe.Parameter(name, annotation=kind, kind=kinds.keyword_only, default=default))
+    places = [parameter.name for parameter in function.parameters]
+    for section in _parsed(function):
+        if section.kind is griffe.DocstringSectionKind.parameters:
+            written = {one.name for one in section.value}
+            section.value += [
+                griffe.DocstringParameter(name, description=text)
+                for name, (_kind, text, _default) in shared.items()
+                if name not in written
+            ]
+            section.value.sort(key=lambda one: places.index(one.name) if one.name in places else -1)
+
+
+def _annotated(shared: griffe.Class) -> Iterator[tuple[str, tuple[Any, str, str | griffe.Expr | None]]]:
+    """Yield the type, the text and the default of each argument that a ``TypedDict`` has, with those of its bases."""
+    for base in shared.resolved_bases:
+        if isinstance(base, griffe.Class):
+            yield from _annotated(base)
+    for member in shared.attributes.values():
         annotation: Any = member.annotation
-        if str(annotation).startswith("Required["):
-            annotation = annotation.slice
-        kind, text = annotation.slice.elements
-        shared[member.name] = kind, ast.literal_eval(str(text))
-    for module in operations.modules.values():
-        for function in module.functions.values():
-            if "how" not in function.parameters or str(function.parameters["how"].annotation) != "Unpack[How]":
-                continue
-            del function.parameters["how"]
-            for name, (kind, _text) in shared.items():
-                function.parameters.add(
-                    griffe.Parameter(
-                        name, annotation=kind, kind=griffe.ParameterKind.keyword_only, default=default_of.get(name)
-                    )
-                )
-            places = [parameter.name for parameter in function.parameters]
-            for section in _parsed(function):
-                if section.kind is griffe.DocstringSectionKind.parameters:
-                    written = {one.name for one in section.value}
-                    section.value += [
-                        griffe.DocstringParameter(name, description=text)
-                        for name, (_kind, text) in shared.items()
-                        if name not in written
-                    ]
-                    section.value.sort(key=lambda one: places.index(one.name) if one.name in places else -1)
+        is_required = str(annotation).startswith("Required[")
+        kind, text, *default = (annotation.slice if is_required else annotation).slice.elements
+        given = None if is_required else default[0] if default else "None"
+        yield member.name, (kind, ast.literal_eval(str(text)), given)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware, now
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.recurring import CREATE, create_recurring
 from django_mysqlqueue.operations.results import ImportResult, result_of
 from django_mysqlqueue.text.humanize import shortened
@@ -43,7 +44,7 @@ class _NotTaken(Exception):
     """A periodic task has no counterpart. The text says why."""
 
 
-@operates
+@spelled_out
 def import_celery_beat(**how: Unpack[How]) -> ImportResult:
     """Create recurring schedules from the periodic tasks of django-celery-beat: intervals, crontabs and clocked ones.
 

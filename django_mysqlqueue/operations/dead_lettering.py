@@ -14,10 +14,11 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.arguments import offsets_of, texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, ends_keys, result_of
 from django_mysqlqueue.options.conf import get_settings
@@ -55,7 +56,7 @@ class RetriedMessage:
     last_error: str
 
 
-@operates
+@spelled_out
 def dead_letter(
     group: str,
     topic: str,

@@ -14,7 +14,7 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -26,7 +26,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import redriving, seeking, steps
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, result_of
@@ -44,7 +44,7 @@ from django_mysqlqueue.text.humanize import up_to
 DROP = audit.Action("drop", gettext_lazy("Drop group"), audit.DELIVERIES)
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress",))
 def drop_group(
     group: str, topic: str, *, progress: Callable[[int], object] = lambda rows: None, **how: Unpack[How]

@@ -7,9 +7,10 @@ from typing import Literal, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
@@ -23,7 +24,7 @@ from django_mysqlqueue.sql.session import Session, run
 MODE = audit.Action("mode", gettext_lazy("Change mode"))
 
 
-@operates
+@spelled_out
 def set_group_mode(group: str, topic: str, mode: Literal["ordered", "shared"], **how: Unpack[How]) -> Result:
     """Change the delivery mode of a consumer group. Its subscribers must be stopped.
 

@@ -11,9 +11,10 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import KnownNames, OperationRefused, SubscriberError
 from django_mysqlqueue.operations.arguments import texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.options.conf import get_settings
@@ -59,7 +60,7 @@ class Difference:
         return len(self.new) + len(self.removed)
 
 
-@operates
+@spelled_out
 def settings(
     group: str, topic: str, values: Mapping[str, Any] | None = None, *, unset: Sequence[str] = (), **how: Unpack[How]
 ) -> Result:

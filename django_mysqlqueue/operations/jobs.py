@@ -10,10 +10,11 @@ from typing import NamedTuple, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import JOB_PREFIX, job_topic
 from django_mysqlqueue.operations.arguments import check_limit, task_path, texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import audit, job_results, job_rows, job_stages, scheduling
@@ -58,7 +59,7 @@ class Cancelled:
         return Cancelled(self.ended + other.ended, self.asked + other.asked)
 
 
-@operates
+@spelled_out
 def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> ScheduledResult:
     """Cancel jobs that wait, and ask those that run to stop.
 
@@ -90,7 +91,7 @@ def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> S
         )
 
 
-@operates
+@spelled_out
 def cancel_task(task: str, *, topic: str, limit: int | None = None, **how: Unpack[How]) -> ScheduledResult:
     """Cancel the jobs of a task in a queue that wait, and ask those that run to stop; those enqueued first, first.
 

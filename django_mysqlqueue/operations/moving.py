@@ -20,13 +20,13 @@ from django.db import connections
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.rules import relayed_topic
 from django_mysqlqueue.operations import dropping, seeking
-from django_mysqlqueue.operations.declaring import How, Work, operates, operating
+from django_mysqlqueue.operations.declaring import How, Work, operating
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result, result_of
@@ -291,7 +291,7 @@ def _record(session: Session, move: Move, ref: GroupRef | None, detail: str) -> 
 # -- the operations -----------------------------------------------------------
 
 
-@operates
+@spelled_out
 def prepare_move(topic: str, target: str, **how: Unpack[How]) -> Result:
     """Prepare the move of a topic to another database, before settings that name it there are deployed.
 
@@ -341,7 +341,7 @@ def prepare_move(topic: str, target: str, **how: Unpack[How]) -> Result:
         )
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress", "report"))
 def move_topic(
     topic: str,
@@ -411,7 +411,7 @@ def move_topic(
         return result_of(Result, MOVE, max(1, number), text % values, dry_run=False)
 
 
-@operates
+@spelled_out
 def cancel_move(topic: str, target: str, **how: Unpack[How]) -> Result:
     """Undo ``prepare_move``, after settings that do not name the target have been deployed again.
 

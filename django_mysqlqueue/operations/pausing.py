@@ -7,7 +7,8 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.arguments import spelled_out
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.options.conf import get_settings
@@ -21,7 +22,7 @@ PAUSE = audit.Action("pause", gettext_lazy("Pause group"))
 RESUME = audit.Action("resume", gettext_lazy("Resume group"))
 
 
-@operates
+@spelled_out
 def pause(group: str, topic: str, **how: Unpack[How]) -> Result:
     """Pause a consumer group: its subscribers finish the messages that they have claimed and claim no more.
 
@@ -47,7 +48,7 @@ def pause(group: str, topic: str, **how: Unpack[How]) -> Result:
     )
 
 
-@operates
+@spelled_out
 def resume(group: str, topic: str, **how: Unpack[How]) -> Result:
     """Resume a paused consumer group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
 

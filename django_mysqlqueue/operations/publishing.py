@@ -10,10 +10,11 @@ from typing import Any, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.db.tables import GROUPS, LOG, OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import relayed_topic
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.results import PublishResult, result_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
@@ -34,7 +35,7 @@ MOST_GROUPS = 50
 """Maximum number of groups that a preview names."""
 
 
-@operates
+@spelled_out
 def publish(
     topic: str,
     payload: Any,

@@ -10,10 +10,11 @@ from django.db import Error
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.arguments import offsets_of
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import Result, number_said, result_of
@@ -26,7 +27,7 @@ REQUEUE = audit.Action("requeue", gettext_lazy("Requeue quarantined messages"), 
 DELETE = audit.Action("delete quarantined", gettext_lazy("Delete quarantined messages"), audit.MESSAGES)
 
 
-@operates
+@spelled_out
 def requeue_quarantined(rows: Sequence[int] | None = None, *, topic: str | None = None, **how: Unpack[How]) -> Result:
     """Move messages that the log has refused back into the outbox, after you have fixed the cause.
 
@@ -53,7 +54,7 @@ def requeue_quarantined(rows: Sequence[int] | None = None, *, topic: str | None 
     return _change(REQUEUE, quarantine.requeue, said, rows, topic, how)
 
 
-@operates
+@spelled_out
 def delete_quarantined(rows: Sequence[int] | None = None, *, topic: str | None = None, **how: Unpack[How]) -> Result:
     """Delete messages that the log has refused. No consumer group receives them.
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.db.tables import SCHEDULES
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, SubscriberError
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import text
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.schedules import editing, registry
@@ -89,7 +90,7 @@ def change(
     return 1
 
 
-@operates
+@spelled_out
 def create_recurring(
     name: str,
     task: Any,
@@ -158,7 +159,7 @@ def create_recurring(
         return result_of(Result, CREATE, 1, *sentences, dry_run=dry_run)
 
 
-@operates
+@spelled_out
 def update_recurring(
     name: str,
     *,
@@ -372,7 +373,7 @@ def _flag(name: str, value: Any, *, optional: bool = False) -> None:
         raise OperationRefused(f"{name} {value!r}: must be True or False")
 
 
-@operates
+@spelled_out
 def run_recurring(name: str, **how: Unpack[How]) -> Result:
     """Publish the message or the job of a recurring schedule now. Its next tick stays as it is.
 
@@ -408,7 +409,7 @@ def run_recurring(name: str, **how: Unpack[How]) -> Result:
         return result_of(Result, RUN, number, said, dry_run=found.dry_run, warnings=_unseen(found.row))
 
 
-@operates
+@spelled_out
 def pause_recurring(name: str, **how: Unpack[How]) -> Result:
     """Pause a recurring schedule: its ticks are dropped until it is resumed.
 
@@ -433,7 +434,7 @@ def pause_recurring(name: str, **how: Unpack[How]) -> Result:
         return result_of(Result, PAUSE, number, said % {"name": name}, dry_run=found.dry_run)
 
 
-@operates
+@spelled_out
 def resume_recurring(name: str, **how: Unpack[How]) -> Result:
     """Resume a recurring schedule. It begins with its next tick: those of the pause do not run.
 
@@ -463,7 +464,7 @@ def resume_recurring(name: str, **how: Unpack[How]) -> Result:
         return result_of(Result, RESUME, number, said % values, dry_run=found.dry_run)
 
 
-@operates
+@spelled_out
 def delete_recurring(name: str, **how: Unpack[How]) -> Result:
     """Delete a recurring schedule that can be edited, or that no running process declares.
 

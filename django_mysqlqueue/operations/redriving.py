@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import LOG, OUTBOX
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
@@ -31,7 +31,7 @@ from django_mysqlqueue.operations.arguments import (
     text,
     texts,
 )
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of
@@ -59,7 +59,7 @@ class _DeadLetter(NamedTuple):
     attempts: int
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress",))
 def redrive(
     topic: str,
@@ -177,7 +177,7 @@ def discard(
         return _result(DISCARD, wanted, number, said, *warnings, dry_run=True)
 
 
-@operates
+@spelled_out
 def edit(
     topic: str, payload: Any, *, id: str | None = None, offset: int | None = None, **how: Unpack[How]
 ) -> EditResult:

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import LOG, OFFSETS, OUTBOX, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.names.ids import REPLAY_RUN, replay_id
 from django_mysqlqueue.names.rules import KEY_LENGTH, REPLAYED_FROM
 from django_mysqlqueue.operations.arguments import check_limit, offsets_of, text
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import ReplayResult, result_of
@@ -98,7 +98,7 @@ class _Original(NamedTuple):
     metadata: str
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress",))
 def replay(
     group: str,

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, task_path, text, texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
@@ -48,7 +48,7 @@ class Conditions(NamedTuple):
     """The task of whose jobs they are."""
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress",))
 def retry(
     group: str,

@@ -10,10 +10,11 @@ from typing import Unpack
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.arguments import delivery_time, offsets_of, text, texts
-from django_mysqlqueue.operations.declaring import How, Work, operates, operating
+from django_mysqlqueue.operations.declaring import How, Work, operating
 from django_mysqlqueue.operations.jobs import cancel_jobs, cancel_task
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.lookups import check_topic
@@ -32,7 +33,7 @@ DELIVERS = audit.Action("deliver now", gettext_lazy("Deliver scheduled messages 
 RESCHEDULES = audit.Action("reschedule", gettext_lazy("Reschedule messages"), audit.MESSAGES)
 
 
-@operates
+@spelled_out
 def cancel(
     topic: str,
     ids: Sequence[str] | None = None,
@@ -77,7 +78,7 @@ def cancel(
         return _change(work, topic, rows, missing, CANCEL)
 
 
-@operates
+@spelled_out
 def reschedule(
     topic: str, ids: Sequence[str], deliver_at: datetime.datetime | None, *, key: str | None = None, **how: Unpack[How]
 ) -> ScheduledResult:
@@ -103,14 +104,14 @@ def reschedule(
         return _change(work, topic, rows, missing, _time_of(deliver_at), deliver_at)
 
 
-@operates
+@spelled_out
 def cancel_rows(rows: Sequence[int], **how: Unpack[How]) -> ScheduledResult:
     """Cancel scheduled messages of any topics by their primary keys in the outbox."""
     with operating(how) as work:
         return _change(work, "", offsets_of(rows, "rows"), (), CANCEL)
 
 
-@operates
+@spelled_out
 def reschedule_rows(rows: Sequence[int], deliver_at: datetime.datetime | None, **how: Unpack[How]) -> ScheduledResult:
     """Reschedule messages of any topics by their primary keys in the outbox. ``deliver_at``: None: now."""
     with operating(how) as work:

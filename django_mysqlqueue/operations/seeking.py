@@ -18,13 +18,13 @@ from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.arguments import milliseconds
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
@@ -61,7 +61,7 @@ class Preview:
     """Whether messages of the topic have coalesce keys."""
 
 
-@operates
+@spelled_out
 @checked(OperationRefused, only=("progress",))
 def seek(
     group: str,

@@ -7,10 +7,11 @@ from typing import Unpack
 
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations.arguments import texts
-from django_mysqlqueue.operations.declaring import How, operates, operating
+from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.options.conf import get_settings
@@ -18,7 +19,7 @@ from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
 
 
-@operates
+@spelled_out
 def release(group: str, topic: str, keys: Sequence[str], **how: Unpack[How]) -> Result:
     """Release the leases of partitions, so that any subscriber of the group can take them.
 
@@ -55,7 +56,7 @@ def release(group: str, topic: str, keys: Sequence[str], **how: Unpack[How]) -> 
         return result_of(Result, leasing.RELEASE, number, text % {"ref": ref, "number": f"{number:,}"}, dry_run=dry_run)
 
 
-@operates
+@spelled_out
 def forget(subscriber: str, **how: Unpack[How]) -> Result:
     """Forget a lost subscriber: its leases are released at once, instead of when they expire.
 

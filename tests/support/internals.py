@@ -5,7 +5,7 @@ Tests of one module may import it themselves.
 
 from __future__ import annotations
 
-from django_mysqlqueue.arguments import checked
+from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.sizes import (
     LATENCY_BOUNDS_MS,
     LATENCY_COLUMNS,

@@ -9,6 +9,7 @@ import math
 import traceback
 from decimal import Decimal
 from pathlib import Path
+from typing import Annotated, Any, Required, TypedDict, Unpack
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -21,7 +22,7 @@ from django_mysqlqueue import filter_policies, inspection, operations, tails, ta
 from django_mysqlqueue.models import OutboxMessage
 from tests.app import jobs
 from tests.support.harness import USING
-from tests.support.internals import GroupRef, checked, groups
+from tests.support.internals import GroupRef, checked, groups, spelled_out
 
 pytestmark = [pytest.mark.django_db, pytest.mark.any_engine]
 PACKAGE = str(Path(django_mysqlqueue.__file__).parent)
@@ -202,3 +203,44 @@ def test_an_error_names_the_argument_its_value_and_the_rule():
             listed(value)
     with pytest.raises(TypeError, match=r"listed\(\) got an unexpected keyword argument 'nothing'"):
         listed(nothing=1)
+
+
+class Shared(TypedDict, total=False):
+    who: Required[Annotated[str, "who does it."]]
+    times: Annotated[int, "how often.", 1]
+    where: Annotated[str | None, "the place."]
+
+
+class More(Shared, total=False):
+    why: Annotated[str, "the reason.", ""]
+
+
+def test_arguments_that_functions_share_are_in_the_signature_and_the_docstring():
+    @spelled_out
+    def done(what: str, **how: Unpack[More]) -> Any:
+        """Do it.
+
+        Args:
+            what: the work.
+            where: elsewhere.
+
+        Raises:
+            OSError: never.
+        """
+        return what, how
+
+    shown = "(what: 'str', *, who: str, times: int = 1, where: str | None = None, why: str = '') -> 'Any'"
+    assert str(inspect.signature(done)) == shown
+    assert inspect.getdoc(done).splitlines()[2:-3] == [
+        "Args:",
+        "    what: the work.",
+        "    where: elsewhere.",
+        "    who: who does it.",
+        "    times: how often.",
+        "    why: the reason.",
+    ]
+    assert done("x", who="me", why="so") == ("x", {"who": "me", "why": "so"})
+    with pytest.raises(TypeError, match=r"done\(\) missing a required argument: 'who'"):
+        done("x")
+    with pytest.raises(TypeError, match=r"done\(\) got an unexpected keyword argument 'whom'"):
+        done("x", who="me", whom="you")
