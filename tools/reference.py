@@ -41,6 +41,8 @@ REGION = re.compile(r"^<!-- generated: (\S+) -->\n(?:(?!^<!-- generated:).)*?^<!
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINE = 88
 """Maximum length of a line of code, as in docs/ruff.toml."""
+TEXT = 110
+"""Maximum length of a line of an argument's text that is not in a docstring."""
 LAYERS = "layers"
 """Name of the region with the drawing of the layers."""
 OPTIONS = "options"
@@ -143,7 +145,7 @@ def _spell_out(source: Source, function: griffe.Function) -> None:
         if section.kind is griffe.DocstringSectionKind.parameters:
             written = {one.name for one in section.value}
             section.value += [
-                griffe.DocstringParameter(name, description=text)
+                griffe.DocstringParameter(name, description=textwrap.fill(text, TEXT))
                 for name, (_kind, text, _default) in shared.items()
                 if name not in written
             ]

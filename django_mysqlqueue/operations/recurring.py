@@ -5,8 +5,7 @@ Each is one transaction, under the row's lock.
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -23,8 +22,8 @@ from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.lookups import known_names
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.schedules import editing, registry
-from django_mysqlqueue.schedules.definitions import LATEST, QUEUE, Definition, parse
-from django_mysqlqueue.schedules.editing import Options
+from django_mysqlqueue.schedules.definitions import Definition, parse
+from django_mysqlqueue.schedules.options import ScheduleOptions
 from django_mysqlqueue.service import audit, schedules
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
@@ -90,39 +89,21 @@ def change(
     return 1
 
 
+class ScheduleHow(ScheduleOptions, How):
+    """The options of a schedule, and the keyword arguments that all operations take."""
+
+
 @spelled_out
-def create_recurring(
-    name: str,
-    task: Any,
-    *,
-    cron: str | None = None,
-    every: Any = None,
-    at: datetime.datetime | None = None,
-    start: datetime.datetime | None = None,
-    timezone: str | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    catch_up: str = LATEST,
-    overlap: str = QUEUE,
-    enabled: bool = True,
-    **how: Unpack[How],
-) -> Result:
+def create_recurring(name: str, task: Any, *, enabled: bool = True, **how: Unpack[ScheduleHow]) -> Result:
     """Create a recurring schedule that can be edited. Subscribers notice it within a tick, without a restart.
+
+    If it has an interval without a start, a hash of its name chooses it, so that schedules with the same interval do
+    not all run in the same second.
 
     Args:
         name: the name of the schedule, which neither the code nor another schedule has.
         task: a task, or the path of one that this process has imported. Jobs go to the queue, with the priority, that
             the task has now.
-        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
-        every: the interval, a timedelta or a number of seconds, in place of a cron line.
-        at: when to run once, in place of both.
-        start: the first run of the interval (default: chosen by a hash of the name, so that schedules with the same
-            interval do not all run in the same second).
-        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
-        args: the positional arguments of the task, which must be JSON-serializable.
-        kwargs: its keyword arguments, which must be JSON-serializable.
-        catch_up: ``"latest"`` or ``"all"``, as for ``recurring``.
-        overlap: ``"queue"`` or ``"skip"``, as for ``recurring``.
         enabled: False to create it paused.
         using: alias of the queue's database (default: that of the task's queue).
 
@@ -130,21 +111,10 @@ def create_recurring(
         OperationRefused: a value breaks a rule, or there is a schedule with this name. The error names the value and
             the rule.
     """
-    options = Options(
-        task=task,
-        cron=cron,
-        every=every,
-        at=at,
-        start=start,
-        timezone=timezone,
-        args=args,
-        kwargs=kwargs,
-        catch_up=catch_up,
-        overlap=overlap,
-    )
-    definition, alias = new(name, options, enabled=enabled)
-    using = how.get("using")
-    with operating({**how, "using": alias if using is None else using}) as (there, who, dry_run):
+    definition, alias = new(name, task, how, enabled=enabled)
+    if how.get("using") is None:
+        how["using"] = alias
+    with operating(how) as (there, who, dry_run):
         session = Session(there)
         now = session.now()
         require_future(name, definition, now)
@@ -164,18 +134,9 @@ def update_recurring(
     name: str,
     *,
     task: Any = None,
-    cron: str | None = None,
-    every: Any = None,
-    at: datetime.datetime | None = None,
-    start: datetime.datetime | None = None,
-    timezone: str | None = None,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    catch_up: str | None = None,
-    overlap: str | None = None,
     enabled: bool | None = None,
     version: int | None = None,
-    **how: Unpack[How],
+    **how: Unpack[ScheduleHow],
 ) -> Result:
     """Change a recurring schedule that was made with ``create_recurring``. What is None stays as it is.
 
@@ -184,17 +145,7 @@ def update_recurring(
 
     Args:
         name: the name of the schedule.
-        task: as for ``create_recurring``, and so are the others. Only with it, the queue and the priority of the jobs
-            change.
-        cron: a cron line.
-        every: an interval.
-        at: when to run once.
-        start: the first run of the interval.
-        timezone: the time zone of the cron line.
-        args: the positional arguments of the task.
-        kwargs: its keyword arguments.
-        catch_up: ``"latest"`` or ``"all"``.
-        overlap: ``"queue"`` or ``"skip"``.
+        task: as for ``create_recurring``. Only with it, the queue and the priority of the jobs change.
         enabled: True to resume it, False to pause it.
         version: the ``registered_at`` of the ``ScheduleStatus`` that was edited: the change is refused if it has
             changed since.
@@ -204,22 +155,7 @@ def update_recurring(
         OperationRefused: there is no such schedule, or the code declares it; a value breaks a rule; or the schedule has
             another version.
     """
-    changes = Changes(
-        Options(
-            task=task,
-            cron=cron,
-            every=every,
-            at=at,
-            start=start,
-            timezone=timezone,
-            args=args,
-            kwargs=kwargs,
-            catch_up=catch_up,
-            overlap=overlap,
-        ),
-        enabled,
-        version,
-    )
+    changes = Changes(task, how, enabled, version)
     if task is not None:
         import_tasks()
     with _found(name, how) as found:
@@ -253,8 +189,9 @@ def update_recurring(
 class Changes(NamedTuple):
     """What is changed of a schedule, and what its editor has seen of it."""
 
-    options: Options
-    enabled: bool | None = None
+    task: Any
+    options: Mapping[str, Any]
+    enabled: bool | None
     version: int | None = None
 
     def applied(self, row: Row) -> tuple[Definition, bool]:
@@ -273,7 +210,7 @@ class Changes(NamedTuple):
             )
         before = _definition(row)
         try:
-            definition = editing.changed(row.name, before, self.options)
+            definition = editing.changed(row.name, before, self.task, self.options)
             schedules.home_of(definition)
         except (SubscriberError, InvalidMessage) as error:
             raise OperationRefused(str(error)) from None
@@ -286,7 +223,7 @@ class Changes(NamedTuple):
         return definition, not row.paused_at if self.enabled is None else self.enabled
 
 
-def new(name: str, options: Options, *, enabled: bool) -> tuple[Definition, str]:
+def new(name: str, task: Any, options: Mapping[str, Any], *, enabled: bool) -> tuple[Definition, str]:
     """Return the definition of a schedule that is to be created, and the alias of its database.
 
     Raises:
@@ -295,7 +232,7 @@ def new(name: str, options: Options, *, enabled: bool) -> tuple[Definition, str]
     _flag("enabled", enabled)
     import_tasks()
     try:
-        definition = editing.definition_of(name, options)
+        definition = editing.definition_of(name, task, options)
         alias = schedules.home_of(definition)
     except (SubscriberError, InvalidMessage) as error:
         raise OperationRefused(str(error)) from None

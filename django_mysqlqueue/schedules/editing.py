@@ -4,86 +4,68 @@ from __future__ import annotations
 
 import datetime
 import sys
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import Definition
+from django_mysqlqueue.schedules.options import ScheduleOptions, given
 from django_mysqlqueue.schedules.registry import Destination
 from django_mysqlqueue.schedules.timetables import once
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
-
-
-class Options(TypedDict, total=False):
-    """The options of such a schedule, as ``recurring`` has them; None: its default, or if it is changed, as it was."""
-
-    task: Any
-    """A task, or its path."""
-    cron: Any
-    every: Any
-    at: Any
-    """When it runs once, in place of ``cron`` and ``every``."""
-    start: Any
-    timezone: Any
-    args: Any
-    kwargs: Any
-    catch_up: Any
-    overlap: Any
-
 
 TIMES = ("cron", "every", "at")
 """The options of which a schedule has one."""
 OF_TIMES = (*TIMES, "start", "timezone")
 
 
-def definition_of(name: str, options: Options) -> Definition:
-    """Return the definition of a schedule.
+def definition_of(name: str, task: Any, options: Mapping[str, Any], place: Destination | None = None) -> Definition:
+    """Return the definition of a schedule. Of the options, those of ``ScheduleOptions`` count.
+
+    ``task``: a task, or its path. ``place``: where its jobs go, if the path is that of a schedule that exists.
 
     Raises:
         SubscriberError: a value breaks a rule. The error names the schedule, the value and the rule.
     """
-    task = options.get("task")
-    function = getattr(task, "func", None)
-    place = None
+    wanted = given(options)
     try:
-        if function is not None:
-            path = f"{function.__module__}.{function.__qualname__}"
-            place = Destination(task.backend, task.queue_name, task.priority)  # type: ignore[union-attr]
-        else:
-            path = _imported(task)
-        return _defined(name, path, place, options)
+        if (function := getattr(task, "func", None)) is not None:
+            task, place = f"{function.__module__}.{function.__qualname__}", Destination.of(task)
+        elif place is None:
+            task = _imported(task)
+        times = None
+        if (at := wanted.pop("at", None)) is not None:
+            if more := [option for option in OF_TIMES if option in wanted]:
+                raise ValueError(f"at={at!r}: pass it without {' and '.join(more)}")
+            times = once(at)
+        spread = "every" in wanted and "start" not in wanted
+        return registry.defined(registry.parsed(name, "", place, times, task=task, spread=spread, **wanted))
     except ValueError as error:
         raise SubscriberError(f"Schedule {name!r}: {error}") from None
 
 
-def changed(name: str, definition: Definition, changes: Options) -> Definition:
+def changed(name: str, definition: Definition, task: Any, options: Mapping[str, Any]) -> Definition:
     """Return the definition with other options. The queue and the priority stay, unless the task is given.
 
     Raises:
         SubscriberError: as for ``definition_of``.
     """
-    given = {option: value for option, value in changes.items() if value is not None}
-    if not given:
+    changes = given(options)
+    if task is None and not changes:
         return definition
-    kept = dict(options_of(definition))
-    if any(option in given for option in TIMES):
+    kept = given(options_of(definition))
+    if any(option in changes for option in TIMES):
         kept = {option: value for option, value in kept.items() if option not in OF_TIMES}
-    options = Options(**{**kept, **given})  # type: ignore[typeddict-item]
-    if "task" in given:
-        return definition_of(name, options)
-    place = Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
-    try:
-        return _defined(name, definition.task, place, options)
-    except ValueError as error:
-        raise SubscriberError(f"Schedule {name!r}: {error}") from None
+    if task is not None:
+        return definition_of(name, task, {**kept, **changes})
+    return definition_of(name, definition.task, {**kept, **changes}, registry.destination(definition))
 
 
-def options_of(definition: Definition) -> Options:
+def options_of(definition: Definition) -> ScheduleOptions:
     """Return the options from which a definition was made."""
     times = definition.timetable
-    found = Options(
-        task=definition.task,
+    found = ScheduleOptions(
         args=definition.payload["args"],
         kwargs=definition.payload["kwargs"],
         catch_up=definition.catch_up,
@@ -104,17 +86,6 @@ def topic_of(path: str) -> str:
         return registry.topic_of(_imported(path))
     except ValueError:
         return ""
-
-
-def _defined(name: str, path: str, place: Destination | None, options: Options) -> Definition:
-    given = {option: value for option, value in options.items() if value is not None and option != "task"}
-    at, times = given.pop("at", None), None
-    if at is not None:
-        if more := [option for option in OF_TIMES if option in given]:
-            raise ValueError(f"at={at!r}: pass it without {' and '.join(more)}")
-        times = once(at)
-    spread = "every" in given and "start" not in given
-    return registry.defined(registry.parsed(name, "", place, times, task=path, spread=spread, **given))
 
 
 def _imported(path: Any) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.keys import check_key
@@ -22,6 +22,7 @@ from django_mysqlqueue.names.rules import JOB_PREFIX, job_topic
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
+from django_mysqlqueue.schedules.options import TaskOptions, Times, given
 from django_mysqlqueue.schedules.timetables import Timetable, timetable
 from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
 
@@ -36,6 +37,11 @@ class Destination(NamedTuple):
     """The alias in ``TASKS``."""
     queue_name: str
     priority: int
+
+    @classmethod
+    def of(cls, task: Any) -> Destination:
+        """Return that of a task object."""
+        return cls(task.backend, task.queue_name, task.priority)
 
 
 class OtherBackend(Exception):
@@ -80,18 +86,9 @@ class Schedules(NamedTuple):
 _declared: dict[str, Declared] = {}
 
 
+@spelled_out
 def recurring(
-    cron: str | None = None,
-    *,
-    every: Any = None,
-    start: datetime.datetime | None = None,
-    spread: bool = False,
-    name: str | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timezone: str | None = None,
-    catch_up: str = LATEST,
-    overlap: str = QUEUE,
+    cron: str | None = None, *, name: str | None = None, spread: bool = False, **options: Unpack[TaskOptions]
 ) -> Callable[[T], T]:
     """Run a task at the times of a cron line, or after each interval. It may stand above or below ``@task``.
 
@@ -99,19 +96,9 @@ def recurring(
 
     Args:
         cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
-        every: the interval, a timedelta or a number of seconds, in place of a cron line.
-        start: the first run of the interval; the others are counted from it (default: one interval after the schedule
-            was registered).
-        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
-            in the same second.
         name: the name of the schedule (default: the path of the task). A task may have several schedules.
-        args: the positional arguments of the task, which must be JSON-serializable.
-        kwargs: its keyword arguments, which must be JSON-serializable.
-        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
-        catch_up: which ticks that were missed in an outage run after it: ``"latest"``: the newest; ``"all"``: each, at
-            most the newest 100.
-        overlap: what becomes of a tick if the job of an earlier one has not ended: ``"queue"``: its job waits;
-            ``"skip"``: the tick is skipped.
+        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
+            in the same second (default: it is one interval after the schedule was registered).
 
     Raises:
         SubscriberError: a value breaks a rule, or another schedule has the name. The error names the rule or the place.
@@ -124,42 +111,25 @@ def recurring(
         if not callable(function):
             raise SubscriberError(f"@recurring on {decorated!r} ({where}): it is not a task or a function")
         path = f"{function.__module__}.{function.__qualname__}"
-        place = None if function is task else Destination(task.backend, task.queue_name, task.priority)
-        _remember(
-            parsed(
-                path if name is None else name,
-                where,
-                place,
-                cron=cron,
-                every=every,
-                start=start,
-                spread=spread,
-                timezone=timezone,
-                catch_up=catch_up,
-                overlap=overlap,
-                task=path,
-                args=args,
-                kwargs=kwargs,
-            )
-        )
+        place = None if function is task else Destination.of(task)
+        called = path if name is None else name
+        _remember(parsed(called, where, place, cron=cron, task=path, spread=spread, **given(options)))
         return decorated
 
     return decorate
 
 
+@spelled_out
 def recurring_message(
     name: str,
     cron: str | None = None,
     *,
     topic: str,
     payload: Any,
-    every: Any = None,
-    start: datetime.datetime | None = None,
-    spread: bool = False,
     key: str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    timezone: str | None = None,
-    catch_up: str = LATEST,
+    spread: bool = False,
+    **options: Unpack[Times],
 ) -> None:
     """Publish a message at the times of a cron line, or after each interval.
 
@@ -170,40 +140,20 @@ def recurring_message(
         cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
         topic: the topic.
         payload: the payload, a value that ``DjangoJSONEncoder`` can encode.
-        every: the interval, a timedelta or a number of seconds, in place of a cron line.
-        start: the first run of the interval; the others are counted from it (default: one interval after the schedule
-            was registered).
-        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
-            in the same second.
         key: the partition key.
         metadata: a JSON object to store beside the payload.
-        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
-        catch_up: which ticks that were missed in an outage are published after it: ``"latest"``: the newest; ``"all"``:
-            each, at most the newest 100.
+        spread: True to choose the start by a hash of the name, so that schedules with the same interval do not all run
+            in the same second (default: it is one interval after the schedule was registered).
 
     Raises:
         SubscriberError: a value breaks a rule, or another schedule has the name. The error names the rule or the place.
     """
-    _remember(
-        parsed(
-            name,
-            _caller(),
-            cron=cron,
-            every=every,
-            start=start,
-            spread=spread,
-            timezone=timezone,
-            catch_up=catch_up,
-            topic=topic,
-            payload=payload,
-            key=key,
-            metadata=metadata,
-        )
-    )
+    message = {"topic": topic, "payload": payload, "key": key, "metadata": metadata}
+    _remember(parsed(name, _caller(), cron=cron, spread=spread, **message, **given(options)))
 
 
 def _caller() -> str:
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # Beyond ``@spelled_out``.
     return f"{frame.f_globals.get('__name__', '?')}, line {frame.f_lineno}"
 
 
@@ -412,10 +362,10 @@ def _defined(declared: Declared) -> Definition:
     return definition._replace(topic=job_topic(place.queue_name), priority=place.priority, backend=place.backend)
 
 
-def _place_of(task: str, given: Destination | None) -> Destination:
+def _place_of(task: str, declared: Destination | None) -> Destination:
     if place_of is None:
         raise ValueError(f"task {task!r}: tasks need Django 6.0, or the package django-tasks")
-    return place_of(task, given)
+    return place_of(task, declared)
 
 
 def defined(declared: Declared) -> Definition:
@@ -442,15 +392,19 @@ def topic_of(task: str) -> str:
         raise ValueError(f"task {task!r}: {error}") from None
 
 
+def destination(definition: Definition) -> Destination:
+    """Return where the jobs of a schedule that people make go."""
+    return Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
+
+
 def require_task(definition: Definition) -> None:
     """Require that this process can run the task of a schedule that people have made.
 
     Raises:
         ValueError: it cannot. The error names the task and the reason.
     """
-    place = Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
     try:
-        _place_of(definition.task, place)
+        _place_of(definition.task, destination(definition))
     except (OtherBackend, ImportError) as error:
         raise ValueError(f"task {definition.task!r}: {error}") from None
 
@@ -462,9 +416,8 @@ def why_not(definition: Definition) -> str:
     """
     if place_of is None:
         return ""
-    place = Destination(definition.backend, definition.topic.removeprefix(JOB_PREFIX), definition.priority)
     try:
-        place_of(definition.task, place)
+        place_of(definition.task, destination(definition))
     except OtherBackend:
         return ""
     except (ValueError, ImportError) as error:

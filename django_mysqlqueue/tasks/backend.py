@@ -440,7 +440,7 @@ def place_of(path: str, given: Destination | None) -> Destination:
         importing.require_importable(task)
     except InvalidTask as error:
         raise ValueError(str(error)) from None
-    place = given or Destination(task.backend, task.queue_name, task.priority)
+    place = given or Destination.of(task)
     backend = by_alias().get(place.backend)
     if backend is None:
         raise OtherBackend(f"the backend {place.backend!r} of the task {path} in TASKS is not MySQLQueueBackend.")

@@ -5,16 +5,14 @@ Each function is part of the open transaction of the queue's database, if there 
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
+from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.operations import recurring
 from django_mysqlqueue.operations.recurring import Changes
-from django_mysqlqueue.schedules.definitions import LATEST, QUEUE
-from django_mysqlqueue.schedules.editing import Options
+from django_mysqlqueue.schedules.options import ScheduleOptions
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.sql.session import Session, run
 
@@ -24,40 +22,19 @@ CODE = "code"
 """Who makes a change, for the audit log, if nothing else is given."""
 
 
+@spelled_out
 def create(
-    name: str,
-    task: Any,
-    *,
-    cron: str | None = None,
-    every: Any = None,
-    at: datetime.datetime | None = None,
-    start: datetime.datetime | None = None,
-    timezone: str | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    catch_up: str = LATEST,
-    overlap: str = QUEUE,
-    enabled: bool = True,
-    actor: str = CODE,
+    name: str, task: Any, *, enabled: bool = True, actor: str = CODE, **options: Unpack[ScheduleOptions]
 ) -> None:
     """Create a recurring schedule. All subscribers run it, and notice it within a tick, without a restart.
+
+    If it has an interval without a start, a hash of its name chooses it, so that schedules with the same interval do
+    not all run in the same second.
 
     Args:
         name: the name of the schedule, which neither the code nor another schedule has.
         task: a task, or the path of one that this process has imported. Jobs go to the queue, with the priority, that
             the task has now.
-        cron: minute, hour, day of the month, month and day of the week, for example ``"0 3 * * *"``.
-        every: the interval, a timedelta or a number of seconds, in place of a cron line.
-        at: when to run once, in place of both. A naive datetime is in the project's time zone.
-        start: the first run of the interval (default: chosen by a hash of the name, so that schedules with the same
-            interval do not all run in the same second).
-        timezone: the time zone of the cron line (default: ``TIME_ZONE``).
-        args: the positional arguments of the task, which must be JSON-serializable.
-        kwargs: its keyword arguments, which must be JSON-serializable.
-        catch_up: which ticks that were missed in an outage run after it: ``"latest"``: the newest; ``"all"``: each, at
-            most the newest 100.
-        overlap: what becomes of a tick if the job of an earlier one has not ended: ``"queue"``: its job waits;
-            ``"skip"``: the tick is skipped.
         enabled: False to create it paused.
         actor: who creates it, for the audit log.
 
@@ -65,19 +42,7 @@ def create(
         OperationRefused: a value breaks a rule, or there is a schedule with this name, in the code or elsewhere. The
             error names the value and the rule.
     """
-    options = Options(
-        task=task,
-        cron=cron,
-        every=every,
-        at=at,
-        start=start,
-        timezone=timezone,
-        args=args,
-        kwargs=kwargs,
-        catch_up=catch_up,
-        overlap=overlap,
-    )
-    definition, using = recurring.new(name, options, enabled=enabled)
+    definition, using = recurring.new(name, task, options, enabled=enabled)
 
     def write(session: Session) -> None:
         recurring.require_future(name, definition, session.now())
@@ -86,21 +51,14 @@ def create(
     run(using, write)
 
 
+@spelled_out
 def update(
     name: str,
     *,
     task: Any = None,
-    cron: str | None = None,
-    every: Any = None,
-    at: datetime.datetime | None = None,
-    start: datetime.datetime | None = None,
-    timezone: str | None = None,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    catch_up: str | None = None,
-    overlap: str | None = None,
     enabled: bool | None = None,
     actor: str = CODE,
+    **options: Unpack[ScheduleOptions],
 ) -> None:
     """Change a recurring schedule that was created here or in the admin. What is None stays as it is.
 
@@ -110,16 +68,7 @@ def update(
 
     Args:
         name: the name of the schedule.
-        task: as for ``create``, and so are the others. Only with it, the queue and the priority of the jobs change.
-        cron: a cron line.
-        every: an interval.
-        at: when to run once.
-        start: the first run of the interval.
-        timezone: the time zone of the cron line.
-        args: the positional arguments of the task.
-        kwargs: its keyword arguments.
-        catch_up: ``"latest"`` or ``"all"``.
-        overlap: ``"queue"`` or ``"skip"``.
+        task: as for ``create``. Only with it, the queue and the priority of the jobs change.
         enabled: True to enable it, False to disable it.
         actor: who changes it, for the audit log.
 
@@ -127,21 +76,9 @@ def update(
         OperationRefused: there is no such schedule, or the code declares it; or a value breaks a rule. The error names
             the value and the rule.
     """
-    options = Options(
-        task=task,
-        cron=cron,
-        every=every,
-        at=at,
-        start=start,
-        timezone=timezone,
-        args=args,
-        kwargs=kwargs,
-        catch_up=catch_up,
-        overlap=overlap,
-    )
     if task is not None:
         recurring.import_tasks()
-    changes, using = Changes(options, enabled), recurring.home(name)
+    changes, using = Changes(task, options, enabled), recurring.home(name)
     if not run(using, partial(recurring.write_changed, name, changes, by=recurring.by(actor))):
         raise recurring.unknown(name)
 

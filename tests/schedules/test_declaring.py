@@ -100,6 +100,14 @@ def test_an_interval_may_have_a_start_or_be_spread(settings):
     assert 0 <= found["message"].start_ms < 60_000
 
 
+def test_none_is_as_if_an_option_was_not_given():
+    recurring(every=FIVE)(jobs.add)
+    name, definition = only()
+    options = dict.fromkeys(("start", "timezone", "args", "kwargs", "catch_up", "overlap"))
+    recurring(every=FIVE, name=name + "2", **options)(jobs.add)
+    assert declared_schedules()[USING] == {name: definition, name + "2": definition}
+
+
 def test_the_time_zone_of_the_project_is_the_default(settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     recurring("0 4 * * *")(jobs.add)

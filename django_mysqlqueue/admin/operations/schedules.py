@@ -238,14 +238,14 @@ def _shown(stored: recurring.Stored) -> dict[str, str]:
     options = editing.options_of(stored.definition)
     every = options.get("every")
     shown = {
-        "task": options["task"],
+        "task": stored.definition.task,
         "cron": options.get("cron") or "",
         "timezone": options.get("timezone") or "",
         "every": "" if every is None else f"{every.total_seconds():.3f}".rstrip("0").rstrip("."),
         "args": _text(options["args"]),
         "kwargs": _text(options["kwargs"]),
-        "overlap": options["overlap"],
-        "catch_up": options["catch_up"],
+        "overlap": stored.definition.overlap,
+        "catch_up": stored.definition.catch_up,
         "version": str(stored.version),
         "enabled": "True" if stored.enabled else "",
         "was_enabled": "True" if stored.enabled else "",
