@@ -43,10 +43,7 @@ def operating(how: How, **names: str) -> Iterator[Work]:
 
     ``names``: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
     """
-    by: By = {"actor": how["actor"], "reason": how.get("reason", "")}
-    if not text("actor", by["actor"], most=KEY_LENGTH).strip():
-        raise OperationRefused(f"actor {by['actor']!r}: must not be empty, for the audit log")
-    text("reason", by["reason"], most=REASON_LENGTH)
+    who = by(how["actor"], how.get("reason", ""))
     for name, value in names.items():
         text(name, value, most=KEY_LENGTH)
     using = how.get("using")
@@ -54,4 +51,15 @@ def operating(how: How, **names: str) -> Iterator[Work]:
         raise OperationRefused(f"using {using!r}: DATABASES has no such alias")
     alias = queue_alias(using, topic=names.get("topic"))
     with apart(alias):
-        yield Work(alias, by, bool(how.get("dry_run")))
+        yield Work(alias, who, bool(how.get("dry_run")))
+
+
+def by(actor: str, reason: str = "") -> By:
+    """Return who makes a change, and why.
+
+    Raises:
+        OperationRefused: one is not a text, or there is no actor.
+    """
+    if not text("actor", actor, most=KEY_LENGTH).strip():
+        raise OperationRefused(f"actor {actor!r}: must not be empty, for the audit log")
+    return {"actor": actor, "reason": text("reason", reason, most=REASON_LENGTH)}

@@ -5,7 +5,7 @@ Each is one transaction, under the row's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -121,12 +121,10 @@ def create_recurring(name: str, task: Any, *, enabled: bool = True, **how: Unpac
         if dry_run:
             _refuse_existing(session, name)
         else:
-            run(there, lambda session: write_new(session, name, definition, enabled=enabled, by=who))
-        said = (_("The schedule %(name)s will be created.") if dry_run else _("The schedule %(name)s is created.")) % {
-            "name": name
-        }
-        sentences = (said, _what(definition), *_state(definition, now, now, enabled=enabled))
-        return result_of(Result, CREATE, 1, *sentences, dry_run=dry_run)
+            run(there, partial(write_new, name, definition, enabled=enabled, by=who))
+        said = _("The schedule %(name)s will be created.") if dry_run else _("The schedule %(name)s is created.")
+        more = (_what(definition), *_state(definition, now, now, enabled=enabled))
+        return result_of(Result, CREATE, 1, said % {"name": name}, *more, dry_run=dry_run)
 
 
 @spelled_out
@@ -162,13 +160,8 @@ def update_recurring(
         before = found.row
         definition, is_enabled = changes.applied(before)
         if definition == _definition(before) and is_enabled == (not before.paused_at):
-            return result_of(
-                Result,
-                UPDATE,
-                0,
-                _("The schedule %(name)s is already like this.") % {"name": name},
-                dry_run=found.dry_run,
-            )
+            said = _("The schedule %(name)s is already like this.") % {"name": name}
+            return result_of(Result, UPDATE, 0, said, dry_run=found.dry_run)
         number = 1 if found.dry_run else run(found.using, partial(write_changed, name, changes, by=found.by))
         said = sentence(
             number,
@@ -178,12 +171,8 @@ def update_recurring(
             nothing=_("The schedule was deleted."),
         )
         last_tick = before.last_tick if definition.timetable == _definition(before).timetable else before.now
-        sentences = (
-            said % {"name": name},
-            _what(definition),
-            *_state(definition, last_tick, before.now, enabled=is_enabled),
-        )
-        return result_of(Result, UPDATE, number, *sentences, dry_run=found.dry_run)
+        more = (_what(definition), *_state(definition, last_tick, before.now, enabled=is_enabled))
+        return result_of(Result, UPDATE, number, said % {"name": name}, *more, dry_run=found.dry_run)
 
 
 class Changes(NamedTuple):
@@ -211,10 +200,10 @@ class Changes(NamedTuple):
         before = _definition(row)
         try:
             definition = editing.changed(row.name, before, self.task, self.options)
-            schedules.home_of(definition)
+            home = schedules.home_of(definition)
         except (SubscriberError, InvalidMessage) as error:
             raise OperationRefused(str(error)) from None
-        if (home := queue_alias(topic=definition.topic)) != queue_alias(topic=before.topic):
+        if home != queue_alias(topic=before.topic):
             raise OperationRefused(
                 f"The jobs of task {definition.task!r} are in the database {home!r}: create a schedule there."
             )
@@ -253,7 +242,7 @@ def require_future(name: str, definition: Definition, now: int) -> None:
         raise OperationRefused(f"Schedule {name!r}: {definition.timetable}: this time has passed")
 
 
-def write_new(session: Session, name: str, definition: Definition, *, enabled: bool, by: By) -> None:
+def write_new(name: str, definition: Definition, session: Session, *, enabled: bool, by: By) -> None:
     """Create a schedule in the caller's transaction, and record it."""
     schedules.create(session, name, definition, enabled=enabled)
     on = GroupRef("", definition.topic)
@@ -483,17 +472,6 @@ def _topic_of(row: Row) -> str:
         return ""
 
 
-def by(actor: str) -> By:
-    """Return who makes a change.
-
-    Raises:
-        OperationRefused: it is not a text, or an empty one.
-    """
-    if not text("actor", actor, most=KEY_LENGTH).strip():
-        raise OperationRefused(f"actor {actor!r}: must not be empty, for the audit log")
-    return {"actor": actor}
-
-
 def home(name: str) -> str:
     """Return the alias of the database that has a schedule.
 
@@ -504,19 +482,14 @@ def home(name: str) -> str:
     for alias in queue_aliases():
         if name in schedules.read(Session(alias), [name]):
             return alias
-    raise unknown(name)
+    raise unknown(name, queue_aliases())
 
 
-def unknown(name: str) -> OperationRefused:
-    """Return the error for a schedule that does not exist in any database."""
-    sessions = (Session(alias) for alias in queue_aliases())
-    rows = [row for session in sessions for row in schedules.read_all(session, MOST_NAMES)]
-    return _unknown(name, {row.name: _topic_of(row) or None for row in rows})
-
-
-def _unknown(name: str, known: dict[str, str | None]) -> OperationRefused:
-    names = known_names("Schedules", name, dict(sorted(known.items())))
-    return OperationRefused(f"There is no schedule {name!r}.", known=names)
+def unknown(name: str, aliases: Iterable[str]) -> OperationRefused:
+    """Return the error for a schedule that none of the databases has."""
+    rows = [row for alias in aliases for row in schedules.read_all(Session(alias), MOST_NAMES)]
+    known = {row.name: _topic_of(row) or None for row in sorted(rows)}
+    return OperationRefused(f"There is no schedule {name!r}.", known=known_names("Schedules", name, known))
 
 
 @contextmanager
@@ -525,20 +498,17 @@ def _found(name: str, how: How) -> Iterator[_Found]:
     text("name", name, most=KEY_LENGTH)
     using = how.get("using")
     aliases = queue_aliases() if using is None else [using]
-    known: dict[str, str | None] = {}
     for alias in aliases:
         with operating({**how, "using": alias}) as (there, who, dry_run):
-            session = Session(there)
-            row = schedules.read(session, [name]).get(name)
+            row = schedules.read(Session(there), [name]).get(name)
             if row is not None:
                 yield _Found(there, row, who, dry_run)
                 return
-            known |= {one.name: _topic_of(one) or None for one in schedules.read_all(session, MOST_NAMES)}
     if using is None and name in registry.find().definitions:
         raise OperationRefused(
             f"The schedule {name!r} is not registered yet: the first subscriber that starts does that."
         )
-    raise _unknown(name, known)
+    raise unknown(name, aliases)
 
 
 def _definition(row: Row) -> Definition:

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.inspection import ScheduleStatus, list_schedules
 from django_mysqlqueue.operations import recurring
+from django_mysqlqueue.operations.declaring import by
 from django_mysqlqueue.operations.recurring import Changes
 from django_mysqlqueue.schedules.options import ScheduleOptions
 from django_mysqlqueue.service.databases import queue_aliases
@@ -43,12 +44,8 @@ def create(
             error names the value and the rule.
     """
     definition, using = recurring.new(name, task, options, enabled=enabled)
-
-    def write(session: Session) -> None:
-        recurring.require_future(name, definition, session.now())
-        recurring.write_new(session, name, definition, enabled=enabled, by=recurring.by(actor))
-
-    run(using, write)
+    recurring.require_future(name, definition, Session(using).now())
+    run(using, partial(recurring.write_new, name, definition, enabled=enabled, by=by(actor)))
 
 
 @spelled_out
@@ -79,8 +76,8 @@ def update(
     if task is not None:
         recurring.import_tasks()
     changes, using = Changes(task, options, enabled), recurring.home(name)
-    if not run(using, partial(recurring.write_changed, name, changes, by=recurring.by(actor))):
-        raise recurring.unknown(name)
+    if not run(using, partial(recurring.write_changed, name, changes, by=by(actor))):
+        raise recurring.unknown(name, queue_aliases())
 
 
 def delete(name: str, *, actor: str = CODE) -> None:
@@ -134,5 +131,5 @@ def list() -> tuple[ScheduleStatus, ...]:  # noqa: A001
 
 
 def _change(name: str, action: Any, write: Any, actor: str) -> None:
-    change = partial(recurring.change, name, action, write, by=recurring.by(actor))
+    change = partial(recurring.change, name, action, write, by=by(actor))
     run(recurring.home(name), change)
