@@ -177,6 +177,30 @@ def test_jobs_that_an_operation_skips_end(db, crasher, settings, how, mode):
     assert at_every_statement(crasher, mode, setup, lambda _: operate(ALIAS), check) > 3
 
 
+def a_subscriber(monkeypatch):
+    """A subscriber that runs the jobs, and ends with the crasher."""
+    sub = Sub(registry.handlers()[job_worlds.JOBS], name="first")
+    sub.use(ALIAS)
+    monkeypatch.setattr(jobs, "database", ALIAS)
+    return sub
+
+
+def turn(world):
+    _, sub = world
+    sub.step()
+    sub.work()
+    sub.flush()
+
+
+def take_over(results, **options):
+    """Let another subscriber end the jobs."""
+    SubscriberHeartbeat.objects.all().delete()
+    DeliveryState.objects.filter(acked=False).update(invisible_until=0)
+    deliver_all(raise_exceptions=False, **options)
+    for result in results.values():
+        result.refresh()
+
+
 @pytest.mark.parametrize("mode", ENDS)
 def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkeypatch):
     """Whatever ends it: an atomic job leaves its write once, with its result."""
@@ -188,16 +212,7 @@ def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkey
             "plain": jobs.plain.enqueue(2),
             "fails": jobs.fail.enqueue(3),
         }
-        sub = Sub(registry.handlers()[job_worlds.JOBS], name="first")
-        sub.use(ALIAS)
-        monkeypatch.setattr(jobs, "database", ALIAS)
-        return results, sub
-
-    def turn(world):
-        _, sub = world
-        sub.step()
-        sub.work()
-        sub.flush()
+        return results, a_subscriber(monkeypatch)
 
     def check(world, ended):
         results, _ = world
@@ -207,11 +222,7 @@ def test_a_turn_of_a_subscriber(db, crasher, mode, no_handlers, settings, monkey
         written = {"atomic": Effect.objects.filter(value=1).count(), "plain": Effect.objects.filter(value=2).count()}
         assert (written["atomic"] == 1) == (results["atomic"].status == "SUCCESSFUL")
         assert results["plain"].status != "SUCCESSFUL" or written["plain"] == 1
-        SubscriberHeartbeat.objects.all().delete()
-        DeliveryState.objects.filter(acked=False).update(invisible_until=0)
-        deliver_all(raise_exceptions=False)
-        for result in results.values():
-            result.refresh()
+        take_over(results)
         assert results["atomic"].status == "SUCCESSFUL"
         assert results["fails"].status == "FAILED"
         if results["plain"].status == "FAILED":
@@ -286,16 +297,7 @@ def test_a_turn_with_jobs_that_ask_for_later_attempts(db, crasher, mode, no_hand
     def setup():
         jobs.waits[:] = [7200, 5]
         results = {"continued": jobs.go_on.enqueue(1), "raised": jobs.ask_later.enqueue(2)}
-        sub = Sub(registry.handlers()[job_worlds.JOBS], name="first")
-        sub.use(ALIAS)
-        monkeypatch.setattr(jobs, "database", ALIAS)
-        return results, sub
-
-    def turn(world):
-        _, sub = world
-        sub.step()
-        sub.work()
-        sub.flush()
+        return results, a_subscriber(monkeypatch)
 
     def check(world, ended):
         results, _ = world
@@ -307,11 +309,7 @@ def test_a_turn_with_jobs_that_ask_for_later_attempts(db, crasher, mode, no_hand
         assert Effect.objects.filter(value=1).count() == waits
         rows = JobResult.objects.exclude(status__in=["FAILED", "SUCCESSFUL"])
         assert not list(job_invariants.contradictions(Tables.read(USING), rows, JobStage.objects.all()))
-        SubscriberHeartbeat.objects.all().delete()
-        DeliveryState.objects.filter(acked=False).update(invisible_until=0)
-        deliver_all(raise_exceptions=False, advance=7201)
-        for result in results.values():
-            result.refresh()
+        take_over(results, advance=7201)
         assert {result.status for result in results.values()} == {"SUCCESSFUL"}
         assert Effect.objects.filter(value=1).count() == 1 + waits
         assert Effect.objects.filter(value=2).count() == 1
