@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -61,6 +62,23 @@ def test_every_name_that_a_page_imports_is_in_the_reference():
         if name not in known and not any(one.startswith(f"{name}.") for one in known)
     }
     assert not missing, missing
+
+
+def test_functions_have_the_arguments_of_their_pages():
+    """Those that a decorator gives them, too."""
+    source = reference.Source.read(reference.ROOT)
+    functions = {name: found for name in described() if (found := source.find(name)) and found.is_function}
+    assert len(functions) > 50
+    for name, found in functions.items():
+        module, _, attribute = name.rpartition(".")
+        real = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
+        several = ("variadic positional", "variadic keyword")
+        assert [(one.name, one.kind.value) for one in found.parameters] == [
+            (one.name, one.kind.description) for one in real
+        ], name
+        assert [one.name for one in found.parameters if one.default is None or one.kind.value in several] == [
+            one.name for one in real if one.default is one.empty
+        ], name
 
 
 def test_the_source_is_parsed_and_not_imported():
