@@ -8,8 +8,8 @@ from django_mysqlqueue.exceptions import InvalidMessage
 
 REFUSAL_LENGTH = 500
 """Maximum length of the error of a database that refuses a relayed message, in characters."""
-JOB_PATH_LENGTH = 255
-"""Maximum length of the dotted path of a task."""
+JOB_PATH_LENGTH = 181
+"""Maximum length of the dotted path of a task: it is the key of its jobs, which may have a priority."""
 PROGRESS_LENGTH = 1500
 """Maximum length of the progress of a job as JSON."""
 PROGRESS_MESSAGE_LENGTH = 200

@@ -16,9 +16,10 @@ from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.names.keys import lane
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.topics import first_topic
-from django_mysqlqueue.service import job_messages, job_progress
+from django_mysqlqueue.service import job_progress
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
@@ -433,13 +434,7 @@ def _error(line: str) -> JobError:
         return JobError("", line)  # Somebody has written it in plain SQL.
 
 
-def message_offset(session: Session, job: JobSummary, *, search: bool = True, bounds: Bounds = PAGES) -> int | None:
-    """Return the offset of a job's message, or None if it was not found in the log."""
-    places = job_messages.places(job.topic, job.id, job.task, job.priority)
-    found = log_entries.at_ids(session, [(*place, job.id) for place in places])
-    if found:
-        return max(found.values())
-    if not search:
-        return None
-    entries = log_entries.by_id(session, job.id, topic=job.topic, bounds=bounds).entries
-    return entries[0].offset if entries else None
+def message_offset(session: Session, job: JobSummary) -> int | None:
+    """Return the offset of the message with which a job was enqueued, or None if the log does not have it."""
+    place = (job.topic, lane(job.task, job.priority), job.id)
+    return log_entries.at_ids(session, [place]).get(place)

@@ -777,7 +777,7 @@ class Migration(migrations.Migration):
                 ("id", BytewiseCharField(max_length=190, primary_key=True, serialize=False)),
                 ("backend", BytewiseCharField("backend", max_length=100, help_text="alias in TASKS")),
                 ("queue_name", BytewiseCharField("queue", max_length=100)),
-                ("task_path", BytewiseCharField("task", max_length=255)),
+                ("task_path", BytewiseCharField("task", max_length=181)),
                 ("arguments", BytewiseTextField("arguments", help_text="JSON with args and kwargs")),
                 ("priority", models.SmallIntegerField("priority", db_default=0)),
                 ("run_after", models.BigIntegerField("run after", db_default=0, help_text="0: at once")),

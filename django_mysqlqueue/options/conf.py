@@ -170,10 +170,9 @@ class Settings:
     def partitions_of(self, topic: str) -> int | None:
         """Return the number of partitions that the topic's keys are hashed to, or None if they are not hashed.
 
-        A queue of jobs has one, so that its jobs start in the order in which they come due.
+        Those of a queue of jobs are not: each task has a partition of its own, for each priority.
         """
-        found = self.topics.of(topic).partitions
-        return 1 if found is None and job_queues.is_queue(topic) else found
+        return None if job_queues.is_queue(topic) else self.topics.of(topic).partitions
 
     def database_of(self, topic: str) -> str | None:
         """Return the alias of the database that ``TOPICS`` names for a topic, else ``DATABASE``.

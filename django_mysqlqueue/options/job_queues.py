@@ -18,15 +18,11 @@ declared: dict[str, None] = {}
 """The path of each task that this process has declared, in the order of declaration."""
 
 rates: dict[str, Rate] = {}
-"""By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one."""
+"""By the path of each task that this process has imported, its rate (``@job(rate=)``), if it has one. It is that of the
+key of the task's jobs."""
 
 time_limits: dict[str, float] = {}
 """By the path of each task that this process has imported, its ``@job(max_processing_time=)``, if it has one."""
-
-
-def key_of(task_path: str) -> str | None:
-    """Return the key of the messages of a task: its path if it has a rate, which then is that of this key."""
-    return task_path if task_path in rates else None
 
 
 def option_of(name: str, backend: str, queue_name: str, task_path: str) -> Any:

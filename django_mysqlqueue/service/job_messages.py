@@ -31,10 +31,9 @@ from django_mysqlqueue.models import (
     JobStage,
 )
 from django_mysqlqueue.names.ids import new_message_id
-from django_mysqlqueue.names.keys import LANE_KEY_LENGTH, hashed_partition, lane
+from django_mysqlqueue.names.keys import lane
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
-from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import job_results, job_stages, partitions
+from django_mysqlqueue.service import job_results, job_stages
 from django_mysqlqueue.service.deliveries import JobEnds
 from django_mysqlqueue.service.job_rows import READY, RUNNING, UNFINISHED
 from django_mysqlqueue.service.refs import GroupRef
@@ -47,8 +46,6 @@ LATER = 1000
 """Number of jobs of later stages that one step ends, except for those of its first chain."""
 UUID_LENGTH = 36
 """Characters of an id that are a UUID; those of jobs of chains have their places there after it."""
-PARTITIONS = 100
-"""Number of partitions that are searched at once for messages that are not where they are published to."""
 SKIPPED = (
     "JobSkipped",
     "The message of the job was skipped: its group was moved past it by a seek, or was dropped.",
@@ -237,7 +234,6 @@ def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[
         jobs = [job for job in jobs if job.id not in later]
         missing = [job for job in missing if job.id not in later]
         known |= _before_log(session, missing)
-        known |= _in_partitions(session, _idle(missing, known))
     return {job.id: SKIPPED if known.keys() & set(job.messages) else DELETED for job in _idle(jobs, known)}
 
 
@@ -246,23 +242,9 @@ def _idle(jobs: Iterable[Unfinished], known: Mapping[tuple[str, str], bool]) -> 
     return [job for job in jobs if not any(known.get(message) for message in job.messages)]
 
 
-def places(topic: str, job: str, task_path: str, priority: int) -> list[tuple[str, str]]:
-    """Return the topic and the partitions to which the message of a job is published, by the settings of now."""
-    settings = get_settings()
-    numbers = {settings.partitions_of(topic) or settings.keyless_partitions, settings.keyless_partitions}
-    found = [hashed_partition(job, number) for number in sorted(numbers)]
-    if len(task_path) <= LANE_KEY_LENGTH:
-        found.append(task_path)  # If its task has a rate.
-    return [(topic, lane(partition, priority)) for partition in found]
-
-
 def _places(job: Unfinished) -> list[tuple[str, str, str]]:
-    """Return where the messages of a job may be in the log: topic, partition and id. A redrive keeps the partition."""
-    return [
-        (*place, message)
-        for place in places(job.topic, job.id, job.task_path, job.priority)
-        for _, message in job.messages
-    ]
+    """Return where the messages of a job are in the log: topic, partition and id. A redrive keeps the partition."""
+    return [(job.topic, lane(job.task_path, job.priority), message) for _, message in job.messages]
 
 
 def _in_log(session: Session, wanted: Collection[tuple[str, str, str]]) -> dict[tuple[str, str], bool]:
@@ -321,15 +303,3 @@ def _before_log(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[st
                 )
             }
     return dict.fromkeys(found & wanted, True)
-
-
-def _in_partitions(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
-    """Look for messages of jobs in every partition: the settings or the rate of a task may have changed."""
-    found: dict[tuple[str, str], bool] = {}
-    for topic in sorted({job.topic for job in jobs}):
-        ids = [message for job in jobs if job.topic == topic for _, message in job.messages]
-        after: str | None = None
-        while keys := partitions.in_log(session, topic, after=after, limit=PARTITIONS):
-            found |= _in_log(session, [(topic, key, message) for key in keys for message in ids])
-            after = keys[-1]
-    return found

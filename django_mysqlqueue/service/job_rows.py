@@ -18,7 +18,6 @@ from django_mysqlqueue.arguments import is_unicode
 from django_mysqlqueue.db.sizes import LATEST_DELIVERY
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
-from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.sql.session import Session
@@ -163,8 +162,7 @@ def moment(milliseconds: int) -> datetime.datetime | None:
 def message_of(row: NewResult | JobRow) -> Message:
     """Return the message that makes subscribers run a job."""
     payload = {"task": row.task_path, **json.loads(row.arguments)}
-    key = job_queues.key_of(row.task_path)
-    message = Message(payload, key, row.id, deliver_at=moment(row.run_after), priority=row.priority)
+    message = Message(payload, row.task_path, row.id, deliver_at=moment(row.run_after), priority=row.priority)
     if not row.expires_in:
         return message
     if row.run_after > time.time() * 1000:

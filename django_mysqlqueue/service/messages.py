@@ -27,7 +27,6 @@ from django_mysqlqueue.names.keys import (
     scoped_coalesce_key,
 )
 from django_mysqlqueue.names.rules import RESERVED_PREFIX, check_text
-from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 
 JSON_TYPE = "application/json"
@@ -211,8 +210,6 @@ def _partition(topic: str, key: str | None, value: str, priority: int) -> tuple[
     if key is None:
         return lane(hashed_partition(value, partitions or settings.keyless_partitions), priority), None
     check_key(key)
-    if key in job_queues.rates and job_queues.is_queue(topic):
-        partitions = None  # A task without a slot must not hold up others.
     if partitions is None:
         return lane(key, priority), None
     return lane(hashed_partition(key, partitions), priority), key

@@ -375,7 +375,7 @@ def publish(session: Session, definition: Definition, ids: Sequence[str], now: i
 
 
 def _message(definition: Definition, message_id: str) -> Message:
-    key = job_queues.key_of(definition.task) if definition.task else definition.key
+    key = definition.task or definition.key
     return Message(definition.payload, key, message_id, definition.metadata, priority=definition.priority)
 
 

@@ -21,7 +21,6 @@ from django_mysqlqueue.arguments import is_unicode, sync_only
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, MOST_STAGE_JOBS, MOST_STAGES
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import new_message_id
-from django_mysqlqueue.names.keys import LANE_KEY_LENGTH
 from django_mysqlqueue.names.rules import job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
@@ -98,10 +97,6 @@ class MySQLQueueBackend(BaseTaskBackend):
         super().validate_task(timed(task))
         if len(task.module_path) > JOB_PATH_LENGTH:
             raise InvalidTask(f"{task.module_path!r}: the path may have at most {JOB_PATH_LENGTH} characters.")
-        if len(task.module_path) > LANE_KEY_LENGTH and task.module_path in job_queues.rates:
-            raise InvalidTask(
-                f"{task.module_path!r}: the path of a task with a rate may have at most {LANE_KEY_LENGTH} characters."
-            )
         importing.declared(task)
 
     @sync_only("aenqueue")
@@ -321,11 +316,19 @@ class MySQLQueueBackend(BaseTaskBackend):
                     f"TASKS[{self.alias!r}]['QUEUES'] has the queue {name!r}: {error}", id="django_mysqlqueue.E025"
                 )
                 continue
-            if get_settings().topics.of(topic).via is not None:
+            given, place = get_settings().topics.of(topic), f"for {topic!r}, the queue {name!r} of jobs"
+            if given.via is not None:
                 yield checks.Error(
-                    f"MYSQLQUEUE['TOPICS'] has VIA for {topic!r}, the queue {name!r} of jobs: their results could not "
-                    "commit with the caller's transaction.",
+                    f"MYSQLQUEUE['TOPICS'] has VIA {place}: their results could not commit with the caller's "
+                    "transaction.",
                     hint="Use DATABASE alone, and enqueue in a transaction on that database.",
+                    id="django_mysqlqueue.E025",
+                )
+            if given.partitions is not None:
+                yield checks.Error(
+                    f"MYSQLQUEUE['TOPICS'] has PARTITIONS {place}: each task has a partition of its own, whose name is "
+                    "its path.",
+                    hint="Remove PARTITIONS.",
                     id="django_mysqlqueue.E025",
                 )
         for other in backends():

@@ -273,6 +273,17 @@ def test_checks(settings):
     assert "has the queue 'not a name': topic 'jobs.not a name'" in found[1].msg
 
 
+@pytest.mark.parametrize(
+    ("option", "rule"), [({"VIA": "other"}, "could not commit"), ({"PARTITIONS": 4}, "a partition of its own")]
+)
+def test_a_queue_of_jobs_cannot_have_every_option_of_topics(settings, option, rule):
+    settings.MYSQLQUEUE = {"TOPICS": {"jobs.default": option}}
+    (found,) = task_backends["default"].check()
+    assert found.id == "django_mysqlqueue.E025"
+    assert f"has {next(iter(option))} for 'jobs.default', the queue 'default' of jobs" in found.msg
+    assert rule in found.msg
+
+
 def test_tasks_are_checked_without_a_query(django_assert_num_queries):
     with django_assert_num_queries(0):
         with pytest.raises(InvalidTask, match="unknown"):
@@ -683,11 +694,12 @@ def test_an_enqueued_result_is_the_stored_one():
 
 
 def test_other_topics_with_such_names_are_left_alone(settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"jobs.default": {"PARTITIONS": 4}}}
     settings.TASKS = {"default": {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('.base')}.dummy.DummyBackend"}}
-    assert get_settings().partitions_of("jobs.default") is None
+    assert get_settings().partitions_of("jobs.default") == 4
     assert not job_results.is_of_jobs(REF)
     settings.TASKS = {"default": {"BACKEND": BACKEND}}
-    assert get_settings().partitions_of("jobs.default") == 1
+    assert get_settings().partitions_of("jobs.default") is None
     assert job_results.is_of_jobs(REF)
     assert not job_results.is_of_jobs(GroupRef("jobs", "jobs.default_dlq"))
     assert not job_results.is_of_jobs(GroupRef("jobs", "jobs.mail"))

@@ -440,8 +440,8 @@ def test_a_path_that_is_too_long():
     def function():
         pass
 
-    function.__module__, function.__qualname__ = "m" * 200, "f" * 60
-    with pytest.raises(InvalidTask, match="may have at most 255 characters"):
+    function.__module__, function.__qualname__ = "m" * 121, "f" * 60
+    with pytest.raises(InvalidTask, match="may have at most 181 characters"):
         task_backends["default"].validate_task(type(jobs.add)(func=function))
 
 

@@ -68,9 +68,10 @@ def continued(context):
 
 @task(takes_context=True)
 @job(max_attempts=9, backoff={"initial": 3 * HOUR, "maximum": 3 * HOUR, "jitter": 0})
-def failing(context):
+def failing(context, fails=True):
     seen.append((context.attempt, context.losses))
-    raise KeyError
+    if fails:
+        raise KeyError
 
 
 @task
@@ -96,7 +97,6 @@ def asked_and_continued(context):
 @pytest.fixture(autouse=True)
 def _backend(db, no_handlers, settings):
     settings.TASKS = job_worlds.TASKS
-    settings.MYSQLQUEUE = {"TOPICS": {TOPIC: {"PARTITIONS": 1}}}
     jobs.log.clear()
     delays.clear()
     seen.clear()
@@ -141,23 +141,18 @@ def is_sound():
 @pytest.mark.promise("Jobs")
 @pytest.mark.parametrize("priority", [0, 7])
 @pytest.mark.parametrize(
-    ("waits", "make"),
-    [
-        ("snooze", lambda: call(patient, False)),
-        ("failure", lambda: call(failing)),
-        ("continued", lambda: call(continued)),
-        ("rated", lambda: call(rated, 0)),
-    ],
+    ("task", "first", "behind"),
+    [(patient, [False], [False]), (failing, [], [False]), (continued, [], []), (rated, [0], [1])],
+    ids=["snooze", "failure", "continued", "rated"],
 )
-def test_a_job_that_waits_for_a_day_keeps_no_rows_of_those_behind_it(clock, waits, make, priority):
+def test_a_job_that_waits_for_a_day_keeps_no_rows_of_those_behind_it(clock, task, first, behind, priority):
     """Thousands of acks in its partition, whatever its lane: the watermark passes them all."""
     delays[:] = [DAY]
-    one = make()
-    behind = rated if waits == "rated" else jobs.add
-    enqueue_many([call(one.task.using(priority=priority), *one.args)])
+    task = task.using(priority=priority)
+    enqueue_many([call(task, *first)])
     worker = worked(sub())
     for _ in range(4):
-        enqueue_many(call(behind.using(priority=priority), number) for number in range(500))
+        enqueue_many(call(task, *behind) for _ in range(500))
         worked(worker)
         deadline = time.monotonic() + 60
         while is_left():  # The rate lets some start later, on a slow machine.
@@ -179,7 +174,7 @@ def test_a_short_wait_stays_where_it_is(clock):
     delays[:] = [60]
     patient.enqueue(False)
     worker = worked(sub())
-    enqueue_many(call(jobs.add, number) for number in range(20))
+    enqueue_many(call(patient, False) for _ in range(20))
     worked(worker)
     assert DeliveryState.objects.count() == 21
     assert not copies().exists()

@@ -439,15 +439,6 @@ def test_a_seek_to_where_it_waits_does_not_end_it(waiting):
     assert str(JobResult.objects.get(id=result.id).status) in ("READY", "RUNNING")
 
 
-def test_a_job_whose_partition_follows_from_other_settings_does_not_end(settings):
-    settings.MYSQLQUEUE = {"TOPICS": {JOBS.topic: {"PARTITIONS": 100}}, "KEYLESS_PARTITIONS": 50}
-    results = [jobs.add.enqueue(number) for number in range(20)]
-    register()
-    settings.MYSQLQUEUE = {}
-    assert gc() == 0
-    assert ends(*results) == [WAITS] * 20
-
-
 def test_what_other_groups_skip_ends_no_job():
     result = jobs.add.enqueue(1)
     register()

@@ -101,7 +101,7 @@ def configured() -> Iterator[None]:
 def enqueued(*names: str) -> None:
     """Messages in the log that stand for jobs with their ids; nobody runs them."""
     job_rows.insert(Session(USING), [NewResult(name, "default", "default", PATH, ARGUMENTS, 0, 0, 1) for name in names])
-    publish_many(JOBS.topic, [Message(name, id=name) for name in names])
+    publish_many(JOBS.topic, [Message(name, PATH, name) for name in names])
     groups.register(USING, JOBS, mode="shared", start="earliest")
     sequence()
 
@@ -110,7 +110,7 @@ def enqueued(*names: str) -> None:
 def scheduled(name: str) -> None:
     """A job that waits in the outbox."""
     job_rows.insert(Session(USING), [NewResult(name, "default", "default", PATH, "{}", 0, 1, 1)])
-    publish(JOBS.topic, name, id=name, delay=60)
+    publish(JOBS.topic, name, key=PATH, id=name, delay=60)
 
 
 def set_aside() -> None:
