@@ -17,7 +17,8 @@ from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.service.dead_letters import TASK, DeadLetterFilter
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.job_results import task_of
 from django_mysqlqueue.service.log import all_topics, at_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
@@ -81,7 +82,7 @@ class DeadLetterSummary:
 
 LISTED = (
     "m.`offset`, m.partition_key AS `key`, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
-    f"m.failed_at, m.failure_count AS attempts, m.size, COALESCE({TASK}, '') AS task"
+    "m.failed_at, m.failure_count AS attempts, m.size"
 )
 """Columns of a ``DeadLetterSummary``, without the error, of the log as ``m``."""
 
@@ -237,7 +238,8 @@ def one(session: Session, offset: int) -> DeadLetter | None:
 
 
 def _listed(row: Any) -> DeadLetterSummary:
-    return built(DeadLetterSummary, row, ref=GroupRef(row.failed_group, row.original_topic))
+    ref = GroupRef(row.failed_group, row.original_topic)
+    return built(DeadLetterSummary, row, ref=ref, task=task_of(ref, row.key))
 
 
 class DeadLetterCount(NamedTuple):

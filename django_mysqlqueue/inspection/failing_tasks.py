@@ -154,12 +154,9 @@ def _add_waiting(
     """Add the failed attempts of jobs that wait for another one; return whether all of these jobs were read."""
     queue = ref.topic.removeprefix(JOB_PREFIX)
     waiting, is_whole = failing(session, ref)
-    tasks = job_results.tasks_of_messages(session, [one.offset for one in waiting])
-    times = failed_at(session, ref, list(tasks))
+    times = failed_at(session, ref, [one.offset for one in waiting])
     for one in waiting:
-        if one.offset not in tasks:
-            continue
-        task = tasks[one.offset]
+        task = job_results.task_of(ref, one.partition)
         since = max(begin, successes.since(queue, task))
         if failed := [at for at in times.get(one.offset, ()) if at > since]:
             failures = of_task[task]

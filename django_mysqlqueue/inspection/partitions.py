@@ -249,9 +249,7 @@ def in_flight(
         f"WHERE w.delivery_token <> 0{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
         (*ref, False, bounds.in_flight, *parameters, limit),
     )
-    rows = list(found)
-    tasks = job_results.tasks_of_messages(session, [row.offset for row in rows]) if job_results.is_of_jobs(ref) else {}
-    return [built(InFlight, row, ref=ref, task=tasks.get(row.offset, "")) for row in rows]
+    return [built(InFlight, row, ref=ref, task=job_results.task_of(ref, row.key)) for row in found]
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:

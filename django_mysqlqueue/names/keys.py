@@ -102,10 +102,16 @@ def lane(partition: str, priority: int) -> str:
     return f"{PARTITION_PREFIX}{priority:+04d}:{partition}"
 
 
+def lanes(partition: str) -> list[str]:
+    """Return the names of the partitions for messages of every priority that the key can have."""
+    priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(partition) <= LANE_KEY_LENGTH else (0,)
+    return [lane(partition, priority) for priority in priorities]
+
+
 def lane_of(name: str) -> Lane:
     """Return the priority of a partition, and the partition for priority 0. Other names have the priority 0.
 
-    The outbox accepts only lanes that ``lane`` makes, so ``Dialect.lane_partition`` is the same rule in SQL.
+    The outbox accepts only lanes that ``lane`` makes, so ``sql.base.lane_partition`` is the same rule in SQL.
     """
     found = _LANE.fullmatch(name) if name.startswith(LANE_PREFIXES) else None
     return Lane(int(found[1]), found[2]) if found else Lane(0, name)

@@ -89,7 +89,7 @@ def redrive(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
-        task: only dead letters of jobs of the task with this dotted path, whose results still exist.
+        task: only dead letters of jobs of the task with this dotted path.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.
@@ -146,7 +146,7 @@ def discard(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
-        task: only dead letters of jobs of the task with this dotted path, whose results still exist.
+        task: only dead letters of jobs of the task with this dotted path.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.

@@ -245,11 +245,9 @@ def _chosen(
     using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], conditions: Conditions
 ) -> Sequence[tuple[str, int]]:
     """Return those of some deliveries that meet the conditions."""
-    found = rows if conditions.error is None else having(using, ref, rows, conditions.error)
-    if conditions.task is None:
-        return found
-    tasks = job_results.tasks_of_messages(Session(using), [offset for _, offset in found])
-    return [row for row in found if tasks.get(row[1]) == conditions.task]
+    if conditions.task is not None:
+        rows = [row for row in rows if job_results.task_of(ref, row[0]) == conditions.task]
+    return rows if conditions.error is None else having(using, ref, rows, conditions.error)
 
 
 def _chosen_jobs(using: str, jobs: Sequence[WaitingJob], conditions: Conditions) -> Sequence[WaitingJob]:

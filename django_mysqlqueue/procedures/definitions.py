@@ -26,7 +26,7 @@ from django_mysqlqueue.options.validators import LONGEST_DELAY
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, MAX_PENDING
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from django_mysqlqueue.service.watermarks import LOOK_AHEAD
-from django_mysqlqueue.sql.mysql import DIALECT
+from django_mysqlqueue.sql.base import lane_partition
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import defaults
 from django_mysqlqueue.version import __version__
@@ -206,7 +206,7 @@ _PARTITIONS = """
 """The next partitions of a topic: their keys, whether they have messages above the position, whether another consumer
 owns them, and whether a row is missing that a claim needs."""
 
-_PARTITION = DIALECT.lane_partition("m.partition_key")
+_PARTITION = lane_partition("m.partition_key")
 _PUBLISHER_KEY = (
     f"COALESCE(m.publisher_key, "
     f"IF(LEFT({_PARTITION}, {len(PARTITION_PREFIX)}) = '{PARTITION_PREFIX}', NULL, {_PARTITION}))"

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from django_mysqlqueue.db.tables import LOG, OUTBOX, RESULTS, STATE
+from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
 from django_mysqlqueue.names.ids import new_message_id
+from django_mysqlqueue.names.keys import lanes
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import delivery_events, losses
+from django_mysqlqueue.service import delivery_events, losses, partitions
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.base import lane_partition
 from django_mysqlqueue.sql.session import Session, flat, pieces
-
-TASK = f"(SELECT r.task_path FROM {RESULTS} r WHERE r.id = m.original_id)"
-"""SQL, with the log as ``m``, for the task of a dead letter; NULL if it is of no job whose result is known."""
 
 
 class FailedDelivery(NamedTuple):
@@ -117,7 +116,7 @@ class DeadLetterFilter(NamedTuple):
     until: int | None = None
     """The latest time of failure, in epoch milliseconds."""
     task: str | None = None
-    """The dotted path of the task of whose jobs they are."""
+    """The dotted path of the task of whose jobs they are: the key of these."""
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for a WHERE on the log as ``m``, without the topic, and its parameters."""
@@ -127,7 +126,7 @@ class DeadLetterFilter(NamedTuple):
             ("m.failed_at >= %s", self.since),
             ("m.failed_at <= %s", self.until),
             ("INSTR(m.last_error, %s) > 0", self.error),
-            (f"{TASK} = %s", self.task),
+            (f"{lane_partition('m.partition_key')} = %s", self.task),
         ):
             if value is not None:
                 parts.append(sql)
@@ -148,26 +147,34 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
             found = session.joined("SELECT m.`offset`", "o", piece, join, after=(chosen.topic, *parameters))
             yield sorted(flat(found))
         return
-    hint = session.dialect.force_index("queue_messages_partition")
+    for places in _places(session, chosen, size):
+        join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
+        matching = set(flat(session.joined("SELECT m.`offset`", "o", places, join, after=parameters)))
+        yield [offset for offset in places if offset in matching]
+
+
+def _places(session: Session, chosen: DeadLetterFilter, size: int) -> Iterator[list[int]]:
+    """Yield the offsets of a DLQ topic in pages, or those of the partitions of a task in it."""
+    source = f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')}"
+    of_one = f"{source} WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
+    if chosen.task is not None:
+        for key in partitions.among(session, chosen.topic, lanes(chosen.task)):
+            above = -1
+            while looked := session.rows(of_one, (chosen.topic, key, above, size)):
+                above = looked[-1][1]
+                yield [offset for _, offset in looked]
+        return
     key, above = "", -1
     while True:
         # First the rest of this partition, then the next ones: two ranges of the index, each read in its order.
-        looked = session.rows(
-            f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key = %s "
-            "AND `offset` > %s ORDER BY `offset` LIMIT %s",
-            (chosen.topic, key, above, size),
-        ) or session.rows(
-            f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key > %s "
-            "ORDER BY partition_key, `offset` LIMIT %s",
+        looked = session.rows(of_one, (chosen.topic, key, above, size)) or session.rows(
+            f"{source} WHERE topic = %s AND partition_key > %s ORDER BY partition_key, `offset` LIMIT %s",
             (chosen.topic, key, size),
         )
         if not looked:
             return
         key, above = looked[-1]
-        places = [offset for _, offset in looked]
-        join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
-        matching = set(flat(session.joined("SELECT m.`offset`", "o", places, join, after=parameters)))
-        yield [offset for offset in places if offset in matching]
+        yield [offset for _, offset in looked]
 
 
 def failed_groups(session: Session, topic: str) -> set[str]:

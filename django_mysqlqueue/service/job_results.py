@@ -14,6 +14,7 @@ from typing import NamedTuple
 from django.db import IntegrityError
 
 from django_mysqlqueue.db.tables import LOG, RESULTS
+from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
@@ -66,6 +67,12 @@ class CancelRequested(NamedTuple):
 def is_of_jobs(ref: GroupRef) -> bool:
     """Return whether a group runs the jobs of a queue. Other groups on its topic only read their messages."""
     return ref.group == JOB_GROUP and job_queues.is_queue(ref.topic)
+
+
+def task_of(ref: GroupRef, partition: str) -> str:
+    """Return the path of the task of jobs in a partition of a queue; empty if the group runs no jobs."""
+    key = lane_of(partition).partition if is_of_jobs(ref) else ""
+    return "" if key.startswith(PARTITION_PREFIX) else key  # Somebody has published a message without a key there.
 
 
 def begin(

@@ -7,7 +7,7 @@ from typing import Any
 
 from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, flat
 
 JUMPS = ("for group-by", "skip scan for grouping")
 """Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
@@ -29,6 +29,17 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     """
     hint = session.dialect.force_index("queue_messages_partition")
     return _keys(session, f"FROM {LOG}{hint} WHERE topic = %s", (topic,), after, limit, since)
+
+
+def among(session: Session, topic: str, keys: Sequence[str]) -> list[str]:
+    """Return those of some partitions of a topic that have messages in the log, in order of key."""
+    rows = session.rows(
+        f"SELECT v.k FROM {session.dialect.rows(('k',), len(keys))} WHERE EXISTS (SELECT 1 "
+        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = %s AND m.partition_key = v.k)",
+        (*keys, topic),
+    )
+    return sorted(flat(rows))
 
 
 def last_offsets(

@@ -1,18 +1,18 @@
-"""Subsets: the partitions that a subscriber works on, if its options restrict them."""
+"""Subsets: the partitions that a subscriber works on, if its options or those of a group restrict them."""
 
 from __future__ import annotations
 
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.names.rules import KEY_LENGTH
-from django_mysqlqueue.sql.base import Dialect
+from django_mysqlqueue.sql.base import Dialect, lane_partition
 
 MOST_STARS = 3
 """Maximum number of stars in a pattern. Each one multiplies the cost of matching a key."""
@@ -20,7 +20,7 @@ MOST_STARS = 3
 
 @dataclass(frozen=True)
 class Subset:
-    """A subset of every topic's partitions. Without patterns and shard, it contains all of them.
+    """A subset of every topic's partitions. Without any of its fields, it contains all of them.
 
     Subscribers with equal subsets divide its partitions among themselves. Different subsets may overlap: a lease is
     exclusive, regardless of its owner's subset.
@@ -30,6 +30,8 @@ class Subset:
     """Patterns of which the partition key must match one: ``*`` matches any text, ``?`` one character."""
     shard: tuple[int, int] | None = None
     """(number, number of shards): the CRC-32 of the key's UTF-8 bytes modulo the second number is the first minus 1."""
+    without: tuple[str, ...] = ()
+    """Keys that it does not contain: those of a group that are paused, which are no part of what ``parse`` reads."""
 
     @classmethod
     def parse(cls, patterns: Sequence[str] = (), shard: str | None = None) -> Subset:
@@ -69,6 +71,10 @@ class Subset:
         shard = [f"shard {self.shard[0]}/{self.shard[1]}"] if self.shard else []
         return ", ".join([*self.patterns, *shard])
 
+    def minus(self, keys: tuple[str, ...]) -> Subset:
+        """Return the subset without the partitions of some keys."""
+        return replace(self, without=keys) if keys else self
+
     @cached_property
     def _expression(self) -> re.Pattern[str]:
         alternatives = (
@@ -78,16 +84,18 @@ class Subset:
         return re.compile("|".join(f"(?:{one})" for one in alternatives), re.DOTALL)
 
     def __contains__(self, key: str) -> bool:
-        if not self.patterns and self.shard is None:
+        if not (self.patterns or self.shard or self.without):
             return True
         key = lane_of(key).partition
+        if key in self.without:
+            return False
         if self.patterns and not self._expression.fullmatch(key):
             return False
         return self.shard is None or zlib.crc32(key.encode()) % self.shard[1] == self.shard[0] - 1
 
     def condition(self, dialect: Dialect, column: str) -> tuple[str, tuple[object, ...]]:
         """Return the condition equivalent to ``in`` for a column of partition keys, as ``" AND …"`` with parameters."""
-        column = dialect.lane_partition(column)
+        column = lane_partition(column)
         sql = ""
         parameters: list[object] = []
         if self.patterns:
@@ -96,6 +104,9 @@ class Subset:
         if self.shard is not None:
             sql += f" AND {dialect.shard(column)}"
             parameters += [self.shard[1], self.shard[0] - 1]
+        if self.without:
+            sql += f" AND {column} NOT IN ({dialect.placeholders(len(self.without), '%s')})"
+            parameters += self.without
         return sql, tuple(parameters)
 
 

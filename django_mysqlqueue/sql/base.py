@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
+def lane_partition(column: str) -> str:
+    """Return the partition for priority 0, for a column of partition keys: the rule of ``names.keys.lane_of``."""
+    prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
+    return (
+        f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "
+        f"THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
+    )
+
+
 class Dialect(ABC):
     """The SQL of one engine. Methods return SQL text with ``%s`` placeholders."""
 
@@ -114,14 +123,6 @@ class Dialect(ABC):
     @abstractmethod
     def shard(self, column: str) -> str:
         """Return the condition that the CRC-32 of a text column, modulo one parameter, equals the next parameter."""
-
-    def lane_partition(self, column: str) -> str:
-        """Return the partition for priority 0, for a column of partition keys: the rule of ``names.keys.lane_of``."""
-        prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
-        return (
-            f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "
-            f"THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
-        )
 
     @abstractmethod
     def inserted_id(self, table: str, column: str, place: int, count: int) -> str:

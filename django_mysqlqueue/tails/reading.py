@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.models import CollectedTopic
-from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWEST_PRIORITY, lane
+from django_mysqlqueue.names.keys import lanes
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import log, log_places, partitions, payloads
@@ -139,15 +138,7 @@ def partitions_of(session: Session, topic: str, key: str | None, most: int) -> l
     # Dead letters are in the partitions of their topic.
     if key is None or get_settings().partitions_of(first_topic(topic)) is not None:
         return partitions.all_in_log(session, topic, most=most)
-    priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(key) <= LANE_KEY_LENGTH else (0,)
-    lanes = [lane(key, priority) for priority in priorities]
-    rows = session.rows(
-        f"SELECT v.k FROM {session.dialect.rows(('k',), len(lanes))} WHERE EXISTS (SELECT 1 "
-        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE m.topic = %s AND m.partition_key = v.k)",
-        (*lanes, topic),
-    )
-    return sorted(lane for (lane,) in rows)
+    return partitions.among(session, topic, lanes(key))
 
 
 class Mark(NamedTuple):
