@@ -84,6 +84,7 @@ def progress(
         )
         values = {"ref": ref, "registered": group.mode, "where": handler.where, "mode": repr(handler.mode)}
         yield all_wait(severity, "mode", text % values)
+    yield from paused_tasks(group)
     if unfinished == "drop":
         yield all_wait(0, "drop_ended_early", _("A drop of %(ref)s has not finished.") % {"ref": ref})
     elif unfinished == "move":
@@ -305,13 +306,25 @@ def _tasks_text(ref: GroupRef, found: FailingTasks, now: int) -> str:
     }
 
 
+def paused_tasks(group: GroupOverview) -> Iterator[Problem]:
+    """Yield the tasks of a queue of jobs that are paused."""
+    since = {one.name: one.at for one in group.overrides}.get("paused_tasks")
+    for task in group.paused_tasks:
+        waits = [group.backlog_of(key) for key in group.head_backlogs if lane_of(key).partition == task]
+        messages = sum(waits, Count(0, group.lag.exact))
+        text = _("%(task)s is paused in %(topic)s; %(lag)s.")
+        text %= {"task": task_name(task), "topic": group.ref.topic, "lag": waiting(messages)}
+        severity = 1 if messages else 2
+        yield Problem(severity, "paused_task", text, group.ref, task, since=since, task=task, messages=messages)
+
+
 def stuck_heads(group: GroupOverview, now: int, times: StallTimes) -> list[HeadMessage]:
     """Return the first messages of partitions that have been attempted and have waited for long."""
     if group.paused or not group.live:
         return []
     return [
         head
-        for head in group.heads
+        for head in group.moving_heads
         if head.attempts and age(now, group.waiting_since(head.published_at)) >= times.stuck
     ]
 
@@ -402,7 +415,7 @@ def _limited(group: GroupOverview) -> Problem:
 
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     """Yield a group with live subscribers if no delivery ends: its handlers or subscribers hang."""
-    for head in group.heads:
+    for head in group.moving_heads:
         since = group.waiting_since(head.published_at)
         waits = age(now, since)
         # Messages in backoff or snoozed are not stalled.
@@ -421,7 +434,7 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
     subsets = {row.subset for row in group.live}
     if EVERYTHING in subsets or group.uptime(now) < times.started:
         return
-    for head in group.heads:
+    for head in group.moving_heads:
         since = group.waiting_since(head.published_at)
         if age(now, since) >= times.stuck and not any(head.key in subset for subset in subsets):
             text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")

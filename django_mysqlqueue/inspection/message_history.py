@@ -29,7 +29,7 @@ from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, built
-from django_mysqlqueue.subscriptions.options import limits_of
+from django_mysqlqueue.subscriptions.options import limits_of, paused_tasks_of, stored
 
 WHOLE = 2**31 - 1
 """Number of bytes that no payload exceeds."""
@@ -134,6 +134,8 @@ class GroupState:
     reason."""
     limits: DeliveryLimits = NO_LIMITS
     """The limits that apply to the group."""
+    paused_tasks: tuple[str, ...] = ()
+    """The tasks of a queue of jobs that are paused."""
     matches: bool | None = None
     """Whether the filter matches it, even if another one applied when it was claimed; None if no filter decides:
     there is none, it cannot be parsed, the message is for one group only, or earlier ones were superseded by it."""
@@ -252,6 +254,7 @@ def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -
             matches = None
         standing, more = _standing(session, bounds, ref, entry, row)
         more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
+        more["paused_tasks"] = paused_tasks_of({one.name: one for one in stored(columns.overrides)})
         states.append(GroupState(ref, standing, row.mode, bool(row.paused), unfinished, row.start_offset, **more))
     return states
 

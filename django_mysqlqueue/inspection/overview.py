@@ -23,7 +23,7 @@ from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, RelayBacklog, read_outbox, read_relays
 from django_mysqlqueue.inspection.partitions import HeadMessage, heads
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
-from django_mysqlqueue.names.keys import priority_of
+from django_mysqlqueue.names.keys import lane_of, priority_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import DeliveryLimits
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
@@ -38,7 +38,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
-from django_mysqlqueue.subscriptions.options import Override, filter_of, limits_of, stored
+from django_mysqlqueue.subscriptions.options import Override, filter_of, limits_of, paused_tasks_of, stored
 from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
@@ -144,9 +144,23 @@ class GroupOverview:
         return max(self.registered_at, self.sought_at)
 
     @property
+    def paused_tasks(self) -> tuple[str, ...]:
+        """The paths of the tasks of a queue of jobs that are paused."""
+        return paused_tasks_of({one.name: one for one in self.overrides})
+
+    @property
+    def moving_heads(self) -> tuple[HeadMessage, ...]:
+        """The ``heads`` without those of tasks that are paused."""
+        paused = self.paused_tasks
+        return tuple(head for head in self.heads if lane_of(head.key).partition not in paused) if paused else self.heads
+
+    @property
     def oldest_at(self) -> int | None:
-        """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none."""
-        times = [self.waiting_since(head.published_at) for head in self.heads]
+        """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none.
+
+        Jobs of tasks that are paused do not count.
+        """
+        times = [self.waiting_since(head.published_at) for head in self.moving_heads]
         if self.waiting is not None:
             times.append(self.waiting_since(self.waiting.since))
         return min(times, default=None)
@@ -426,7 +440,10 @@ class _GroupReader:
         claimed = self._claimed(ref)
         unclaimed = self._unclaimed(ref, row.start_offset)
         firsts = {key: first for part in (unclaimed, claimed) for key, (first, _) in part.partitions.items()}
-        first = sorted((offset, key) for key, offset in firsts.items())[: self._bounds.heads]
+        paused = paused_tasks_of({one.name: one for one in stored(columns.overrides)})
+        halted = {key for key in firsts if lane_of(key).partition in paused} if paused else set()
+        # What is paused comes last: nobody has to find out why it waits.
+        first = sorted((key in halted, offset, key) for key, offset in firsts.items())[: self._bounds.heads]
         return built(
             GroupOverview,
             row,
@@ -443,9 +460,10 @@ class _GroupReader:
             retrying=claimed.retrying,
             dead_letters=dead.all,
             recent_dead_letters=dead.recent,
-            heads=tuple(heads(self._session, ref, [offset for offset, _ in first])),
+            heads=tuple(heads(self._session, ref, [offset for _, offset, _ in first])),
             head_backlogs={
-                key: sum(part.partitions.get(key, (0, 0))[1] for part in (claimed, unclaimed)) for _, key in first
+                key: sum(part.partitions.get(key, (0, 0))[1] for part in (claimed, unclaimed))
+                for key in {*halted, *(key for _, _, key in first)}
             },
             subscribers=tuple(subscribers),
         )

@@ -29,6 +29,7 @@ Kind = Literal[
     "recent_dead_letters",
     "retrying",
     "paused",
+    "paused_task",
     "seek_ended_early",
     "drop_ended_early",
     "unserved",
@@ -49,7 +50,7 @@ Kind = Literal[
     "refused",
 ]
 
-DELIBERATE: frozenset[Kind] = frozenset(("paused", "limited", "moves"))
+DELIBERATE: frozenset[Kind] = frozenset(("paused", "paused_task", "limited", "moves"))
 """Kinds of problems for which messages wait because somebody wants it."""
 STOPPING: frozenset[Kind] = frozenset(
     ("no_subscriber", "outbox", "filter", "seek_ended_early", "drop_ended_early", "still")
@@ -74,6 +75,7 @@ STATES = {
     "stuck": gettext_lazy("message stuck"),
     "paused": gettext_lazy("paused"),
     "moves": gettext_lazy("moving"),
+    "paused_task": gettext_lazy("task paused"),
     "limited": gettext_lazy("limited"),
 }
 """By kind of problem, the state of a group that has it, in the order in which they are shown."""
@@ -99,6 +101,7 @@ ADVICE = {
     "retrying": gettext_lazy("Find out why these messages fail, and fix it before their attempts are used up."),
     "dead_letters": gettext_lazy("Fix the cause, then redrive the dead letters; or discard them."),
     "paused": gettext_lazy("Resume the group as soon as it may continue."),
+    "paused_task": gettext_lazy("Resume the task as soon as it may continue."),
     "seek_ended_early": gettext_lazy("If it was interrupted, run it again."),
     "drop_ended_early": gettext_lazy("If it was interrupted, run it again."),
     "unserved": gettext_lazy("Start the missing shard, or a subscriber without a subset."),
@@ -143,6 +146,7 @@ SEVERAL = {
         "number",
     ),
     "paused": ngettext_lazy("%(number)s group is paused", "%(number)s groups are paused", "number"),
+    "paused_task": ngettext_lazy("%(number)s task is paused", "%(number)s tasks are paused", "number"),
     "seek_ended_early": ngettext_lazy(
         "The seek of %(number)s group has not finished", "The seeks of %(number)s groups have not finished", "number"
     ),
@@ -233,6 +237,7 @@ class Problem:
     - ``recent_dead_letters``: a group has too many dead letters within the window.
     - ``retrying``: every attempt of a group at the messages of a key, or at the jobs of a task, fails.
     - ``paused``: a group is paused.
+    - ``paused_task``: a task is paused.
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
     - ``moves``: a group waits for the end of its topic's move.
     - ``route``: messages of a topic go to another database than the settings name.

@@ -15,6 +15,7 @@ from django_mysqlqueue.inspection.limited import read_reached
 from django_mysqlqueue.inspection.message_history import GroupState, MessageContent
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.options.delivery_limits import NO_KEY
 from django_mysqlqueue.service import messages, unclaimed
 from django_mysqlqueue.service.leasing import MAX_PENDING
@@ -36,6 +37,7 @@ class WaitReason:
     kind: Literal[
         "unfinished",
         "paused",
+        "paused_task",
         "filter",
         "no_subscriber",
         "unserved",
@@ -103,8 +105,8 @@ def why(
         return None
     if state.unfinished:
         return WaitReason("unfinished")
-    if state.paused:
-        return WaitReason("paused")
+    if state.paused or (state.paused_tasks and lane_of(content.entry.key).partition in state.paused_tasks):
+        return WaitReason("paused" if state.paused else "paused_task")
     ordered = state.mode == ConsumerGroup.Mode.ORDERED
     left = state.until - now if state.standing == "waits" else 0
     if state.standing == "in_flight" or left > (0 if ordered else LONGEST_REST_MS):

@@ -9,11 +9,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from django_mysqlqueue.arguments import checked
-from django_mysqlqueue.db.tables import OUTBOX, RESULTS
+from django_mysqlqueue.db.tables import GROUPS, OUTBOX, RESULTS
 from django_mysqlqueue.inspection import jobs
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
@@ -22,6 +22,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_rows import FAILED, READY, RUNNING
 from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.options import paused_tasks_of, stored
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 ERROR_READ = 2000
@@ -82,6 +83,10 @@ class TaskSummary:
     """The last line of its last error."""
     error_is_cut: bool = False
     """True if only the end of that line was read."""
+    topic: str = ""
+    """The topic of the queue of its newest job; empty if none was enqueued within a day."""
+    paused: tuple[str, ...] = ()
+    """The topics of the queues in which it is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,38 +126,36 @@ def summarize_tasks(*, using: str | None = None, bounds: Bounds = PAGES) -> Task
     errors = _errors(session, [one.id for one in failures.last.values()])
     counts = _counts(session, names, now, bounds)
     samples = _samples(session, names, now, bounds)
-    return TaskListing(
-        tuple(
-            _summary(
-                task,
-                backlogs.get(task, TaskBacklog()),
-                [
-                    _period(samples[task], counts[task, span], failures.number(task, now - span), now - span)
-                    for span in (HOUR_MS, DAY_MS)
-                ],
-                failures.last.get(task),
-                errors,
-            )
-            for task in names
-        ),
-        len(found) == len(names),
-        now,
-    )
+    paused = _paused(session)
+    tasks = []
+    for task in names:
+        hour, day = (
+            _period(samples[task], counts[task, span], failures.number(task, now - span), now - span)
+            for span in (HOUR_MS, DAY_MS)
+        )
+        newest = max(samples[task], key=lambda one: one.enqueued_at, default=None)
+        topic = "" if newest is None else job_topic(newest.queue)
+        one = TaskSummary(task, backlogs.get(task, TaskBacklog()), hour, day, topic=topic, paused=paused[task])
+        if (last := failures.last.get(task)) is not None:
+            error = errors.get(last.id, ErrorLine())
+            one = replace(one, failed_at=last.at, failed_job=last.id, failed_topic=job_topic(last.queue))
+            one = replace(one, error=error.text, error_is_cut=error.is_cut)
+        tasks.append(one)
+    return TaskListing(tuple(tasks), len(found) == len(names), now)
 
 
-def _summary(
-    task: str,
-    backlog: TaskBacklog,
-    periods: Sequence[TaskPeriod],
-    last: _Failed | None,
-    errors: Mapping[str, ErrorLine],
-) -> TaskSummary:
-    hour, day = periods
-    if last is None:
-        return TaskSummary(task, backlog, hour, day)
-    return TaskSummary(
-        task, backlog, hour, day, last.at, last.id, job_topic(last.queue), *errors.get(last.id, ErrorLine())
+def _paused(session: Session) -> defaultdict[str, tuple[str, ...]]:
+    """Return the topics of the queues in which tasks are paused, by task."""
+    rows = session.rows(
+        f"SELECT topic, overrides FROM {GROUPS}{session.dialect.force_index('queue_consumer_groups_name')} "
+        "WHERE consumer_group = %s ORDER BY topic",
+        (JOB_GROUP,),
     )
+    found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+    for topic, overrides in rows:
+        for task in paused_tasks_of({one.name: one for one in stored(overrides)}):
+            found[task] += (topic,)
+    return found
 
 
 # -- what has not ended -----------------------------------------------------------
@@ -270,6 +273,7 @@ def _counts(session: Session, names: Sequence[str], now: int, bounds: Bounds) ->
 class _Sample(NamedTuple):
     """A job that was enqueued lately."""
 
+    queue: str
     enqueued_at: int
     run_after: int
     started_at: int
@@ -281,13 +285,13 @@ def _samples(session: Session, names: Sequence[str], now: int, bounds: Bounds) -
     """Return the newest jobs of tasks, of those that were enqueued within a day."""
     most = max(1, bounds.task_jobs // len(names))
     select = (
-        "SELECT %s AS place, enqueued_at, run_after, started_at, last_attempted_at, finished_at "
+        "SELECT %s AS place, queue_name, enqueued_at, run_after, started_at, last_attempted_at, finished_at "
         f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_task')} "
         "WHERE task_path = %s AND enqueued_at > %s ORDER BY enqueued_at DESC LIMIT %s"
     )
     found: defaultdict[str, list[_Sample]] = defaultdict(list)
-    for place, *times in session.each(select, [(place, task, now - DAY_MS, most) for place, task in enumerate(names)]):
-        found[names[place]].append(_Sample(*times))
+    for place, *job in session.each(select, [(place, task, now - DAY_MS, most) for place, task in enumerate(names)]):
+        found[names[place]].append(_Sample(*job))
     return found
 
 

@@ -38,6 +38,8 @@ def texts(name: str, values: Any) -> list[str]:
 
 def task_path(task: Any) -> str | None:
     """Return the dotted path of a task, or None."""
+    if task == "":
+        raise OperationRefused("task '': must be the dotted path of a task")
     return None if task is None else text("task", task, most=JOB_PATH_LENGTH)
 
 

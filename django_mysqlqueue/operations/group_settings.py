@@ -40,6 +40,7 @@ from django_mysqlqueue.subscriptions.registry import subscriptions
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 SETTINGS = audit.Action("settings", gettext_lazy("Override options"))
+PAUSED = "paused_tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,14 @@ def settings(
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
         columns = read(Session(alias), ref)
-        handler = _handler_of(ref, columns)
+        handler = handler_of(ref, columns)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler, columns)
         if dry_run:
             found = difference(by_name(columns), parsed, names)
             check(found)
         else:
-            found = override(alias, ref, parsed, names, check=check, **by)
+            found = override(alias, ref, lambda _: (parsed, names), check=check, **by)
         sentences = _sentences(ref, found, columns, dry_run=dry_run) if found else _nothing(ref, parsed, names)
         return result_of(Result, SETTINGS, len(found), *sentences, dry_run=dry_run)
 
@@ -121,24 +122,30 @@ def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], uns
     return Difference(new, removed, before, {name: one for name, one in before.items() if name not in removed} | new)
 
 
+Change = Callable[[Mapping[str, Override]], tuple[Mapping[str, Any], Collection[str]]]
+"""Returns the values to set by option, and the options whose overrides to remove, from the overrides of a group."""
+
+
 def override(
     using: str,
     ref: GroupRef,
-    values: Mapping[str, Any],
-    unset: Collection[str],
+    change: Change,
     *,
     check: Callable[[Difference], None],
+    action: audit.Action = SETTINGS,
+    detail: str = "",
     **by: Unpack[By],
 ) -> Difference:
     """Set and remove overrides of a group's options. Subscribers notice with their next claim.
 
-    ``check``: called under the lock of the group row; it raises an error if the change is not possible.
+    ``change`` and ``check`` are called under the lock of the group row; ``check`` raises an error if the change is not
+    possible.
     """
 
     def write(session: Session) -> Difference:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         overrides = by_name(read(session, ref))
-        found = difference(overrides, values, unset)
+        found = difference(overrides, *change(overrides))
         check(found)
         if not found:
             return found
@@ -146,17 +153,18 @@ def override(
         added = {name: Override(name, storable(value), now, by["actor"]) for name, value in found.new.items()}
         after = {name: one for name, one in overrides.items() if name not in found.removed} | added
         column = {name: {"value": one.value, "at": one.at, "by": one.by} for name, one in after.items()}
-        groups.change(session, ref, overrides=column)
-        detail = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
-        detail += [f"{name} is no longer overridden" for name in found.removed]
-        audit.once(session, SETTINGS, 0, ref, detail=", ".join(detail), **by)
+        # So that subscribers look for the jobs of tasks that they left out.
+        groups.change(session, ref, revise=PAUSED in (*found.new, *found.removed), overrides=column)
+        said = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
+        said += [f"{name} is no longer overridden" for name in found.removed]
+        audit.once(session, action, 0, ref, detail=detail or ", ".join(said), **by)
         return found
 
     with apart(using):
         return run(using, write)
 
 
-def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
+def handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
     """Return a group's handler with the registered options; None if this project declares none."""
     try:
         handler = subscriptions().get(ref)

@@ -360,6 +360,7 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
     parsers[RECORD.upper()] = _FIELDS[RECORD]
     parsers[SQL_TOPICS.upper()] = validators.topics
     parsers |= {name.upper(): _only_in_code for name in ONLY_IN_CODE}
+    parsers["PAUSED_TASKS"] = _only_paused
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)
@@ -368,6 +369,10 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
 
 def _only_in_code(value: Any) -> Any:
     raise validators.Invalid("can only be given to @subscriber: exception classes belong to the handler's code")
+
+
+def _only_paused(value: Any) -> Any:
+    raise validators.Invalid("can only be set while subscribers run: queuepause GROUP TOPIC --task PATH")
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:

@@ -194,6 +194,11 @@ class GroupOptions(BatchOptions, total=False):
     ]
     """Which database users may use the group, as a list of accounts such as ``billing@10.0.%``. Like the limits, it
     applies as ``migrate`` has registered it, or as ``queueset`` has overridden it; None: all users."""
+    paused_tasks: Annotated[
+        Sequence[str], Option(parse=validators.task_paths, form=texts.LIST, default=(), sql="refused")
+    ]
+    """The dotted paths of tasks of a queue of jobs whose jobs are not claimed. ``queuepause --task`` and ``queueresume
+    --task`` change it."""
 
 
 OPTIONS: Mapping[str, Option] = {

@@ -15,6 +15,7 @@ from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import filter_policies
+from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.names.rules import NAME_LENGTH, RESERVED_PREFIX
@@ -104,6 +105,16 @@ rate = _by(parse_rate)
 key_rates = _by(parse_key_rates)
 filter_policy = _by(lambda value: value if isinstance(value, FilterPolicy) else filter_policies.parse(value))
 allowed_users = _by(parse_allowed_users)
+
+
+def task_paths(value: Any) -> tuple[str, ...]:
+    """Parse a list of the dotted paths of tasks."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise Invalid("must be a list of dotted paths of tasks")
+    for one in value:
+        if not isinstance(one, str) or not 1 <= len(one) <= JOB_PATH_LENGTH or "," in one:
+            raise Invalid(f"has {one!r}: must be the dotted path of a task, of at most {JOB_PATH_LENGTH} characters")
+    return tuple(sorted(set(value)))
 
 
 def field_name(value: Any) -> str:

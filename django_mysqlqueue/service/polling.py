@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import LEASES, LOG, OUTBOX, STATE
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session, flat
 
 
@@ -81,13 +81,20 @@ def read_news(session: Session, tail: int, *, limit: int) -> News:
     )
 
 
-def next_due(session: Session, refs: list[GroupRef], subset: Subset = EVERYTHING) -> dict[GroupRef, int]:
-    """Return when each shared group's next redelivery is due, in epoch milliseconds, by one query."""
-    inside, parameters = subset.condition(session.dialect, "partition_key")
-    one = (
-        f"SELECT %s AS g, %s AS t, invisible_until FROM {STATE}"
-        f"{session.dialect.force_index('queue_delivery_state_due')} "
-        f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} ORDER BY invisible_until LIMIT 1"
-    )
-    rows = session.each(one, [(*ref, *ref, False, *parameters) for ref in refs])
-    return {GroupRef(group, topic): due for group, topic, due in rows}
+def next_due(session: Session, subsets: Mapping[GroupRef, Subset]) -> dict[GroupRef, int]:
+    """Return when the next redelivery in a subset of each shared group is due, in epoch milliseconds.
+
+    Groups whose subsets are equal, as almost all are, share a query.
+    """
+    found: dict[GroupRef, int] = {}
+    for subset in dict.fromkeys(subsets.values()):
+        inside, parameters = subset.condition(session.dialect, "partition_key")
+        one = (
+            f"SELECT %s AS g, %s AS t, invisible_until FROM {STATE}"
+            f"{session.dialect.force_index('queue_delivery_state_due')} "
+            f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} ORDER BY invisible_until LIMIT 1"
+        )
+        refs = [ref for ref, its in subsets.items() if its == subset]
+        rows = session.each(one, [(*ref, *ref, False, *parameters) for ref in refs])
+        found |= {GroupRef(group, topic): due for group, topic, due in rows}
+    return found

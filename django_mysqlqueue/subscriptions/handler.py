@@ -86,6 +86,8 @@ class Handler:
     """Which messages the group gets, by their metadata. None: all."""
     allowed_users: tuple[str, ...] | None = None
     """Which database users may use the group. None: all."""
+    paused_tasks: tuple[str, ...] = ()
+    """The tasks of which no jobs are claimed."""
 
     more_time: ClassVar[str] = "@subscriber(max_processing_time=…)"
     """How to allow more time for calls."""

@@ -12,13 +12,13 @@ from django_mysqlqueue.admin.operations import dead_letters
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection import list_dead_letters, list_errors
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.models import JobResult, QueueMessage
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.delivery_limits import parse_rate
 from django_mysqlqueue.tasks.handlers import job_handlers
 from tests.app import jobs
 from tests.support import job_worlds
-from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from tests.support.dashboard import HOSTILE, ROOT, confirm, life, page
 from tests.support.dead_letter_pages import listed, offsets
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import Session
@@ -68,7 +68,7 @@ def test_what_is_in_flight_names_the_task(client):
     assert f'task={ADD}"><bdi dir="ltr">add</bdi>' in text
     assert f"jobs/?task={ADD}" in text
     JobResult.objects.filter(id=made[0].id).delete()
-    assert sorted(row.task for row in rows(client, "inflight")) == ["", PLAIN], "its result is gone"
+    assert sorted(row.task for row in rows(client, "inflight")) == [ADD, PLAIN], "its result is gone"
 
 
 def test_without_jobs_nothing_in_flight_has_a_task(client):
@@ -155,6 +155,30 @@ def test_the_rate_of_a_task_is_shown(client, monkeypatch):
     job("w")
     (row,) = rows(client, "tasks")
     assert row.rate == "10/m"
+
+
+def test_a_task_is_paused_and_resumed(client, make_client):
+    sub = Sub(*job_handlers().values())
+    jobs.add.enqueue(1)
+    queue = {"group": "jobs", "topic": "jobs.default", "task": ADD}
+    shown = page(client, "tasks")
+    assert f"{ROOT}do/pause/?group=jobs&topic=jobs.default&task={ADD}&next=" in shown
+    assert "Only jobs of the task" in page(client, "do/pause", **queue)
+    confirm(client, "pause", **queue)
+    sequence()
+    sub.settle()
+    assert jobs.log == []
+    (row,) = rows(client, "tasks")
+    assert row.task.paused == ("jobs.default",)
+    assert f"Resume {ADD}" in page(client, "tasks")
+    assert "is paused in jobs.default; 1 message is waiting." in page(client)
+    offset = QueueMessage.objects.get().offset
+    assert life(client, offset, "jobs")[1][-1].startswith("Its task is paused")
+    assert f"Resume {ADD}" not in page(make_client("view_dashboard"), "tasks")
+    confirm(client, "resume", **queue)
+    sub.step()
+    sub.settle()
+    assert jobs.log
 
 
 def test_more_tasks_than_are_listed(client, monkeypatch):

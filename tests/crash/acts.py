@@ -22,7 +22,6 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
-    group_settings,
     jobs,
     pausing,
     redriving,
@@ -36,7 +35,7 @@ from django_mysqlqueue.operations.replaying import Range
 from django_mysqlqueue.operations.seeking import Position
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
-from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, registered, sequenced
+from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, overriding, registered, sequenced
 from tests.support import job_worlds
 from tests.support.filtering import US
 from tests.support.harness import USING, Sub, handler, sequence
@@ -158,17 +157,22 @@ def _() -> None:
 
 def overridden() -> None:
     sequenced()
-    group_settings.override(USING, G, {"max_attempts": 9, "prefetch": 7}, [], check=lambda found: None, actor="bob")
+    overriding(USING, {"max_attempts": 9, "prefetch": 7}, [], actor="bob")
 
 
 @act("override options", overridden)
 def _() -> None:
-    group_settings.override(ALIAS, G, {"prefetch": 1}, ["max_attempts"], check=lambda found: None, actor=ME)
+    overriding(ALIAS, {"prefetch": 1}, ["max_attempts"], actor=ME)
+
+
+@act("pause a task", overridden)
+def _() -> None:
+    pausing.set_task_paused(ALIAS, G, "shop.tasks.mail", actor=ME, paused=True)
 
 
 @act("override the filter", filtered)
 def _() -> None:
-    group_settings.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=ME)
+    overriding(ALIAS, {"filter": US}, [], actor=ME)
 
 
 @act("seek back", handled)

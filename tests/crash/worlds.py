@@ -16,6 +16,8 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Sequencer,
 )
+from django_mysqlqueue.operations import group_settings
+from django_mysqlqueue.operations.group_settings import Difference
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.options.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
 from tests.app.models import Effect
@@ -420,3 +422,8 @@ def finished(mode: str = "ordered", *args: Any, more: tuple[str, ...] = (), **op
         publish_many(TOPIC, messages(*more))
         world.sub.poller._poll()
     return world
+
+
+def overriding(using: str, values: Mapping[str, object], unset: Sequence[str], *, actor: str) -> Difference:
+    """An operator overrides options of the group."""
+    return group_settings.override(using, G, lambda _: (values, unset), check=lambda found: None, actor=actor)

@@ -29,7 +29,7 @@ from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, grou
 from tests.inspection.test_queue_problems import overview, run, schedule
 from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, handler, sequence
-from tests.support.internals import Count, HealthSettings, Holder, Route, Session, Subset, open_transactions
+from tests.support.internals import Count, HealthSettings, Holder, Override, Route, Session, Subset, open_transactions
 
 HOST, USER, ERROR, NAME = "db-7.internal", "ada@10.0.3.7", "Access denied (using password)", "web-3"
 SECRETS = (HOST, USER, "10.0.3.7", "denied", NAME, "MyDriverError")
@@ -65,6 +65,8 @@ def of_groups():
     for one in states:
         yield from group_problems.progress(one, handler("t", "g", mode="shared"), NOW, TIMES, moves=False)
         yield from group_problems.progress(one, None, NOW, TIMES, moves=False)
+    paused = Override("paused_tasks", ["shop.tasks.pay"], ago(90), USER)
+    yield from group_problems.paused_tasks(dataclasses.replace(group(), overrides=(paused,)))
     many = {"retrying": Count(20), "recent_dead_letters": Count(11), "dead_letters": Count(11)}
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)

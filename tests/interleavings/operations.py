@@ -21,7 +21,6 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
-    group_settings,
     jobs,
     moving,
     pausing,
@@ -40,7 +39,7 @@ from django_mysqlqueue.options.delivery_limits import NO_KEY, DeliveryLimits, Ra
 from django_mysqlqueue.testing import _advance
 from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
-from tests.crash.worlds import WHO, G, messages
+from tests.crash.worlds import WHO, G, messages, overriding
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
 from tests.support import garbage, job_worlds, schedule_worlds
 from tests.support.claims import claimant_of
@@ -650,12 +649,12 @@ def _(a: Actor) -> object:
 
 @operation("override an option")
 def _(a: Actor) -> object:
-    return len(group_settings.override(ALIAS, G, {"prefetch": 3}, [], check=lambda found: None, actor=a.name))
+    return len(overriding(ALIAS, {"prefetch": 3}, [], actor=a.name))
 
 
 @operation("override another option")
 def _(a: Actor) -> object:
-    found = group_settings.override(ALIAS, G, {"claim_size": 2}, ["prefetch"], check=lambda found: None, actor=a.name)
+    found = overriding(ALIAS, {"claim_size": 2}, ["prefetch"], actor=a.name)
     return len(found)
 
 
@@ -1023,7 +1022,7 @@ def _(a: Actor) -> object:
 
 @operation("override the filter", changes=US)
 def _(a: Actor) -> object:
-    return len(group_settings.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=a.name))
+    return len(overriding(ALIAS, {"filter": US}, [], actor=a.name))
 
 
 @operation("undo")

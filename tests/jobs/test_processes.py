@@ -12,12 +12,15 @@ from collections import Counter
 import pytest
 from django.db.models import Max, Min
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.models import JobResult, QueueMessage
-from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, exceptions, progress_of, wait
+from django_mysqlqueue.tasks import call, cancel_job, enqueue_chain, enqueue_many, exceptions, progress_of, wait
 from django_mysqlqueue.tasks.framework import TaskResultStatus, task_backends
 from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_worlds
+from tests.support.harness import Sub
+from tests.support.internals import registry
 from tests.support.processes import Worker, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.promise("Jobs")]
@@ -68,6 +71,27 @@ def test_processes_are_killed_while_jobs_run(start):
         for line in row.errors.splitlines()
     )
     assert all(len(row.worker_ids.splitlines()) == 1 + len(row.errors.splitlines()) for row in rows)
+
+
+def test_processes_that_are_killed_do_not_run_a_paused_task(start):
+    """Nothing of it runs until it is resumed, whatever becomes of the processes, and nothing is lost."""
+    Sub(registry.handlers()[job_worlds.JOBS]).leave()
+    path = jobs.plain.module_path
+    operations.pause(*job_worlds.JOBS, task=path, actor="ada")
+    enqueue_many([call(jobs.plain, -number) for number in range(1, 31)])
+    enqueue_many([call(jobs.write, number) for number in range(200)])
+    held, others = Effect.objects.filter(value__lt=0), Effect.objects.filter(value__gte=0)
+    for enough in (20, 60, 120):
+        worker = start(env=UNLIMITED)
+        wait_for(lambda enough=enough: others.count() >= enough, worker, timeout=60)
+        worker.send(random.choice([signal.SIGKILL, signal.SIGTERM]))
+        worker.wait()
+    worker = start(env=UNLIMITED)
+    wait_for(lambda: others.count() == 200, worker, timeout=60)
+    assert not held.exists()
+    operations.resume(*job_worlds.JOBS, task=path, actor="ada")
+    wait_for(lambda: not JobResult.objects.exclude(status="SUCCESSFUL").exists(), worker, timeout=60)
+    assert set(held.values_list("value", flat=True)) == {*range(-30, 0)}
 
 
 def test_a_process_is_killed_while_a_hundred_async_jobs_run(start, tmp_path):

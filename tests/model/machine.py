@@ -628,7 +628,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             values = {"claim_size": 1 + which % 3, "prefetch": 1 + which, "poll_interval": 0.5}
             values |= {"max_in_flight": 3 + which, "max_in_flight_per_key": 2, "rate_per_key": "9000/s"}
             changes = (values, ()) if what == "override" else ({}, values)
-            group_settings.override(USING, ref, *changes, check=lambda found: None, actor="operator")
+            group_settings.override(USING, ref, lambda _: changes, check=lambda found: None, actor="operator")
         elif what == "give up" and ref in self.model.lives:
             self.give_up(ref)
         elif what in ("retry", "retry later") and ref in self.model.lives:
@@ -663,7 +663,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
         else:
             life.overrides = {"filter": policy} if how == "override" else {}
             changes = (life.overrides, () if life.overrides else ("filter",))
-            group_settings.override(USING, ref, *changes, check=lambda found: None, actor="operator")
+            group_settings.override(USING, ref, lambda _: changes, check=lambda found: None, actor="operator")
         life.had_filters = life.had_filters or life.filter is not None
 
     def give_up(self, ref: GroupRef) -> None:

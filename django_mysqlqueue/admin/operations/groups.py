@@ -30,11 +30,28 @@ LAST_ERROR = forms.CharField(
 )
 
 
+class TaskForm(GroupForm):
+    """A form about a group, which for a queue of jobs can be about the jobs of one task."""
+
+    task = forms.CharField(
+        label=gettext_lazy("Only jobs of the task"),
+        required=False,
+        max_length=JOB_PATH_LENGTH,
+        help_text=gettext_lazy("The dotted path. Leave empty for all tasks."),
+    )
+
+    def __init__(self, data: Any, *, using: str) -> None:
+        super().__init__(data, using=using)
+        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
+            del self.fields["task"]
+
+
 class Pause(AdminOperation):
     """Pause a group."""
 
     name = "pause"
     label = gettext_lazy("Pause group")
+    form = TaskForm
     operation = staticmethod(operations.pause)
 
 
@@ -43,6 +60,7 @@ class Resume(AdminOperation):
 
     name = "resume"
     label = gettext_lazy("Resume group")
+    form = TaskForm
     operation = staticmethod(operations.resume)
 
 
@@ -130,28 +148,12 @@ class Replay(AdminOperation):
         return {**super().arguments(), "limit": IdsField.most}
 
 
-class WaitingForm(GroupForm):
-    """A form about messages that wait for another attempt, which for a queue of jobs can be those of a task."""
-
-    task = forms.CharField(
-        label=gettext_lazy("Only jobs of the task"),
-        required=False,
-        max_length=JOB_PATH_LENGTH,
-        help_text=gettext_lazy("The dotted path. Leave empty for all tasks."),
-    )
-
-    def __init__(self, data: Any, *, using: str) -> None:
-        super().__init__(data, using=using)
-        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
-            del self.fields["task"]
-
-
 class Retry(AdminOperation):
     """Retry all messages of a group that wait for another attempt, or those with an error."""
 
     name = "retry"
     label = gettext_lazy("Retry all waiting messages now")
-    form = WaitingForm
+    form = TaskForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
 
@@ -173,7 +175,7 @@ class MoveRetries(AdminOperation):
 
     name = "move-retries"
     label = gettext_lazy("Retry waiting messages at another time")
-    form = WaitingForm
+    form = TaskForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"time": RETRY_AT, "error": LAST_ERROR}
     renamed: ClassVar = {"time": "at"}

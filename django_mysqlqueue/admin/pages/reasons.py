@@ -32,6 +32,7 @@ UNFINISHED = {
 """Unfinished operations on a group, each with its text and CSS class."""
 TEXTS = {
     "paused": gettext_lazy("The group is paused. It claims no messages until you resume it."),
+    "paused_task": gettext_lazy("Its task is paused: the group claims no jobs of it until you resume the task."),
     "no_subscriber": gettext_lazy("The group has no live subscribers."),
     "unserved": gettext_lazy(
         "No live subscriber of the group claims this partition: it is in none of their subsets (--partition, --shard)."

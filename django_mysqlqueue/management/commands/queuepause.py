@@ -1,9 +1,9 @@
-"""``manage.py queuepause``: pause a consumer group."""
+"""``manage.py queuepause``: pause a consumer group, or a task of a queue of jobs."""
 
 from __future__ import annotations
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import GROUP, OperationCommand
+from django_mysqlqueue.management.operations import GROUP, Argument, OperationCommand
 
 
 class Command(OperationCommand):
@@ -14,4 +14,7 @@ class Command(OperationCommand):
         "claim no more messages until you resume the group."
     )
     operation = staticmethod(operations.pause)
-    arguments = GROUP
+    arguments = (
+        *GROUP,
+        Argument("--task", metavar="PATH", help="pause only the task with this dotted path, in a queue of jobs"),
+    )

@@ -75,6 +75,8 @@ class Configuration:
         self.least = max(batches, handler.prefetch or max(places, context.settings.prefetch // context.groups))
         """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
         self.priority_share = option_value(handler, "priority_share", context.settings)
+        self.subset = context.subset.minus(handler.paused_tasks)
+        """The partitions from which this process claims."""
         self.claimant = Claimant(handler, context.subscriber, options=self.columns, clock=context.clock)
 
     def override(self, columns: OptionColumns) -> list[str] | None:

@@ -97,13 +97,15 @@ class Group(Generic[M]):
             self.notify(rested)
         enough = max(1, configuration.claim_size // 2)
         context.inbox.configure(handler, enough=enough, priority_share=configuration.priority_share)
+        for key in [key for key in self.memory.todo if key not in configuration.subset]:
+            self.memory.todo.pop(key)
         self.mode.configured()
 
     # -- what the poller asks and tells ---------------------------------------
 
     def notify(self, keys: Collection[str]) -> None:
         """Note that partitions have, or may have, unclaimed messages. Those outside the subset are ignored."""
-        subset = self.context.subset
+        subset = self.configuration.subset
         self.mode.notify(keys if subset == EVERYTHING else [key for key in keys if key in subset])
 
     def wake_at(self) -> float:

@@ -501,7 +501,7 @@ class Poller:
         if self.shared:
             # With a subset, this query also walks the rows of other subsets.
             asked = time.monotonic()
-            due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
+            due = polling.next_due(session, {one.ref: one.configuration.subset for one in self.shared})
             for shared in self.shared:
                 with self._apart(shared):
                     shared.mode.found_due(due.get(shared.ref))

@@ -124,7 +124,9 @@ class SharedMode(Mode):
         expected, self._expects_clock_step = self._expects_clock_step, False
         # Rows of a key without a slot are made due later, as many as possible at once.
         limited_window = LIMITED_WINDOW if self._configuration.handler.limits.limits_keys else 0
-        return Due(most, max(most, self._window, limited_window), held, expected, with_slots, self._context.subset)
+        return Due(
+            most, max(most, self._window, limited_window), held, expected, with_slots, self._configuration.subset
+        )
 
     def resume(self) -> None:
         """Look for redeliveries again that waited for the end of a suspected poison message, or for a slot."""

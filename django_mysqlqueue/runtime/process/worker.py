@@ -422,14 +422,15 @@ class Worker:
         session = Session(self.using)
         # A dead letter that this process has just put into the outbox may have a handler here.
         self._rest = polling.poll(session).due
-        for ref in self.handlers:
+        for group in self.poller.groups:
+            ref, subset = group.ref, group.configuration.subset
             registered = groups.find(self.using, ref)
             if registered is None or registered.paused:
                 continue
             after: str | None = None
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
-                self._rest = any(key in self.plan.subset for key in keys)
+                self._rest = any(key in subset for key in keys)
                 self.progress.made()  # A million partitions take seconds.
                 if after is None:
                     break
