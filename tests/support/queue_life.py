@@ -616,8 +616,9 @@ def _operate(ref: GroupRef) -> None:
     session = Session(USING)
     mode = "ordered" if ref.group == "o" else "shared"
     held = _fail(ref, mode)
-    pausing.set_paused(USING, ref, actor="test", paused=True)
-    pausing.set_paused(USING, ref, actor="test", paused=False)
+    for paused in (True, False):
+        pausing.set_paused(USING, ref, actor="test", paused=paused)
+        pausing.set_task_paused(USING, ref, "shop.tasks.mail", actor="test", paused=paused)
     operations.settings(*ref, {"prefetch": 200}, actor="test", dry_run=True)
     operations.settings(*ref, {"prefetch": 200}, actor="test")
     for dry_run in (True, False):
@@ -679,6 +680,7 @@ def _operate(ref: GroupRef) -> None:
         assert full is not None
         message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
+    assert list(matching_offsets(session, dead._replace(task="k1"), size=10))
     redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
     assert (
         redriving.discard_all(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
