@@ -23,6 +23,8 @@ from django_mysqlqueue.service import bell
 TURN = 1.0
 """Seconds after which a worker of the server looks whether it is the one to keep the subscribers."""
 END_TURN = 0.1
+PAUSE = 30.0
+"""Seconds after which a start is repeated that the system has refused."""
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -88,20 +90,30 @@ def _open_lock(command: Sequence[str]) -> int:
 
 async def _keep(command: Sequence[str], lock: int) -> None:
     """Keep subscribers running as soon as no other worker does; stop them when this is cancelled."""
-    while not _take(lock):
-        await asyncio.sleep(TURN)
     while True:
-        kept = keeper.start(command)
         try:
-            while kept.poll() is None:
-                await asyncio.sleep(TURN)
-        finally:
-            kept.terminate()
-            while kept.poll() is None:
-                await asyncio.sleep(END_TURN)
+            if _take(lock):
+                await _keep_one(command)
+        except OSError as error:
+            keeper.say(f"django-mysqlqueue: the subscriber cannot be started ({error}); next start in {PAUSE:g} s")
+            await asyncio.sleep(PAUSE)
+        else:
+            await asyncio.sleep(TURN)
+
+
+async def _keep_one(command: Sequence[str]) -> None:
+    kept = keeper.start(command)
+    try:
+        while kept.poll() is None:
+            await asyncio.sleep(TURN)
+    finally:
+        kept.terminate()
+        while kept.poll() is None:
+            await asyncio.sleep(END_TURN)
 
 
 def _take(lock: int) -> bool:
+    """Lock the file, unless another worker has; return whether this worker has the lock, now or from before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

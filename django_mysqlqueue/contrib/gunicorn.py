@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from types import FrameType
 from typing import Any
 
 from django_mysqlqueue.runtime.process import keeper
+
+TURN = 1.0
+"""Seconds after which the master looks whether the process that keeps the subscribers is still there."""
 
 _kept: subprocess.Popen[bytes] | None = None
 
@@ -27,9 +31,24 @@ def when_ready(server: Any, *arguments: str, manage: str = "manage.py") -> None:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    global _kept
-    _kept = keeper.start(keeper.command_line(arguments, manage=manage))
-    server.log.info("Started a subscriber beside the workers (pid: %s)", _kept.pid)
+    command = keeper.command_line(arguments, manage=manage)
+
+    def start() -> None:
+        global _kept
+        _kept = keeper.start(command)
+        server.log.info("Started a subscriber beside the workers (pid: %s)", _kept.pid)
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if server.LISTENERS and _kept is not None and _kept.poll() is not None:  # It was killed, and nothing stops.
+            try:
+                start()
+            except OSError as error:
+                server.log.error("The subscriber beside the workers cannot be started: %s", error)
+
+    start()
+    # The master has no hook that it calls regularly. Its workers do not inherit the timer.
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, TURN, TURN)
 
 
 def on_reload(server: Any) -> None:
@@ -49,5 +68,6 @@ def on_exit(server: Any) -> None:
         server: the master of gunicorn.
     """
     if _kept is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _kept.terminate()
         _kept.wait()

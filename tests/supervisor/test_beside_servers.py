@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from django_mysqlqueue.contrib import asgi
 from django_mysqlqueue.models import PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.runtime.process import keeper
 from tests.support.paths import ROOT
@@ -156,15 +158,21 @@ def test_a_subscriber_stops_if_gunicorn_is_killed(gunicorn):
 
 
 @pytest.mark.any_engine
-def test_a_subscriber_stops_if_its_keeper_is_killed(gunicorn):
+def test_a_keeper_that_is_killed_takes_its_subscriber_with_it_and_is_replaced(gunicorn):
     server = gunicorn()
     server.wait_for_subscribers(1)
-    os.kill(server.keepers()[0], signal.SIGKILL)
-    wait_for(lambda: _is_gone(server), server, timeout=60)
+    (first,) = server.keepers()
+    os.kill(first, signal.SIGKILL)
+    server.wait_for_subscribers(2)
+    wait_for(lambda: not is_running(server.started()[0]), server, timeout=60)
+    (second,) = server.keepers()
+    assert second != first
     assert server.output.count("Stopped.") == 1
     assert server.process.poll() is None
     server.process.terminate()
     assert server.process.wait(60) == 0
+    assert not is_running(second)
+    assert _is_gone(server)
 
 
 @pytest.mark.any_engine
@@ -180,7 +188,6 @@ def test_a_reload_of_gunicorn_restarts_the_subscriber(gunicorn):
 
 
 @pytest.mark.any_engine
-@pytest.mark.any_engine
 def test_a_reload_right_after_the_start_does_not_end_the_keeper():
     kept = keeper.start([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -190,6 +197,43 @@ def test_a_reload_right_after_the_start_does_not_end_the_keeper():
     finally:
         kept.terminate()
         kept.wait(60)
+
+
+@pytest.mark.any_engine
+def test_a_keeper_tries_again_to_start_what_cannot_be_started(capfd):
+    kept = keeper.start(["/absent"])
+    try:
+        wait_for(lambda: kept.poll() is not None or "next start in 1 s" in capfd.readouterr().err, None)
+        wait_for(lambda: kept.poll() is not None or "next start in 2 s" in capfd.readouterr().err, None)
+        assert kept.poll() is None
+    finally:
+        kept.terminate()
+        kept.wait(60)
+
+
+@pytest.mark.any_engine
+def test_an_asgi_server_tries_again_to_start_a_keeper(monkeypatch, capfd, tmp_path):
+    starts = []
+
+    def start(command):
+        starts.append(command)
+        if len(starts) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    async def keep(lock):
+        keeping = asyncio.create_task(asgi._keep(["x"], lock))
+        async with asyncio.timeout(60):
+            while len(starts) < 2:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    monkeypatch.setattr(keeper, "start", start)
+    monkeypatch.setattr(asgi, "PAUSE", 0.01)
+    with (tmp_path / "lock").open("w") as lock:
+        asyncio.run(keep(lock.fileno()))
+    assert "the subscriber cannot be started ([Errno 11] Resource temporarily unavailable)" in capfd.readouterr().err
 
 
 def test_gunicorn_does_not_start_without_manage_py(gunicorn):

@@ -58,6 +58,12 @@ def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def say(text: str) -> None:
+    """Write a line to the log of the server."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 class Keeper:
     """Keep one child running until SIGTERM arrives, or the server is gone.
 
@@ -85,14 +91,20 @@ class Keeper:
         dies_with_parent = _dying_with_parent()
         while not self._is_over():
             self._restarts, began = False, time.monotonic()
-            child = subprocess.Popen(self._command, preexec_fn=dies_with_parent)  # noqa: S603  # It has one thread.
+            try:
+                child = subprocess.Popen(self._command, preexec_fn=dies_with_parent)  # noqa: S603  # It has one thread.
+            except OSError as error:
+                self._rest(f"cannot be started ({error})", 0)
+                continue
             while child.poll() is None and not (self._restarts or self._is_over()):
                 time.sleep(TURN)
             if child.poll() is None:
                 child.terminate()
                 child.wait()
             elif not self._is_over():
-                self._rest(child.returncode, time.monotonic() - began)
+                code = child.returncode
+                how = f"exit status {code}" if code >= 0 else f"signal {-code}"
+                self._rest(f"ended ({how})", time.monotonic() - began)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopped = True
@@ -103,13 +115,11 @@ class Keeper:
     def _is_over(self) -> bool:
         return self._stopped or os.getppid() != self._server
 
-    def _rest(self, code: int, ran: float) -> None:
-        """Pause after a child has ended by itself, each time for longer."""
+    def _rest(self, what: str, ran: float) -> None:
+        """Pause after a child has ended by itself or could not be started, each time for longer."""
         if ran >= LONG_RUN:
             self._pause = SHORTEST_PAUSE
-        how = f"exit status {code}" if code >= 0 else f"signal {-code}"
-        sys.stderr.write(f"django-mysqlqueue: the subscriber ended ({how}); next start in {self._pause:g} s\n")
-        sys.stderr.flush()
+        say(f"django-mysqlqueue: the subscriber {what}; next start in {self._pause:g} s")
         until = time.monotonic() + self._pause
         while time.monotonic() < until and not (self._restarts or self._is_over()):
             time.sleep(TURN)
