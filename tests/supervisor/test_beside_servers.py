@@ -317,15 +317,20 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def runserver(start, tmp_path):
-    def start_runserver(*arguments, debug=True):
+    def start_runserver(*arguments, debug=True, apps=()):
         project = tmp_path / "project"
         shutil.copytree(ROOT / "tests" / "orders_project", project)
         (project / "manage.py").write_text(MANAGE)
         with (project / "settings.py").open("a") as settings:
             settings.write(f'DEBUG = {debug}\nALLOWED_HOSTS = ["*"]\nMYSQLQUEUE["RUN_IN_SERVER"] = True\n')
+            settings.write(f"INSTALLED_APPS += {apps!r}\n")
+        for app in apps:
+            (project / "lib" / app).mkdir(parents=True)
+            (project / "lib" / app / "__init__.py").touch()
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        env = {**environment(), "PYTHONPATH": os.pathsep.join([path, str(project / "lib")])}
         migrate = [sys.executable, "manage.py", "migrate", "--run-syncdb"]
-        subprocess.run(migrate, cwd=project, env={**environment(), "PYTHONPATH": path}, check=True, capture_output=True)
+        subprocess.run(migrate, cwd=project, env=env, check=True, capture_output=True)
         return start("manage.py", "runserver", "127.0.0.1:0", *arguments, cwd=project, PYTHONPATH=path)
 
     return start_runserver
@@ -354,6 +359,14 @@ def test_runserver_has_a_subscriber_that_is_restarted_with_the_code(runserver):
     server.process.terminate()
     server.process.wait(60)
     wait_for(lambda: _is_gone(server), timeout=60)
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize("arguments", [("--pythonpath=lib",), ("--pythonpath", "lib")])
+def test_the_subscriber_of_runserver_has_its_python_path(runserver, arguments):
+    server = runserver("--noreload", *arguments, apps=("elsewhere",))
+    server.wait_for_subscribers(1)
+    assert "next start" not in server.output
 
 
 @pytest.mark.any_engine

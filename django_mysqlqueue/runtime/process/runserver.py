@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from django.conf import settings
 from django.utils.autoreload import DJANGO_AUTORELOAD_ENV, get_child_arguments
@@ -22,13 +24,17 @@ def start_subscriber() -> None:
     if conf.problems() or not conf.get_settings().run_in_server:  # The server reports the problems.
         return
     if not settings.DEBUG:
-        _say("MYSQLQUEUE['RUN_IN_SERVER'] is ignored, because DEBUG is False: run manage.py runsubscriber.")
+        keeper.say("MYSQLQUEUE['RUN_IN_SERVER'] is ignored, because DEBUG is False: run manage.py runsubscriber.")
         return
-    _say("Starting a subscriber beside the server (MYSQLQUEUE['RUN_IN_SERVER']).")
+    keeper.say("Starting a subscriber beside the server (MYSQLQUEUE['RUN_IN_SERVER']).")
     arguments = get_child_arguments()
-    keeper.start([*arguments[: arguments.index("runserver")], "runsubscriber", *keeper.DEFAULT])
+    before = arguments[: arguments.index("runserver")]
+    keeper.start([*before, "runsubscriber", *keeper.DEFAULT, *_python_path(arguments)])
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _python_path(arguments: Sequence[str]) -> list[str]:
+    """Return the option ``--pythonpath`` if it is given: unlike ``--settings``, the environment does not pass it on."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--pythonpath")
+    path = parser.parse_known_args(arguments)[0].pythonpath
+    return [f"--pythonpath={path}"] if path else []
