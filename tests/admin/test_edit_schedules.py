@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from html import unescape
 
@@ -122,6 +123,33 @@ def test_once_and_a_start_keep_their_times(client, settings):
     opened = fields(client.get(EDIT, {"schedule": NAME}))
     assert (opened["every"], opened["start"], opened["at"]) == ("3600.5", "2026-01-01T03:00:00", "")
     assert "once at" not in page(client, "recurring")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("2099-10-25T00:30:00+00:00", "2099-10-25T02:30:00+02:00"),
+        ("2099-10-25T01:30:00+00:00", "2099-10-25T02:30:00+01:00"),
+        ("2099-10-25T02:30:00+00:00", "2099-10-25T03:30:00"),
+        ("9999-12-31T23:30:00+00:00", "9999-12-31T23:30:00+00:00"),
+    ],
+)
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_a_time_that_its_clock_shows_twice_or_never_keeps_its_offset(client, settings, given, shown, use_tz):
+    settings.TIME_ZONE, settings.USE_TZ = "Europe/Berlin", use_tz
+    do(client, CREATE, name=NAME, task=PATH, at=given)
+    moment = datetime.datetime.fromisoformat(given).timestamp() * 1000
+    assert only().timetable.start_ms == moment
+    opened = client.get(EDIT, {"schedule": NAME})
+    assert fields(opened)["at"] == shown
+    kind = "datetime-local" if shown.endswith("T03:30:00") else "text"
+    assert f'<input type="{kind}" name="at" value="{shown}"' in opened.content.decode()
+    assert "The schedule s is already like this." in filled(client, EDIT, {"schedule": NAME}).content.decode()
+    page(client, "recurring")
+    do(client, EDIT, {"schedule": NAME}, args="[1]")
+    assert only().timetable.start_ms == moment
+    do(client, EDIT, {"schedule": NAME}, at="", every="3600", start=given)
+    assert fields(client.get(EDIT, {"schedule": NAME}))["start"] == shown
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +17,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -92,10 +95,33 @@ class IdsField(RowsField):
                 raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": one})
 
 
+class _TimeInput(forms.DateTimeInput):
+    """The browser's field for a date and time, or one for text if there is an offset, which the browser's refuses."""
+
+    input_type = "datetime-local"
+
+    def get_context(self, name: str, value: Any, attrs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the values of the template."""
+        context = super().get_context(name, value, attrs)
+        if re.search(r"[+-]\d\d:\d\d$", context["widget"]["value"] or ""):
+            context["widget"]["type"] = "text"
+        return context
+
+
 class TimeField(forms.DateTimeField):
     """A date and time in the project's time zone."""
 
-    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+    widget = _TimeInput(attrs={"step": "1"})
+
+
+def time_text(moment: datetime.datetime) -> str:
+    """Return a time as the text of a field; with its offset if there is no other way to tell which time it is."""
+    try:
+        local = timezone.localtime(moment)
+    except OverflowError:  # The end of the year 9999, in a time zone east of UTC.
+        return moment.isoformat(timespec="seconds")
+    comes_twice = local.utcoffset() != local.replace(fold=1 - local.fold).utcoffset()
+    return local.isoformat(timespec="seconds") if comes_twice else f"{local:%Y-%m-%dT%H:%M:%S}"
 
 
 class ReasonForm(forms.Form):

@@ -8,13 +8,12 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import parse_json
-from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
+from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, time_text
 from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_see_payloads, may_view
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
@@ -252,8 +251,7 @@ def _shown(stored: recurring.Stored) -> dict[str, str]:
     }
     for name in ("start", "at"):
         moment: Any = options.get(name)
-        local = None if moment is None else timezone.localtime(moment)
-        shown[name] = "" if local is None else f"{local:%Y-%m-%dT%H:%M:%S}"
+        shown[name] = "" if moment is None else time_text(moment)
     return shown
 
 
