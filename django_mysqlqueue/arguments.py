@@ -138,8 +138,11 @@ def spelled_out(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it."""
-    return cut(repr(value))
+    """Return a value as an error shows it; one that is nested too deeply by its type."""
+    try:
+        return cut(repr(value))
+    except RecursionError:
+        return f"<{type(value).__name__}>"
 
 
 def cut(text: str) -> str:

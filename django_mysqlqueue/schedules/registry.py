@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_mysqlqueue.arguments import spelled_out
+from django_mysqlqueue.arguments import shown, spelled_out
 from django_mysqlqueue.exceptions import InvalidMessage, SubscriberError
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.keys import check_key
@@ -24,7 +24,7 @@ from django_mysqlqueue.options.topics import check_topic
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP, Definition
 from django_mysqlqueue.schedules.options import TaskOptions, Times, given
 from django_mysqlqueue.schedules.timetables import Timetable, timetable
-from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
+from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 T = TypeVar("T")
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{SCHEDULE_NAME_LENGTH}}}")
@@ -231,7 +231,7 @@ def parsed(
             raise ValueError("args and kwargs are for tasks: a topic has a payload")
         check_topic(topic)
         if metadata is not None and not isinstance(metadata, Mapping):
-            raise ValueError(f"metadata={metadata!r}: must be a dict")
+            raise ValueError(f"metadata={shown(metadata)}: must be a dict")
         definition = Definition(
             times,
             topic,
@@ -267,7 +267,7 @@ def _path(task: Any) -> str:
 
 def _arguments(args: Any) -> list[Any]:
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise ValueError(f"args={args!r}: must be a list")
+        raise ValueError(f"args={shown(args)}: must be a list")
     return list(_as_json("args", list(args), encoder=None))
 
 
@@ -275,16 +275,15 @@ def _keywords(kwargs: Any) -> dict[str, Any]:
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise ValueError(f"kwargs={kwargs!r}: must be a dict of names")
+        raise ValueError(f"kwargs={shown(kwargs)}: must be a dict of names")
     return dict(_as_json("kwargs", dict(kwargs), encoder=None))
 
 
 def _as_json(option: str, value: Any, encoder: type[json.JSONEncoder] | None = DjangoJSONEncoder) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False, cls=encoder))
-    except (TypeError, ValueError) as error:
-        shown = shortened(repr(value), most=200)
-        raise ValueError(f"{option}={shown}: must be JSON-serializable ({error})") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{option}={shown(value)}: must be JSON-serializable ({error})") from None
 
 
 OPTIONS = tuple(

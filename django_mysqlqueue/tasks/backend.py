@@ -213,20 +213,23 @@ class MySQLQueueBackend(BaseTaskBackend):
                 f"{path} has rate='{job_queues.rates[path]}', which holds in the queue that it was declared with: it "
                 f"cannot be enqueued in {task.queue_name!r} of the backend {self.alias!r}."
             )
-        return TaskResult(
-            task=task,
-            id=id or new_message_id(),
-            status=TaskResultStatus.READY,
-            enqueued_at=in_milliseconds(timezone.now()),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=args,  # type: ignore[arg-type]  # It makes a list of it.
-            kwargs=kwargs,  # type: ignore[arg-type]
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        try:
+            return TaskResult(
+                task=task,
+                id=id or new_message_id(),
+                status=TaskResultStatus.READY,
+                enqueued_at=in_milliseconds(timezone.now()),
+                started_at=None,
+                finished_at=None,
+                last_attempted_at=None,
+                args=args,  # type: ignore[arg-type]  # It makes a list of it.
+                kwargs=kwargs,  # type: ignore[arg-type]
+                backend=self.alias,
+                errors=[],
+                worker_ids=[],
+            )
+        except RecursionError as error:
+            raise InvalidMessage(f"arguments of {path}: {error}") from None
 
     def _store(self, alias: str, stages: Mapping[str, Sequence[AnyResult]]) -> Mapping[str, AnyResult]:
         """Store results, with a message for each of the first stage, in the open transaction.

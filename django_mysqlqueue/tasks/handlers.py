@@ -498,7 +498,7 @@ def _stored(task: AnyTask, value: Any) -> tuple[Any, str]:
     try:
         normalized = normalize_json(value)
         text = job_rows.as_json(normalized)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidResult(f"{task.module_path} returned a value that is not JSON-serializable: {error}") from error
     most = get_settings().max_payload_bytes
     if (size := len(text.encode())) > most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -21,6 +22,8 @@ except ImportError:
     from django_tasks import TaskContext, task
 
 log: list[Any] = []
+DEEP = [functools.reduce(lambda inner, _: [inner], range(100_000), 1)]
+"""Arguments that are nested too deeply for Python's JSON."""
 database = "default"
 """Where tasks write."""
 
@@ -218,7 +221,7 @@ def hang_briefly():
 
 @task
 def returns(kind):
-    return {"object": object(), "nan": float("nan"), "large": "x" * 2_000_000, "nothing": None}[kind]
+    return {"object": object(), "nan": float("nan"), "large": "x" * 2_000_000, "nothing": None, "deep": DEEP}[kind]
 
 
 @task

@@ -214,7 +214,7 @@ def test_arguments_that_json_has_not(value):
     assert not JobResult.objects.exists()
 
 
-@pytest.mark.parametrize("value", ["x" * 2_000_000, float("nan")])
+@pytest.mark.parametrize("value", ["x" * 2_000_000, float("nan"), jobs.DEEP])
 def test_arguments_that_cannot_be_stored(value):
     with pytest.raises(InvalidMessage):
         jobs.add.enqueue(value)
@@ -226,6 +226,7 @@ def test_arguments_that_cannot_be_stored(value):
     [
         ("object", "tests.app.jobs.returns returned a value that is not JSON-serializable: Unsupported type"),
         ("nan", "returned a value that is not JSON-serializable: Out of range float values are not JSON compliant"),
+        ("deep", "returned a value that is not JSON-serializable: maximum recursion depth exceeded"),
         (
             "large",
             r"returned a value of 2,000,002 bytes of JSON, but at most 1,048,576 are allowed \(MAX_PAYLOAD_BYTES\)",

@@ -254,6 +254,7 @@ def test_a_change_commits_and_rolls_back_with_the_caller():
         ({"at": "now"}, "at='now': must be a datetime"),
         ({"at": datetime.datetime.now(datetime.UTC), "every": 5}, r"at=.*: pass it without every"),
         ({"every": 60, "args": [object()]}, r"args=\[<object.*>\]: must be JSON-serializable"),
+        ({"every": 60, "args": jobs.DEEP}, r"args=<list>: must be JSON-serializable \(maximum recursion depth"),
         ({"every": 60, "args": "ab"}, "args='ab': must be a list"),
         ({"every": 60, "kwargs": [1]}, r"kwargs=\[1\]: must be a dict of names"),
         ({"every": 60, "overlap": "kill"}, "overlap='kill': must be 'queue' or 'skip'"),
