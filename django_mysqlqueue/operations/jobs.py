@@ -253,10 +253,12 @@ def cancel_all(using: str, wanted: TaskJobs, *, limits: OperationLimits = LIMITS
         beat = audit.beats(using, operation)
         with audit.ending(using, operation):
             for page in _pages_of(using, wanted, limits.jobs):
-                beat()
-                ids = [job.id for job in page]
-                some = ids if wanted.limit is None else ids[: wanted.limit - total.number]
-                total += run(using, partial(write, ids=sorted(some)))
+                left = [job.id for job in page]
+                while left and total.number != wanted.limit:  # Those that are not changed do not count.
+                    beat()
+                    end = len(left) if wanted.limit is None else wanted.limit - total.number
+                    some, left = left[:end], left[end:]
+                    total += run(using, partial(write, ids=sorted(some)))
                 if total.number == wanted.limit:
                     break
     return total

@@ -445,18 +445,17 @@ def _take_all(
         with audit.ending(using, operation):
             for page in matching_offsets(Session(using), wanted, size=size):
                 _rest(rests, beat)
-                rests = 0.0
-                if not page:
-                    continue
-                began = time.monotonic()
-                chosen = page if limit is None else page[: limit - done]
-                taken = run(using, lambda session, chosen=chosen: write(session, chosen))  # type: ignore[misc]
-                done += taken
-                progress(taken)
+                began, before, left = time.monotonic(), done, list(page)
+                while left and (limit is None or done < limit):  # Those that are not taken do not count.
+                    beat()
+                    end = len(left) if limit is None else limit - done
+                    chosen, left = left[:end], left[end:]
+                    taken = run(using, lambda session, chosen=chosen: write(session, chosen))  # type: ignore[misc]
+                    done += taken
+                    progress(taken)
                 if limit is not None and done >= limit:
                     break
-                if rate is not None:
-                    rests = max(0.0, taken / rate - (time.monotonic() - began))
+                rests = 0.0 if rate is None else max(0.0, (done - before) / rate - (time.monotonic() - began))
     return done
 
 

@@ -403,6 +403,19 @@ def test_a_dead_letter_is_left_while_another_job_holds_the_key():
     assert is_held_by(first, number=-1)
 
 
+def test_dead_letters_that_are_left_do_not_count_for_the_limit():
+    numbers = {fail(number=number).id: number for number in (-1, -2, -3)}
+    letters = QueueMessage.objects.filter(topic="jobs.default_dlq").order_by("partition_key", "offset")
+    *held, _free = [numbers[letter.original_id] for letter in letters]
+    for number in held:
+        jobs.single.enqueue(number)
+    done = operations.redrive("jobs.default", limit=1, actor="ada")
+    assert done.changed == 1
+    assert done.warnings == ("Dead letters left, because other jobs hold the unique keys of their jobs: 2.",)
+    assert letters.all().count() == 2
+    assert operations.redrive("jobs.default", limit=1, actor="ada").changed == 0
+
+
 def test_of_two_dead_letters_with_one_key_one_is_redriven():
     first, second = fail(), fail()
     done = redrive(first, second)

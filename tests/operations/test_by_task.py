@@ -23,7 +23,7 @@ from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import registry
+from tests.support.internals import job_rows, registry
 from tests.support.job_pages import errors
 from tests.support.scenarios import log
 
@@ -235,6 +235,21 @@ def test_in_small_transactions_and_up_to_a_limit():
     assert len(ready()) == 4
     assert min(JobResult.objects.filter(status="READY").values_list("enqueued_at", flat=True)) == 2
     assert cancel_all(USING, wanted._replace(limit=None), limits=OperationLimits(jobs=2), actor="ada").number == 4
+
+
+def test_jobs_that_have_ended_meanwhile_do_not_count_for_the_limit(monkeypatch):
+    for number in range(4):
+        jobs.add.enqueue(number)
+    unfinished = job_rows.unfinished
+
+    def read(*args, **options):
+        for page in unfinished(*args, **options):
+            JobResult.objects.filter(id__in=[job.id for job in page[:2]]).update(status="SUCCESSFUL", finished_at=1)
+            yield page
+
+    monkeypatch.setattr(job_rows, "unfinished", read)
+    assert operations.cancel(TOPIC, task=ADD, limit=1, actor="ada").changed == 1
+    assert len(ready()) == 1
 
 
 def test_a_preview_stops_counting(monkeypatch):
