@@ -101,10 +101,17 @@ class JobSummary:
 
     @property
     def took_ms(self) -> int | None:
-        """Milliseconds of its last attempt; None if it has not ended, or ended without a call."""
-        if not (self.has_ended and self.last_attempted_at):
-            return None
-        return max(0, self.finished_at - self.last_attempted_at)
+        """Milliseconds of its last attempt; None if it has not ended, or ended without a call or in a wait."""
+        return took_ms(self.last_attempted_at, self.retry_at, self.finished_at)
+
+
+def took_ms(last_attempted_at: int, retry_at: int, finished_at: int) -> int | None:
+    """Return the milliseconds of the last attempt of a job; None if the job has not ended, or not with an attempt.
+
+    One that is cancelled or expires while it waits for its next attempt ends without that.
+    """
+    is_of_attempt = finished_at and last_attempted_at and last_attempted_at >= retry_at
+    return max(0, finished_at - last_attempted_at) if is_of_attempt else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,7 @@ class _Sample(NamedTuple):
     run_after: int
     started_at: int
     last_attempted_at: int
+    retry_at: int
     finished_at: int
 
 
@@ -285,7 +286,7 @@ def _samples(session: Session, names: Sequence[str], now: int, bounds: Bounds) -
     """Return the newest jobs of tasks, of those that were enqueued within a day."""
     most = max(1, bounds.task_jobs // len(names))
     select = (
-        "SELECT %s AS place, queue_name, enqueued_at, run_after, started_at, last_attempted_at, finished_at "
+        "SELECT %s AS place, queue_name, enqueued_at, run_after, started_at, last_attempted_at, retry_at, finished_at "
         f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_task')} "
         "WHERE task_path = %s AND enqueued_at > %s ORDER BY enqueued_at DESC LIMIT %s"
     )
@@ -301,9 +302,7 @@ def _period(samples: Sequence[_Sample], enqueued: Count, failed: Count, after: i
         enqueued,
         failed,
         _spread([one.started_at - max(one.enqueued_at, one.run_after) for one in within if one.started_at]),
-        _spread(
-            [one.finished_at - one.last_attempted_at for one in within if one.finished_at and one.last_attempted_at]
-        ),
+        _spread([ms for one in within if (ms := jobs.took_ms(*one[-3:])) is not None]),
     )
 
 

@@ -264,6 +264,10 @@ def test_a_job_with_three_errors(client):
     ]
     assert context["took"] == "10 s"
     assert context["subscribers"] == ("v", "w", "w")
+    JobResult.objects.update(retry_at=NOW + 63_000)  # It was cancelled while it waited.
+    spans = client.get(f"{ROOT}job/", {"id": "j1"}).context["spans"]
+    assert [(one.css, one.milliseconds) for one in spans] == [("mq-waited", 1000), ("mq-failed", 70_000)]
+    JobResult.objects.update(retry_at=0)
     assert "data-live" not in text, "it has ended"
     assert "data-live" in page(client, "job", id=job("j2").id)
     assert '"args": [\n    1\n  ]' in text

@@ -188,6 +188,9 @@ def test_what_a_job_in_a_list_says():
     waits = dataclasses.replace(found, status="READY", started_at=0, finished_at=0)
     assert (waits.has_ended, waits.took_ms, waits.waited_ms) == (False, None, None)
     assert dataclasses.replace(found, last_attempted_at=0).took_ms is None, "it has ended without a call"
+    attempted_at = found.last_attempted_at
+    assert dataclasses.replace(found, retry_at=attempted_at).took_ms == 20_000
+    assert dataclasses.replace(found, retry_at=attempted_at + 1).took_ms is None, "it has ended in a wait"
 
 
 def test_a_job_with_everything():

@@ -9,6 +9,7 @@ import pytest
 from django.core.management import call_command
 from prometheus_client import CollectorRegistry, generate_latest
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import summarize_tasks
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.inspection.tasks import DAY_MS, HOUR_MS, error_line
@@ -20,11 +21,12 @@ from django_mysqlqueue.service import job_rows
 from django_mysqlqueue.testing import deliver_all
 from tests.app import jobs
 from tests.support import job_worlds
-from tests.support.harness import USING
-from tests.support.internals import Session, groups
+from tests.support.harness import USING, Sub
+from tests.support.internals import Session, groups, registry
 from tests.support.job_pages import ended, errors, job
 from tests.support.metrics import Samples, parsed
 
+SLOW = "tests.app.jobs.fail_slowly"
 MAIL, CHARGE = "shop.tasks.mail", "shop.tasks.charge"
 
 
@@ -70,6 +72,20 @@ def test_half_and_ninety_five_of_a_hundred(now):
         ended(f"j{number}", enqueued_at=now - 10**6, seconds=number)
     assert told().hour.ran == (50.0, 95.0)
     assert told().hour.waited == (1.0, 1.0)
+
+
+def test_the_wait_of_a_cancelled_job_is_no_run(now, no_handlers, clock):
+    jobs.fail_slowly.enqueue()
+    sub = Sub(registry.handlers()[job_worlds.JOBS])
+    sub.settle()
+    clock.advance(30)
+    assert operations.cancel(job_worlds.JOBS.topic, task=SLOW, actor="ada").changed == 1
+    assert (told(SLOW).hour.ran, told(SLOW).hour.failed.value) == (None, 1)
+    jobs.fail_slowly.enqueue()
+    sub.settle()
+    clock.advance(61)
+    sub.settle()
+    assert (told(SLOW).hour.ran, told(SLOW).hour.failed.value) == ((0.0, 0.0), 2)
 
 
 def test_a_job_waits_from_when_it_is_due(now):

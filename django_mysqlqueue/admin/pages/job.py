@@ -153,6 +153,8 @@ class JobPage(Page):
         if not job.started_at:
             return
         last = max(job.last_attempted_at, job.started_at)
+        if job.has_ended and job.took_ms is None:
+            last = job.finished_at
         if last > job.started_at:
             yield _span("mq-failed", _("earlier attempts, and waiting between them"), last - job.started_at)
         if job.took_ms is not None:
