@@ -385,7 +385,8 @@ def deliver_all(
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
             If False, retry the message as a subscriber does.
         advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
-            allow further messages, are brought forward by this time before delivering; messages expire earlier by it.
+            allow further messages, are brought forward by this time before delivering; messages expire earlier by it,
+            and unique jobs hold their keys until earlier.
         groups: run only the handlers of these consumer groups.
         tasks: run only the jobs of these tasks and, if ``groups`` is passed, their handlers. Other jobs stay as they
             are.
@@ -477,7 +478,7 @@ def _require_none_refused(using: str, after: int) -> None:
 
 
 def _advance(using: str, milliseconds: int) -> None:
-    """Bring all scheduled messages, backoffs, slots and expiries nearer, as if the time had passed."""
+    """Bring all scheduled messages, backoffs, slots, expiries and unique keys nearer, as if the time had passed."""
     run(using, partial(_bring_nearer, milliseconds=milliseconds))
 
 
@@ -499,6 +500,8 @@ def _bring_nearer(session: Session, milliseconds: int) -> None:
         earlier(table, "expires_at", "expires_at IS NOT NULL")
     for column in ("retry_at", "retry_since"):
         earlier(RESULTS, column, f"{column} > 0")
+    for column in ("unique_since", "run_after"):  # From the later one, a unique job holds its key for a time.
+        earlier(RESULTS, column, f"{column} > 0 AND unique_key IS NOT NULL")
     session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
 
 

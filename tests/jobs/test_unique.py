@@ -339,6 +339,16 @@ def test_the_time_of_a_scheduled_job_begins_when_it_is_due(clock):
     assert not is_held_by(first)
 
 
+@pytest.mark.parametrize("later", [0, 2 * 86_400])
+def test_deliver_all_advances_the_time_for_which_a_job_holds_its_key(later):
+    after = datetime.timedelta(seconds=later) if later else None
+    first = jobs.single.using(run_after=after).enqueue(1)
+    deliver_all(advance=later + 86_300, tasks=[jobs.add])
+    assert is_held_by(first)
+    deliver_all(advance=101, tasks=[jobs.add])
+    assert not is_held_by(first)
+
+
 def test_without_a_time_a_job_holds_its_key_until_it_has_ended(clock, settings):
     options = {"UNIQUE": "until_finished", "UNIQUE_FOR": None}
     settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "OPTIONS": options}}
