@@ -321,6 +321,16 @@ def test_what_the_code_declares_is_changed_in_the_code():
     assert row().paused_at
 
 
+def test_what_the_code_replaces_stays_paused():
+    created(of_task(), age=70)
+    schedules.disable(NAME)
+    register_schedules(USING, {NAME: of_topic()})
+    assert row().paused_at
+    assert tick(USING).published == ()
+    schedules.enable(NAME)
+    assert not row().paused_at
+
+
 def test_the_code_wins(caplog):
     """Subscribers start whatever people have called their schedules."""
     created(of_task(), age=70)
