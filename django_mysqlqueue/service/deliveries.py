@@ -131,6 +131,14 @@ class JobRetry(NamedTuple):
     """The id of the copy that waits in the place of its message; None: the message does."""
 
 
+class Copy(NamedTuple):
+    """The copy of a message with which a job waits for long."""
+
+    id: str
+    is_due: bool
+    """Whether it is due at once, because the job was asked to stop."""
+
+
 class JobEnd(NamedTuple):
     """What becomes of a job's result after an attempt. The status depends on what is written for the delivery."""
 
@@ -233,8 +241,8 @@ class Flushed:
     """Settlements whose row another transaction has locked: a later flush has to write them."""
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
     """Deliveries that were dead-lettered, with the error."""
-    moved: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(partition key, offset) of messages of jobs that were settled → the id of the copy that waits instead."""
+    moved: dict[tuple[str, int], Copy] = field(default_factory=dict)
+    """(partition key, offset) of messages of jobs that were settled → the copy that waits instead."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
     """(partition key, offset) of messages to be redelivered → when, in epoch milliseconds."""
     watermarks: dict[str, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from django_mysqlqueue.service import job_results, job_retries, job_rows
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, JobEnds, Settlement
 from django_mysqlqueue.service.job_stages import is_in_chain
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Retry, Session
 
 UNENDED = (Action.RELEASE, Action.SNOOZE, Action.NACK)
 """The actions after which a job is ready again, if its attempt has left nothing for its result."""
@@ -30,6 +30,8 @@ class Jobs:
         self._locks_slots = locks_slots
         self._waits = waits
         self._left = JobEnds()
+        self._later: set[str] = set()
+        """Those that wait for long, because nobody had asked them to stop."""
 
     def settled(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """Note what has become of jobs, except those whose outcome was not written now, and write a part of it."""
@@ -48,8 +50,15 @@ class Jobs:
         self._left.reasons |= {job: reasons[offset] for offset, job in names.items()}
 
     def store(self) -> None:
-        """Write what is left."""
+        """Write what is left.
+
+        Raises:
+            Retry: a job that waits for long was asked to stop after it had been read.
+        """
         job_results.follow(self._session, self._left, waits=self._waits)
+        # Now that their results are locked. The lock also reads what has been committed since the snapshot.
+        if self._later and job_rows.cancel_requested(self._session, self._later, self._session.dialect.skip_locked):
+            raise Retry
 
     def _ends(self, settlements: Sequence[Settlement], flushed: Flushed) -> JobEnds:
         not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
@@ -62,8 +71,9 @@ class Jobs:
             if settlement.job is not None:
                 over = job_rows.FAILED if delivery in dead else job_rows.READY
                 end = settlement.job
-                if flushed.moved:
-                    end = job_retries.at(end, flushed.moved.get((delivery.key, delivery.offset)))
+                if copy := flushed.moved.get((delivery.key, delivery.offset)):
+                    end = job_retries.at(end, copy)
+                    self._later |= set() if copy.is_due else {end.id}
                 ends.append((end, job_rows.SUCCESSFUL if action is Action.ACK else over))
             elif delivery in dead:
                 expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]

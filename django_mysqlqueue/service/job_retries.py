@@ -16,7 +16,7 @@ from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import LOWEST_PRIORITY
 from django_mysqlqueue.service import job_rows, losses
-from django_mysqlqueue.service.deliveries import JobEnd, Settlement
+from django_mysqlqueue.service.deliveries import Copy, JobEnd, Settlement
 from django_mysqlqueue.service.job_rows import READY
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
@@ -56,7 +56,7 @@ def long_wait(settlement: Settlement, attempts: int) -> LongWait | None:
     return LongWait(delivery.key, delivery.offset, settlement.delay_ms, attempts, job.id)
 
 
-def move(session: Session, ref: GroupRef, waits: Sequence[LongWait], how: str = "") -> dict[tuple[str, int], str]:
+def move(session: Session, ref: GroupRef, waits: Sequence[LongWait], how: str = "") -> dict[tuple[str, int], Copy]:
     """Settle messages whose rows are locked and unsettled, and put copies into the outbox that are due later.
 
     The copy of a job that was asked to stop is due at once, because the claim that takes it ends the job. Messages with
@@ -65,7 +65,7 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait], how: str = 
     ``how``: the end of the statement that reads which jobs were asked to stop.
 
     Returns:
-        The ids of the copies, by partition and offset.
+        The copies, by partition and offset.
 
     Raises:
         Retry: a message was deleted meanwhile.
@@ -97,7 +97,7 @@ def move(session: Session, ref: GroupRef, waits: Sequence[LongWait], how: str = 
         )
         if number != len(chunk):
             raise Retry
-    return {(wait.key, wait.offset): copy for wait, copy in moved.items()}
+    return {(wait.key, wait.offset): Copy(copy, wait.job in stopped) for wait, copy in moved.items()}
 
 
 def waiting(session: Session, ref: GroupRef, *, size: int, other_than: int = 0) -> Iterator[list[WaitingJob]]:
@@ -160,6 +160,6 @@ def wait_here(using: str, settlement: Settlement, end: JobEnd) -> None:
         )
 
 
-def at(end: JobEnd, copy: str | None) -> JobEnd:
+def at(end: JobEnd, copy: Copy | None) -> JobEnd:
     """Return the end of an attempt after which a copy of the message waits; None: the message itself does."""
-    return end if copy is None or end.retry is None else end._replace(retry=end.retry._replace(redriven_id=copy))
+    return end if copy is None or end.retry is None else end._replace(retry=end.retry._replace(redriven_id=copy.id))

@@ -33,7 +33,7 @@ from tests.app import jobs
 from tests.app.models import Effect
 from tests.support import job_invariants, job_worlds
 from tests.support.harness import USING, Sub, sequence
-from tests.support.internals import Session, job_messages, registry, retention, retrying, watermarks
+from tests.support.internals import Session, job_messages, job_rows, registry, retention, retrying, watermarks
 from tests.support.tables import Tables
 
 try:
@@ -366,6 +366,23 @@ def test_cancelling_it_deletes_its_copy(clock, how):
     assert len(seen) == 1
     with pytest.raises(OperationRefused):
         operations.cancel(TOPIC, [result.id], actor="test")
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_job_that_is_asked_to_stop_while_its_wait_is_written_does_not_wait_for_long(clock, monkeypatch, counts):
+    found, reads = job_rows.cancel_requested, []
+
+    def read(*args, **options):
+        reads.append(found(*args, **options))
+        return reads[-1] if len(reads) > 1 else set()  # As before the cancel has committed.
+
+    [result] = enqueue_many([call(asked, counts)])
+    monkeypatch.setattr(job_rows, "cancel_requested", read)
+    worker = worked(sub())
+    assert reads == [{result.id}] * 3, "before, after, and again"
+    worked(worker)
+    result.refresh()
+    assert (result.status, result.errors[-1].exception_class) == (FAILED, exceptions.JobCancelled)
 
 
 @pytest.mark.parametrize(
