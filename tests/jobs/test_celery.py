@@ -116,6 +116,12 @@ def retries_at(self, *, has_zone):
         raise self.retry(eta=at if has_zone else at.replace(tzinfo=None))
 
 
+@shared_task(bind=True)
+def retries_in(self, countdown):
+    eta = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=50)
+    raise self.retry(countdown=countdown, eta=eta)
+
+
 @shared_task(max_retries=2)
 def sends_again(messages):
     for message in messages:
@@ -225,10 +231,14 @@ def test_what_a_task_has_written_stays_when_it_fails():
     assert Effect.objects.count() == 1
 
 
-@pytest.mark.parametrize("options", [{"countdown": 3600}, {"eta": 3600}])
+@pytest.mark.parametrize(
+    "options",
+    [{"countdown": 3600}, {"eta": 3600}, {"countdown": 3600, "eta": 1}, {"countdown": 0, "eta": 3600}],
+)
 def test_a_delayed_job(options):
     if "eta" in options:
-        options = {"eta": datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)}
+        eta = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=options["eta"])
+        options = {**options, "eta": eta}
     add.apply_async((1,), **options)
     assert run() == []
     assert len(run(advance=3601)) == 1
@@ -411,6 +421,16 @@ def test_retry_waits_for_the_delay_of_the_task():
     assert 30_000 <= row.retry_at - row.last_attempted_at < 150_000
 
 
+@pytest.mark.parametrize(("countdown", "seconds"), [(30, 30), (0, 50), (None, 50)])
+def test_of_a_countdown_and_a_time_of_a_retry_the_countdown_counts(countdown, seconds):
+    result = retries_in.delay(countdown)
+    sequence()
+    Sub(registry.handlers()[job_worlds.JOBS], name="a").settle()
+    row = stored(result)
+    assert row.status == "READY"
+    assert abs(row.retry_at - row.last_attempted_at - seconds * 1000) < 9000
+
+
 def test_retry_without_an_exception():
     result = retries_without_exception.delay()
     run()
@@ -500,6 +520,24 @@ def test_a_retry_with_other_arguments_is_a_job_that_continues_to_count():
     assert outcome(first) == ("SUCCESSFUL", [])
     assert sorted((one.status, len(one.errors)) for one in others) == [("FAILED", 1), ("SUCCESSFUL", 0)]
     assert {(one.task.queue_name, one.task.priority) for one in others} == {("mail", -5)}
+
+
+@pytest.mark.still_clock
+@pytest.mark.parametrize(
+    ("options", "expires_in"),
+    [({}, 0), ({"expires": 200}, 20_000), ({"expires": 90}, 1), ({"countdown": 30, "expires": 260}, 50_000)],
+)
+def test_the_job_of_such_a_retry_expires_when_the_first_would_have(clock, options, expires_in):
+    clock.stop()
+    first = sends_again.apply_async([["bad"]], **options)
+    run()
+    clock.advance(options.get("countdown", 0) + 1)
+    run()
+    (other,) = [one for one in enqueued(sends_again) if one.id != first.id]
+    assert abs(stored(other).expires_in - expires_in) < (3000 if expires_in > 1 else 1)
+    clock.advance(181)
+    run()
+    assert outcome(other) == (("FAILED", [exceptions.JobExpired]) if expires_in == 1 else ("SUCCESSFUL", []))
 
 
 # -- declarations -------------------------------------------------------------------

@@ -29,8 +29,9 @@ from django_mysqlqueue.contrib.celery import (
     get_task_logger,
 )
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.subscriptions.retry_later import RetryLater
-from django_mysqlqueue.tasks.attempts import JobContext
+from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.calls import Call, enqueue_chain, enqueue_many
 from django_mysqlqueue.tasks.framework import DEFAULT_TASK_QUEUE_NAME, AnyResult, AnyTask, InvalidTask
 from django_mysqlqueue.tasks.options import UNTIL_FINISHED, UNTIL_STARTED, job, option_of
@@ -42,6 +43,8 @@ RETRIES = "__retries__"
 """Argument of a job that a retry with other arguments has enqueued: the number of the retry."""
 REQUEUE_DELAY = 1.0
 """Seconds after which a job is attempted again that was rejected with ``requeue=True``."""
+SHORTEST = 0.001
+"""Seconds after which a job expires that would have expired before it is due."""
 REFUSED = {
     "acks_late": "a message is acked when its job has ended: the only value is True",
     "after_return": "use a receiver of the signal task_finished",
@@ -283,9 +286,11 @@ class SharedTask(_Fields):
             args: other positional arguments, with ``throw=False``: a new job gets them.
             kwargs: other keyword arguments, with ``throw=False``.
             exc: the reason. It is raised if this was the last attempt.
-            throw: if False, do not end this attempt: enqueue a new job, which continues to count.
+            throw: if False, do not end this attempt: enqueue a new job, which continues to count. If the call had
+                ``expires``, it expires at the same time as this job.
             eta: time of the next attempt.
-            countdown: seconds until the next attempt (default: ``default_retry_delay``).
+            countdown: seconds until the next attempt (default: ``default_retry_delay``). Unless it is 0, it comes
+                before ``eta``.
             max_retries: a lower limit than that of the task.
 
         Raises:
@@ -305,7 +310,7 @@ class SharedTask(_Fields):
         most = self.max_retries if max_retries is None else max_retries
         if most is not None and request.retries >= most:
             raise exc or MaxRetriesExceededError(f"Can't retry {self.name}[{request.id}]: it was retried {most} times.")
-        if eta is not None:
+        if eta is not None and not countdown:
             countdown = max(0.0, (_time(self.name, "eta", eta) - timezone.now()).total_seconds())
         delay = self.default_retry_delay if countdown is None else countdown
         given = request.args if args is None else list(args), request.kwargs if kwargs is None else dict(kwargs)
@@ -315,6 +320,8 @@ class SharedTask(_Fields):
             arguments = {**given[1], RETRIES: request.retries + 1}
             # With the queue and the priority of this job.
             task: Any = request.context.task_result.task if request.context else self
+            if request.context and (expires_in := _expires_in(request.context._attempt, delay)) is not None:
+                task = dataclasses.replace(task, expires_in=expires_in)
             task.apply_async(given[0], arguments, countdown=delay)
             return
         if given != (request.args, request.kwargs):
@@ -375,7 +382,7 @@ class SharedTask(_Fields):
             changes["queue_name"] = options["queue"]
         now = timezone.now()
         due = None
-        if options.get("countdown") is not None:
+        if options.get("countdown"):  # As in Celery, 0 is none.
             due = now + datetime.timedelta(seconds=options["countdown"])
         elif options.get("eta") is not None:
             due = _time(self.name, "eta", options["eta"])
@@ -391,6 +398,20 @@ class SharedTask(_Fields):
         task = dataclasses.replace(self, **changes) if changes else self
         arguments = dict(kwargs) if previous is None else {**kwargs, PREVIOUS: previous}
         return Call(task, encode(args), encode(arguments))
+
+
+def _expires_in(attempt: Attempt, delay: float) -> float | None:
+    """Return when a job expires, in seconds from when it is due, that takes the place of another one; None: as others.
+
+    ``delay``: seconds until it is due.
+    """
+    row = attempt.row
+    usual = job_queues.option_of("expires_in", row.backend, row.queue_name, row.task_path) or 0
+    if row.expires_in == round(usual * 1000):
+        return None
+    # A job of a later stage counts from when its message is published.
+    since = max(row.run_after, attempt.published_at if row.stage else row.enqueued_at)
+    return max(SHORTEST, (since + row.expires_in - attempt.now()) / 1000 - delay)
 
 
 def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
