@@ -36,6 +36,8 @@ def noted(*causes):
 
 @pytest.fixture
 def history(clock):
+    """It begins with an hour: failures of the hour before the first one that fails would belong to the beginning."""
+    clock.advance(3600 - Session(USING).now() // 1000 % 3600)
     return History(clock)
 
 

@@ -43,9 +43,12 @@ def start(db, no_handlers, tmp_path, settings):
 
 
 def ticks(name):
-    """The ticks of the messages of a schedule, in outbox and log, each as often as it is there."""
+    """The ticks of the messages of a schedule, in outbox and log, each as often as it is there.
+
+    The outbox is read first: a message that the sequencer moves meanwhile is in one of them.
+    """
     found = Counter()
-    for model in (QueueMessage, OutboxMessage):
+    for model in (OutboxMessage, QueueMessage):
         ids = model._default_manager.filter(message_id__startswith=f"recurring:{name}:")
         found.update(tick_of(one) for one in ids.values_list("message_id", flat=True))
     return found
