@@ -93,7 +93,9 @@ def cancel_jobs(ids: Sequence[str], *, topic: str = "", **how: Unpack[How]) -> S
 
 @spelled_out
 def cancel_task(task: str, *, topic: str, limit: int | None = None, **how: Unpack[How]) -> ScheduledResult:
-    """Cancel the jobs of a task in a queue that wait, and ask those that run to stop; those enqueued first, first.
+    """Cancel the jobs of a task in a queue that wait, and ask those that run to stop.
+
+    Those that were enqueued first come first, and those of schedules last.
 
     ``topic``: the topic of the queue. ``limit``: maximum number of jobs. ``dry_run``: change nothing; return what would
     be changed.

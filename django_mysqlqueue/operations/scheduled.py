@@ -56,7 +56,8 @@ def cancel(
         ids: ids of the messages, as ``publish`` returned them, or of jobs.
         key: only messages that were published with this key; if None, with any key. Jobs have no key.
         task: instead of ids: all jobs of the task with this dotted path; ``topic`` is the topic of a queue.
-        limit: with ``task``: maximum number of jobs; those that were enqueued first are cancelled.
+        limit: with ``task``: maximum number of jobs; those that were enqueued first are cancelled, and those of
+            schedules last.
 
     Returns:
         The result, with the ids for which there is no scheduled message, or no job that is waiting or running.

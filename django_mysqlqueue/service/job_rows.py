@@ -20,13 +20,15 @@ from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.service.deliveries import JobEnd, JobRetry
 from django_mysqlqueue.service.messages import Message
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, pieces
 
 READY, RUNNING = JobResult.Status.READY.value, JobResult.Status.RUNNING.value
 FAILED, SUCCESSFUL = JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value
 BY_ID = "s.id = v.id"
 STARTED_AT = "CASE WHEN v.started_at > 0 THEN v.started_at ELSE s.started_at END"
 UNFINISHED = f"s.status IN ('{READY}', '{RUNNING}')"
+UNFINISHED_READ = 1000
+"""Number of results that have not ended that one query reads of each status."""
 LONGEST_ERROR = 65_536
 """Maximum number of characters of a traceback; of a longer one, the end is stored."""
 MOST_ERRORS = 1_048_576
@@ -280,32 +282,38 @@ def statuses(session: Session, ids: Iterable[str]) -> dict[str, str]:
     return dict(_rows(session, "id, status", ids))
 
 
-def unfinished(session: Session, task: str, queue: str, *, size: int) -> Iterator[list[UnfinishedJob]]:
-    """Yield pages of the jobs of a task in a queue that have not ended; those that were enqueued first, first.
+def unfinished(session: Session, task: str, queue: str, *, size: int) -> Iterator[Sequence[UnfinishedJob]]:
+    """Yield pages of the jobs of a task in a queue that have not ended, in the order of their ids.
 
-    This reads the results of the task along their index, without locks, up to the newest there is now.
+    Ids begin with the time at which they were made, except for those of schedules, which come last. This reads the
+    results that have not ended, of all tasks, along their index, without locks. Results that were enqueued after the
+    newest there is now are left out.
     """
-    hint = session.dialect.force_index("queue_job_results_task")
     # Not up to the database's time: the clocks of processes that enqueue may be ahead of it.
     newest = session.row(
-        f"SELECT enqueued_at FROM {RESULTS}{hint} WHERE task_path = %s ORDER BY enqueued_at DESC LIMIT 1", (task,)
+        f"SELECT enqueued_at FROM {RESULTS}{session.dialect.force_index('queue_job_results_task')} "
+        "WHERE task_path = %s ORDER BY enqueued_at DESC LIMIT 1",
+        (task,),
     )
     if newest is None:
         return
     (until,) = newest
-    at, last = -(2**63), ""
-    while True:
-        rows = session.rows(
-            f"SELECT enqueued_at, {', '.join(UnfinishedJob._fields)} FROM {RESULTS} s{hint} "
-            "WHERE task_path = %s AND enqueued_at >= %s AND enqueued_at <= %s AND (enqueued_at > %s OR id > %s) "
-            f"AND queue_name = %s AND {UNFINISHED} ORDER BY enqueued_at, id LIMIT %s",
-            (task, at, until, at, last, queue, size),
-        )
-        if rows:
-            yield [UnfinishedJob(*row) for _, *row in rows]
-        if len(rows) < size:
-            return
-        at, last = rows[-1][:2]
+    columns = f"{', '.join(UnfinishedJob._fields)}, task_path, queue_name, enqueued_at"
+    hint = session.dialect.force_index("queue_job_results_status")
+    # In one statement, so that none is missed that starts or waits again meanwhile.
+    ready, running = (
+        f"SELECT * FROM (SELECT {columns} FROM {RESULTS}{hint} WHERE status = '{status}' AND finished_at = 0 "
+        f"AND id > %s ORDER BY id LIMIT %s) AS {status.lower()}"
+        for status in (READY, RUNNING)
+    )
+    last, is_whole = "", False
+    while not is_whole:
+        read = sorted(session.rows(f"{ready} UNION ALL {running}", (last, UNFINISHED_READ) * 2))
+        is_whole = len(read) < UNFINISHED_READ
+        rows = read[:UNFINISHED_READ]
+        last = rows[-1][0] if rows else last
+        wanted = [UnfinishedJob(*row[:-3]) for row in rows if row[-3:-1] == (task, queue) and row[-1] <= until]
+        yield from pieces(wanted, size)
 
 
 def tasks(session: Session, ids: Iterable[str]) -> dict[str, str]:

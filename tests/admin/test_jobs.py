@@ -720,7 +720,7 @@ def test_all_jobs_of_a_task_are_cancelled(client, two_queues, monkeypatch):
 
 @pytest.mark.promise("Permissions by topic")
 def test_cancelling_a_task_needs_the_permission_on_the_queue(make, two_queues):
-    JobResult.objects.update(status="READY", task_path="both.task")
+    JobResult.objects.update(status="READY", finished_at=0, task_path="both.task")
     client = make("view_dashboard", on=[("operate_dashboard", "jobs.mail")])
     for topic, may in (("jobs.mail", True), ("jobs.hidden", False), ("hidden", False), ("mail", False)):
         for send in (client.get, client.post):

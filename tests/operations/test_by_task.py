@@ -23,8 +23,9 @@ from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import job_rows, registry
+from tests.support.internals import Session, job_rows, registry
 from tests.support.job_pages import errors
+from tests.support.recorded_statements import _reads
 from tests.support.scenarios import log
 
 TOPIC = job_worlds.JOBS.topic
@@ -250,6 +251,30 @@ def test_jobs_that_have_ended_meanwhile_do_not_count_for_the_limit(monkeypatch):
     monkeypatch.setattr(job_rows, "unfinished", read)
     assert operations.cancel(TOPIC, task=ADD, limit=1, actor="ada").changed == 1
     assert len(ready()) == 1
+
+
+def test_small_pages_of_all_jobs_that_have_not_ended(monkeypatch):
+    monkeypatch.setattr(job_rows, "UNFINISHED_READ", 2)
+    made = [jobs.add.enqueue(number).id for number in range(7)]
+    others = [jobs.fail.enqueue(number).id for number in range(5)]
+    JobResult.objects.filter(id__in=(*made[1:7:2], others[0])).update(status="RUNNING")
+    JobResult.objects.filter(id=made[0]).update(status="SUCCESSFUL", finished_at=1)
+    read = job_rows.unfinished(Session(USING), ADD, "default", size=9)
+    assert [job.id for page in read for job in page] == sorted(made[1:])
+    assert not list(job_rows.unfinished(Session(USING), ADD, "mail", size=9))
+
+
+@pytest.mark.servers_only
+def test_results_that_have_ended_are_not_read():
+    JobResult.objects.bulk_create(
+        JobResult(id=f"j{number}", backend="default", queue_name="default", task_path=ADD, arguments="{}",
+                  status="SUCCESSFUL", enqueued_at=number, finished_at=number)
+        for number in range(1, 5000)
+    )  # fmt: skip
+    jobs.add.enqueue(1)
+    before = _reads()
+    assert operations.cancel(TOPIC, task=ADD, actor="ada").changed == 1
+    assert _reads() - before < 200
 
 
 def test_a_preview_stops_counting(monkeypatch):
