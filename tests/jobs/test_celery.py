@@ -37,7 +37,8 @@ from django_mysqlqueue.contrib.celery.encoding import decode, encode
 from django_mysqlqueue.contrib.celery.tasks import ABSENT, REFUSED
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.operations import run_recurring
-from django_mysqlqueue.tasks import RetryLater, call, enqueue_many, exceptions, schedules
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.tasks import RetryLater, call, enqueue_many, exceptions, importing, schedules
 from django_mysqlqueue.tasks.framework import InvalidTask
 from django_mysqlqueue.testing import deliver_all, enqueued
 from tests.app.models import Effect
@@ -166,6 +167,9 @@ def _backend(db, no_handlers, settings, monkeypatch):
     settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default", "mail"]}}
     monkeypatch.setattr(Priorities, "default", 0)
     monkeypatch.setattr(Priorities, "highest_first", False)
+    # What a test declares is gone after it.
+    monkeypatch.setattr(importing, "_declared", {**importing._declared})
+    monkeypatch.setattr(job_queues, "declared", {**job_queues.declared})
     log.clear()
     script.clear()
 

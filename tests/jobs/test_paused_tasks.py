@@ -256,3 +256,21 @@ def test_it_is_shown_and_nothing_is_stuck():
     resume()
     assert comes_to(worker, ["geocode"] * 2)
     assert problems_found() == []
+
+
+# -- tasks beside each other ------------------------------------------------------------
+
+
+def test_a_backlog_of_one_task_does_not_hold_up_another():
+    worker = sub(claim_size=10, prefetch=20)
+    enqueue_many(call(geocode, n) for n in range(300))
+    mail.enqueue(1)
+    names = settle(worker)
+    assert names.index("mail") < 40
+    assert [value for name, value in ran if name == "geocode"] == [*range(names.count("geocode"))]
+
+
+def test_each_priority_of_a_task_has_its_order():
+    enqueue_many(call(geocode.using(priority=n % 2), n) for n in range(20))
+    settle(sub())
+    assert [value for _, value in ran] == [*range(1, 20, 2), *range(0, 20, 2)]
