@@ -383,7 +383,7 @@ def deliver_all(
 
     Args:
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
-            If False, retry the message as a subscriber does.
+            If False, retry the message as a subscriber does. ``RetryLater`` is not raised, except at the last attempt.
         advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
             allow further messages, are brought forward by this time before delivering; messages expire earlier by it,
             and unique jobs hold their keys until earlier.

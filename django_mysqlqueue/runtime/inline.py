@@ -42,6 +42,7 @@ from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
+from django_mysqlqueue.subscriptions.retry_later import RetryLater
 
 MOST = 10_000
 """Deliveries after which a handler that keeps publishing to itself is stopped."""
@@ -222,8 +223,21 @@ class InlineSubscriber:
 
     def _handle(self, items: list[Held]) -> list[Settlement]:
         """Call the handler. A database error in it must not break the test's transaction, on any database."""
+        raised: list[BaseException] = []
         with without_marks(), sessions.watching():
-            return contextvars.copy_context().run(handle, items, self._using, self._errors)
+            settlements = contextvars.copy_context().run(handle, items, self._using, raised)
+        self._errors += [error for error in raised if not self._is_asked_for(error, items, settlements)]
+        return settlements
+
+    def _is_asked_for(self, error: BaseException, items: list[Held], settlements: list[Settlement]) -> bool:
+        """Return whether an exception asks for another attempt, and gets it: then nothing has failed."""
+        if not isinstance(error, RetryLater):
+            return False
+        ends = (
+            expected(Delivery(held.handler, held.claimed, held.body, self._using), settlement)
+            for held, settlement in zip(items, settlements, strict=True)
+        )
+        return Outcome.DEAD_LETTERED not in ends
 
     def _note(self, items: list[Held], settlements: list[Settlement]) -> None:
         for held, settlement in zip(items, settlements, strict=True):

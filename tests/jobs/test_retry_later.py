@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from django_mysqlqueue import operations
+from django_mysqlqueue.contrib.celery import shared_task
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, JobResult, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.tasks import RetryLater, call, cancel_job, enqueue_chain, exceptions, job, progress_of
@@ -85,6 +86,14 @@ async def awaited_with_context(context):
     return act(context)
 
 
+@shared_task(bind=True, max_retries=2)
+def with_celerys_retry(self):
+    try:
+        return act(self)
+    except KeyError as error:
+        raise self.retry(exc=error) from error
+
+
 @task(takes_context=True)
 @job(max_attempts=None)
 def without_end(context):
@@ -154,6 +163,43 @@ def test_the_last_attempt_fails(kind):
     result.refresh()
     assert (result.status, len(result.errors)) == (FAILED, 3)
     assert result.errors[-1].traceback.endswith("RetryLater: in 30 s: still\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        *((TASKS[kind], lambda: RetryLater(30)) for kind in TASKS),
+        (with_celerys_retry, lambda: KeyError(1)),
+        *((WITH_CONTEXT[kind], lambda: lambda: seen[-1][0].retry(0)) for kind in WITH_CONTEXT),
+    ],
+)
+def test_deliver_all_raises_no_retry_that_is_asked_for(kind, again):
+    script[:] = [again(), again()]
+    result = kind.enqueue()
+    assert [one.outcome for one in deliver_all(advance=1)][-1] == "acked"
+    result.refresh()
+    assert (result.status, len(seen)) == (SUCCESSFUL, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again", "expected"), [(plain, RetryLater(30), RetryLater), (with_celerys_retry, KeyError(1), KeyError)]
+)
+def test_deliver_all_raises_when_no_attempt_is_left(kind, again, expected):
+    script[:] = [again] * 3
+    result = kind.enqueue()
+    with pytest.raises(expected):
+        deliver_all()
+    result.refresh()
+    assert (result.status, len(seen)) == (FAILED, 3)
+
+
+def test_deliver_all_raises_another_exception_although_it_is_retried():
+    script[:] = [RetryLater(30), OSError("down")]
+    result = awaited.enqueue()
+    with pytest.raises(OSError, match="down"):
+        deliver_all()
+    result.refresh()
+    assert result.status == READY
 
 
 def test_without_attempts_left_a_task_fails_at_once():
