@@ -9,10 +9,14 @@ from typing import Any
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import DEBOUNCED, OUTBOX
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.names.keys import public_coalesce_key
+from django_mysqlqueue.names.keys import lanes, public_coalesce_key
+from django_mysqlqueue.names.rules import JOB_GROUP
+from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.job_results import task_of
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.sequencing import DUE_ORDER
 from django_mysqlqueue.sql.session import Session, built
 
@@ -49,6 +53,7 @@ class ScheduledContent:
 def list_scheduled(
     *,
     topic: str | None = None,
+    task: str | None = None,
     after: tuple[int, int, int] | None = None,
     limit: int = 50,
     using: str | None = None,
@@ -56,11 +61,12 @@ def list_scheduled(
 ) -> ScheduledListing:
     """List scheduled messages in order of their time, without their payloads.
 
-    If ``topic`` is given, its messages are searched for among the next ``bounds.scheduled`` messages of all topics, so
-    a page may have fewer messages than the limit although there are more.
+    If ``topic`` or ``task`` is given, their messages are searched for among the next ``bounds.scheduled`` messages of
+    all topics, so a page may have fewer messages than the limit although there are more.
 
     Args:
         topic: only messages of this topic.
+        task: only jobs of the task with this dotted path.
         after: the attribute ``after`` of the previous page.
         limit: maximum number of messages.
         using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
@@ -73,16 +79,17 @@ def list_scheduled(
     """
     session = Session(queue_alias(using, topic=topic))
     start = after or START
-    if topic is None:
+    if topic is None and task is None:
         found = next_scheduled(session.using, after=start, limit=limit + 1)
         more = len(found) > limit
         return ScheduledListing(tuple(found[:limit]), _place(found[limit - 1]) if more else None, whole=True)
     source, parameters = _behind(session, start)
+    condition, values = _condition(session, topic, task)
     rows = session.rows(
         f"SELECT w.deliver_at, -w.priority, w.outbox_id FROM "
-        f"(SELECT deliver_at, priority, outbox_id, topic {source} ORDER BY {DUE_ORDER} LIMIT %s) w "
-        "WHERE w.topic = %s",
-        (*parameters, bounds.scheduled, topic),
+        f"(SELECT deliver_at, priority, outbox_id, topic, partition_key {source} ORDER BY {DUE_ORDER} LIMIT %s) w "
+        f"WHERE {condition}",
+        (*parameters, bounds.scheduled, *values),
     )
     places = sorted(rows)
     shown = tuple(_by_id(session, [place[-1] for place in places[:limit]]))
@@ -93,6 +100,19 @@ def list_scheduled(
         parameters,
     )
     return ScheduledListing(shown, end, whole=end is None)
+
+
+def _condition(session: Session, topic: str | None, task: str | None) -> tuple[str, list[str]]:
+    """Return a condition on rows of a topic, of the jobs of a task, or of both, and its parameters."""
+    if task is None:
+        return "topic = %s", [topic or ""]
+    # The key of a job is its task, that of other messages may look like it.
+    queues = [one for one in (job_queues.topics() if topic is None else [topic]) if job_queues.is_queue(one)] or [""]
+    keys, placeholders = lanes(task), session.dialect.placeholders
+    return (
+        f"topic IN ({placeholders(len(queues), '%s')}) AND partition_key IN ({placeholders(len(keys), '%s')})",
+        [*queues, *keys],
+    )
 
 
 def _place(row: ScheduledMessage) -> tuple[int, int, int]:
@@ -125,7 +145,12 @@ COLUMNS = (
 
 
 def _message(row: Any) -> ScheduledMessage:
-    return built(ScheduledMessage, row, coalesce_key=public_coalesce_key(row.key, row.coalesce_key))
+    return built(
+        ScheduledMessage,
+        row,
+        coalesce_key=public_coalesce_key(row.key, row.coalesce_key),
+        task=task_of(GroupRef(JOB_GROUP, row.topic), row.key),
+    )
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
@@ -183,14 +208,24 @@ class ScheduledMessage:
     """When it was published, in epoch milliseconds."""
     coalesce_key: str
     """The coalesce key by which it is debounced: a later message with this key replaces it; empty if it is not."""
+    task: str
+    """The path of the task of a job; empty for other messages."""
 
 
 def next_scheduled(
-    using: str, *, topic: str | None = None, after: tuple[int, int, int] | None = None, limit: int = 50
+    using: str,
+    *,
+    topic: str | None = None,
+    task: str | None = None,
+    after: tuple[int, int, int] | None = None,
+    limit: int = 50,
 ) -> list[ScheduledMessage]:
-    """Return the next scheduled messages, of all topics or of one, in order of their time."""
+    """Return the next scheduled messages, of all or of a topic or a task, in order of their time."""
     session = Session(using)
     source, parameters = _behind(session, after or START)
-    of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))
-    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source}{of_topic} ORDER BY {DUE_ORDER} LIMIT %s"
-    return [_message(row) for row in session.named(sql, (*parameters, *name, limit))]
+    condition, values = "", list[str]()
+    if topic is not None or task is not None:
+        condition, values = _condition(session, topic, task)
+        condition = f" AND {condition}"
+    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source}{condition} ORDER BY {DUE_ORDER} LIMIT %s"
+    return [_message(row) for row in session.named(sql, (*parameters, *values, limit))]

@@ -27,6 +27,7 @@ FIELDS = {
     ("jobs", "task"): ("shop.tasks.mail", {}),
     ("jobs", "id"): ("job-1", {}),
     ("scheduled", "id"): ("later-1", {"topic": "topic-1"}),
+    ("scheduled", "task"): ("shop.tasks.mail", {}),
     ("inflight", "subscriber"): ("host-7", {}),
     ("deadletters", "error"): ("ValueError", {}),
 }
@@ -40,6 +41,7 @@ def world(client, settings):
     dead_letters(1)
     publish("topic-1", "letters", key="key-1", id="id-1")
     publish("topic-1", 2, key="key-1", id="later-1", delay=3600)
+    publish("jobs.default", 2, key="shop.tasks.mail", delay=3600)
     job("job-1")
     sequence()
     sub = Sub(handler("topic-1", "group-1"), name="host-7")

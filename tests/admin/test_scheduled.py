@@ -7,11 +7,14 @@ import re
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.utils import timezone
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.operations import rows as scheduled_operations
 from django_mysqlqueue.inspection import dead_letters as letters
 from django_mysqlqueue.models import Operation, OutboxMessage
+from tests.app import jobs
+from tests.support import job_worlds
 from tests.support.dashboard import HOSTILE, ROOT, confirm, page
 from tests.support.dead_letter_pages import ask, bound, redriven, star
 from tests.support.harness import USING
@@ -173,3 +176,18 @@ def test_the_search_for_an_id_in_the_log_leads_to_scheduled_messages(client):
     schedule(1, id="mine")
     text = page(client, "messages", topic="t", id="mine")
     assert "scheduled/?topic=t&id=mine" in text
+
+
+def test_jobs_have_their_task_and_are_filtered_by_it(client, settings):
+    settings.TASKS = job_worlds.TASKS
+    later = timezone.now() + datetime.timedelta(days=1)
+    made = [task.using(run_after=later).enqueue(1).id for task in (jobs.fail, jobs.fail_too)]
+    publish("t", 1, delay=60)
+    context = waiting(client)
+    assert sorted(row.message.task for row in context["rows"]) == ["", "tests.app.jobs.fail", "tests.app.jobs.fail_too"]
+    assert '<bdi dir="ltr">fail_too</bdi>' in page(client, "scheduled")
+    rows = waiting(client, task="tests.app.jobs.fail")["rows"]
+    assert [row.message.message_id for row in rows] == made[:1]
+    assert "No jobs of tests.none are scheduled" in page(client, "scheduled", task="tests.none")
+    publish("t", 1, delay=60)
+    assert '<th scope="col">task</th>' not in page(client, "scheduled", topic="t")

@@ -12,8 +12,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.utils import timezone
 
-from django_mysqlqueue import operations
+from django_mysqlqueue import operations, publish
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import list_scheduled
 from django_mysqlqueue.models import DeliveryState, JobResult, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import jobs as job_operations
 from django_mysqlqueue.operations.jobs import Cancelled, TaskJobs, cancel_all
@@ -61,6 +62,12 @@ def run(name, *arguments):
     return json.loads(output.getvalue())
 
 
+def run_list(name, *arguments):
+    output = io.StringIO()
+    call_command(name, *arguments, "--format", "json", stdout=output)
+    return json.loads(output.getvalue())
+
+
 @pytest.fixture
 def waiting(clock):
     """Jobs of two tasks that wait for another attempt, in place and in the outbox; and their subscriber."""
@@ -72,6 +79,36 @@ def waiting(clock):
         made += [task.enqueue(seconds).id for task in (jobs.go_on, jobs.ask_later)]
         sub.settle()
     return made[::2], made[1::2], sub
+
+
+# -- scheduled ----------------------------------------------------------------
+
+
+def test_scheduled_jobs_are_listed_by_their_task():
+    later = timezone.now() + datetime.timedelta(days=1)
+    made = [jobs.fail.using(run_after=later, priority=rank).enqueue(1).id for rank in (0, 10, -10)]
+    other = jobs.fail_too.using(run_after=later).enqueue(1).id
+    publish("t", 1, key=FAIL, id="looks-like-one", delay=60)
+    found = {one["id"]: one["task"] for one in run_list("queuescheduled")["scheduled"]}
+    assert found == {**dict.fromkeys(made, FAIL), other: FAIL_TOO, "looks-like-one": None}
+    for topic in ([], [TOPIC]):
+        assert sorted(one["id"] for one in run_list("queuescheduled", *topic, "--task", FAIL)["scheduled"]) == sorted(
+            made
+        )
+        listing = list_scheduled(task=FAIL, topic=topic[0] if topic else None, limit=2)
+        assert [len(listing.rows), len(list_scheduled(task=FAIL, after=listing.after).rows)] == [2, 1]
+    assert list_scheduled(task=FAIL, topic="t").rows == ()
+    output = io.StringIO()
+    call_command("queuescheduled", "--task", FAIL_TOO, stdout=output)
+    assert output.getvalue().endswith(f"  {TOPIC}  {other}  {FAIL_TOO}\n")
+    with pytest.raises(CommandError, match="--task is a filter of the list"):
+        run("queuescheduled", TOPIC, other, "--now", "--task", FAIL_TOO)
+
+
+def test_without_scheduled_jobs_of_a_task():
+    output = io.StringIO()
+    call_command("queuescheduled", "--task", FAIL, stdout=output)
+    assert output.getvalue() == f"No jobs of the task {FAIL} are scheduled.\n"
 
 
 # -- dead letters -------------------------------------------------------------

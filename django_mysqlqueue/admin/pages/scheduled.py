@@ -39,7 +39,7 @@ class ScheduledPage(Page):
 
     name = "scheduled"
     title = gettext_lazy("Scheduled")
-    filters = ("topic", "id")
+    filters = ("topic", "task", "id")
     position = "after"
 
     def context(self) -> dict[str, Any]:
@@ -65,6 +65,7 @@ class ScheduledPage(Page):
                 self._row(message, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
                 for message in found.rows
             ],
+            "tasks": any(row.task for row in found.rows),
             "debounced": any(row.coalesce_key for row in found.rows),
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
@@ -77,7 +78,14 @@ class ScheduledPage(Page):
         message_id = self.text("id")
         if message_id is None:
             after = self._after()
-            return list_scheduled(topic=topic, after=after, limit=PAGE_ROWS, using=self.using, bounds=self.bounds)
+            return list_scheduled(
+                topic=topic,
+                task=self.text("task"),
+                after=after,
+                limit=PAGE_ROWS,
+                using=self.using,
+                bounds=self.bounds,
+            )
         assert topic is not None  # noqa: S101  # the caller has checked
         return ScheduledListing(tuple(scheduled.with_id(session, topic, message_id)), None, whole=True)
 

@@ -70,6 +70,7 @@ class Command(ScheduledCommand, ListCommand):
             metavar="N",
             help="maximum number of messages to list (default: 50)",
         ),
+        Argument("--task", to=None, metavar="PATH", help="list only jobs of the task with this dotted path"),
         Argument("--now", to=None, action="store_true", help="deliver the messages with the given ids now"),
         Argument(
             "--at",
@@ -81,6 +82,8 @@ class Command(ScheduledCommand, ListCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["id"] and options["task"] is not None:
+            raise CommandError("--task is a filter of the list: it cannot be passed with ids.")
         if not options["id"]:
             if options["now"] or options["at"]:
                 raise CommandError("--now and --at require the topic and ids of the messages: TOPIC ID…")
@@ -94,23 +97,30 @@ class Command(ScheduledCommand, ListCommand):
         return bool(options["id"])
 
     def read(self, using: str, options: dict[str, Any]) -> Sequence[scheduled.ScheduledMessage]:
-        found = scheduled.next_scheduled(using, topic=options["topic"], limit=options["limit"])
+        self._task = options["task"]
+        found = scheduled.next_scheduled(using, topic=options["topic"], task=options["task"], limit=options["limit"])
         if not found and options["topic"] is not None:
             check_topics(using, [options["topic"]])
         return found
 
     def show(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         if not found:
-            self.stdout.write("No messages are scheduled.")
+            text = "No messages are scheduled."
+            self.stdout.write(
+                text if self._task is None else f"No jobs of the task {visible(self._task)} are scheduled."
+            )
         for one in found:
             debounced = f"  debounced: {one.coalesce_key}" if one.coalesce_key else ""
-            self.stdout.write(visible(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{debounced}"))
+            task = f"  {one.task}" if one.task else ""
+            text = f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{task}{debounced}"
+            self.stdout.write(visible(text))
 
     def as_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> dict[str, Any]:
         rows = [
             {
                 "topic": one.topic,
                 "id": one.message_id,
+                "task": one.task or None,
                 "partition_key": one.key,
                 "deliver_at": one.deliver_at,
                 "coalesce_key": one.coalesce_key,
