@@ -146,6 +146,16 @@ def test_a_stopping_process_returns_what_it_has_not_started(start):
         assert (result.status, result.errors, len(result.worker_ids)) == (TaskResultStatus.SUCCESSFUL, [], 1)
 
 
+def test_the_log_names_the_tasks_of_jobs_that_are_cut_off(start):
+    jobs.nap.enqueue(60)
+    worker = start("--threads", "1", SHUTDOWN_TIMEOUT=0.5)
+    wait_for(lambda: JobResult.objects.filter(status="RUNNING").exists(), worker, timeout=60)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 1
+    (line,) = [one for one in worker.output.splitlines() if "handlers.abandoned" in one]
+    assert "handlers=1 tasks=tests.app.jobs.nap" in line
+
+
 def test_a_long_job_keeps_its_work_when_its_process_stops(start, tmp_path):
     """It learns of SIGTERM, commits what it has done, and continues in the next process; no attempt is counted."""
     started, ends = tmp_path / "started", tmp_path / "ends"

@@ -18,6 +18,7 @@ from django_mysqlqueue.runtime.handling.starts import KeptThread, Starts
 from django_mysqlqueue.runtime.handling.unstarted import Unstarted
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Returned, Settlement
+from django_mysqlqueue.service.job_results import task_of
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -295,6 +296,12 @@ class Inbox:
         """Return how many deliveries are handled; without ``overrun``, not those beyond ``max_processing_time``."""
         with self._lock:
             return sum(overrun or not held.is_overrun() for held in self._running)
+
+    def running_tasks(self) -> list[str]:
+        """Return the paths of the tasks whose jobs are handled."""
+        with self._lock:
+            running = [held.claimed for held in self._running]
+        return sorted({task_of(claimed.ref, claimed.key) for claimed in running} - {""})
 
     def close(self) -> None:
         """Start nothing more: release waiting deliveries, and make handler threads end after their current call."""

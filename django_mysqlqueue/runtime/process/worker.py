@@ -39,6 +39,7 @@ from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
+from django_mysqlqueue.text.humanize import listed
 
 EXIT_UNCLEAN = 1
 """Exit status if the process did not stop cleanly, for example with handlers still running."""
@@ -50,6 +51,8 @@ HANDLER_MARGIN = 10.0
 CUT_OFF_TIME = 1.0
 """Seconds in which a process that exits uncleanly begins to release what its handlers work on. The rest of its time is
 for its leases."""
+TASKS_LOGGED = 5
+"""Tasks of jobs that are cut off which the log names."""
 TELL_TIMEOUT = 2.0
 """Seconds that receivers of ``delivery_settled`` have when the process ends."""
 START_READ = 10.0
@@ -476,7 +479,8 @@ class Worker:
             self.plan.stop.ask("outcomes of a broken group are not written", exit_code=EXIT_UNCLEAN)
         if running:
             self.plan.stop.ask("handlers are running", exit_code=EXIT_UNCLEAN)
-            event(logging.ERROR, "handlers.abandoned", name=self.plan.name, handlers=running)
+            tasks = listed(self.inbox.running_tasks(), most=TASKS_LOGGED)
+            event(logging.ERROR, "handlers.abandoned", name=self.plan.name, handlers=running, tasks=tasks)
         event(logging.INFO, "subscriber.stopped", name=self.plan.name, database=self.using)
 
     def _insist(self, action: Callable[[], object]) -> None:
