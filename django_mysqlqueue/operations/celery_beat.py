@@ -18,8 +18,11 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.declaring import How, operating
-from django_mysqlqueue.operations.recurring import CREATE, create_recurring
+from django_mysqlqueue.operations.recurring import CREATE, create_recurring, import_tasks
 from django_mysqlqueue.operations.results import ImportResult, result_of
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.schedules import editing
+from django_mysqlqueue.schedules.definitions import QUEUE, SKIP
 from django_mysqlqueue.text.humanize import shortened
 
 APP = "django_celery_beat"
@@ -50,7 +53,7 @@ def import_celery_beat(**how: Unpack[How]) -> ImportResult:
 
     Their tables are only read. A periodic task is named in the result if it is not taken: because it is solar, because
     no module declares its task, or because it does not fit; or because there is a schedule with its name, so that the
-    import can be run again.
+    import can be run again. A task may have its name in Celery. Unique tasks get ``overlap="skip"``.
 
     Args:
         using: alias of the database with the tables (default: the router's choice, else ``"default"``). Where the
@@ -62,6 +65,7 @@ def import_celery_beat(**how: Unpack[How]) -> ImportResult:
     with operating({**how, "using": None}) as (_using, _by, dry_run):
         pass  # Its errors are not about one of the periodic tasks.
     tables = _read(how.get("using") or _home())
+    import_tasks()
     at_home: dict[str, Any] = {**how, "using": None}
     created: list[str] = []
     not_taken: list[str] = []
@@ -139,8 +143,14 @@ def _options(row: Row, tables: _Tables) -> tuple[str, dict[str, Any]]:
         "args": _json(row, "args", list),
         "kwargs": _json(row, "kwargs", dict),
         "enabled": bool(row["enabled"]),
+        "overlap": SKIP if _is_unique(editing.path_of(row["task"])) else QUEUE,
         **times,
     }
+
+
+def _is_unique(path: str) -> bool:
+    """Return whether a task has one job at a time. The jobs of schedules are not compared with others."""
+    return bool(editing.topic_of(path) and job_queues.option_of("unique", "", "", path))
 
 
 def _times(row: Row, tables: _Tables) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 TIMES = ("cron", "every", "at")
 """The options of which a schedule has one."""
+CELERY_TASKS = "django_mysqlqueue.contrib.celery.tasks"
+"""The module of the tasks that have a name in Celery. Only projects that use them import it."""
 OF_TIMES = (*TIMES, "start", "timezone")
 
 
@@ -88,8 +90,15 @@ def topic_of(path: str) -> str:
         return ""
 
 
+def path_of(name: Any) -> Any:
+    """Return the path of a task of ``contrib.celery`` with a name in Celery; anything else is a path already."""
+    named = getattr(sys.modules.get(CELERY_TASKS), "_by_name", {})
+    return named[name].module_path if isinstance(name, str) and name in named else name
+
+
 def _imported(path: Any) -> str:
     """Require the path of a task that this process has imported: nothing else is imported because somebody names it."""
+    path = path_of(path)
     if not isinstance(path, str) or "." not in path:
         raise ValueError(f"task={path!r}: must be a task, or its dotted path")
     module, _, name = path.rpartition(".")

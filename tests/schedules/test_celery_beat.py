@@ -9,14 +9,21 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import connection
 
+from django_mysqlqueue.contrib.celery import QueueOnce, shared_task
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation, Schedule
 from django_mysqlqueue.operations import import_celery_beat
 from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.schedules.definitions import parse
+from django_mysqlqueue.tasks import job, schedules
 from tests.support import beat_tables, job_worlds
 from tests.support.commands import run as command
 from tests.support.job_worlds import PATH
+
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
 
 LATER = datetime.datetime(2100, 1, 1, 3, tzinfo=datetime.UTC)
 EARLIER = datetime.datetime(2020, 1, 1, 3, tzinfo=datetime.UTC)
@@ -133,6 +140,34 @@ def test_what_has_no_counterpart_is_named_with_the_reason(beat, values, reason):
     (said,) = [one for one in done.summary if one.startswith("Not taken: odd one: ")]
     assert reason in said
     assert set(definitions()) == {"good"}
+
+
+@shared_task(name="discord.update_all")
+def update_all(): ...
+
+
+@shared_task(name="update_one", base=QueueOnce)
+def update_one(): ...
+
+
+@task
+@job(unique="until_finished")
+def unique(): ...
+
+
+def test_names_in_celery_are_those_of_their_tasks(beat):
+    beat("all", task="discord.update_all", **every(5))
+    beat("one", task="update_one", **every(5))
+    beat("unique", task=f"{__name__}.unique", **every(5))
+    assert import_celery_beat(actor="ada").not_taken == ()
+    schedules.create("created", "discord.update_all", every=60)
+    found = {name: (one.task, one.overlap) for name, one in definitions().items()}
+    assert found == {
+        "all": (f"{__name__}.update_all", "queue"),
+        "one": (f"{__name__}.update_one", "skip"),
+        "unique": (f"{__name__}.unique", "skip"),
+        "created": (f"{__name__}.update_all", "queue"),
+    }
 
 
 def test_a_second_import_leaves_what_is_there(beat):
