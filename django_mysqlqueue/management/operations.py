@@ -19,9 +19,12 @@ from django_mysqlqueue.management.base import QueueCommand, ReadingCommand, add_
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import check_topic
+from django_mysqlqueue.operations.recurring import import_tasks
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.schedules import registry
 from django_mysqlqueue.text.escaping import visible
-from django_mysqlqueue.text.humanize import shortened
+from django_mysqlqueue.text.humanize import close_names, did_you_mean, shortened
 
 
 class Argument:
@@ -108,7 +111,7 @@ class OperationCommand(QueueCommand):
         elif result.changed:
             self.write_text(result)
         if not (dry_run or result.changed):
-            raise CommandError(f"Nothing was changed. {' '.join(result.summary)}")
+            raise CommandError(" ".join(("Nothing was changed.", *result.summary, *task_meant(options.get("task")))))
 
     def write_result(self, using: str, result: Result) -> None:
         """Write a result as a JSON object."""
@@ -135,6 +138,18 @@ class OperationCommand(QueueCommand):
     def agrees(self, answer: str, options: dict[str, Any]) -> bool:
         """Return True if the answer to the question is a yes."""
         return answer.strip().lower() in ("y", "yes")
+
+
+def task_meant(path: str | None) -> tuple[str, ...]:
+    """Return the sentence about a task that this project does not have, with similar ones; nothing if it has it."""
+    if path is None:
+        return ()
+    import_tasks()
+    known = {*job_queues.declared, *(registry.known_tasks() if registry.known_tasks is not None else ())}
+    if path in known:
+        return ()
+    text = f"No task of this project has the path {path!r}."
+    return (f"{text} {did_you_mean(close_names(path, known))}".rstrip(),)
 
 
 def who() -> str:

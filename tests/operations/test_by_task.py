@@ -111,6 +111,42 @@ def test_without_scheduled_jobs_of_a_task():
     assert output.getvalue() == f"No jobs of the task {FAIL} are scheduled.\n"
 
 
+# -- names that no task has ---------------------------------------------------
+
+WRONG = "tests.app.jobs.fial"
+MEANT = f"No task of this project has the path '{WRONG}'. Did you mean {FAIL}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("queuecancel", TOPIC, "--task"),
+        ("queueredrive", TOPIC, "--task"),
+        ("queuediscard", TOPIC, "--reason", "test", "--task"),
+        ("queueretry", *job_worlds.JOBS, "--task"),
+        ("queueresume", *job_worlds.JOBS, "--task"),
+    ],
+)
+def test_a_command_says_which_task_may_be_meant(arguments):
+    failed()
+    with pytest.raises(CommandError) as error:
+        run(*arguments, WRONG)
+    assert MEANT in str(error.value)
+    with pytest.raises(CommandError) as error:
+        run(*arguments, "tests.app.jobs.plain")
+    assert "No task of this project" not in str(error.value)
+
+
+def test_a_task_that_is_not_there_yet_may_be_paused():
+    failed()
+    (warning,) = run("queuepause", *job_worlds.JOBS, "--task", WRONG)["warnings"]
+    assert MEANT in warning
+    assert run("queuepause", *job_worlds.JOBS, "--task", FAIL)["warnings"] == []
+    output = io.StringIO()
+    call_command("queuescheduled", "--task", WRONG, stdout=output)
+    assert output.getvalue().startswith(f"No jobs of the task {WRONG} are scheduled. {MEANT}")
+
+
 # -- dead letters -------------------------------------------------------------
 
 

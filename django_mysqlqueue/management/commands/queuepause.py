@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from django_mysqlqueue import operations
-from django_mysqlqueue.management.operations import GROUP, Argument, OperationCommand
+from django_mysqlqueue.management.operations import GROUP, Argument, OperationCommand, task_meant
+from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
@@ -18,3 +22,9 @@ class Command(OperationCommand):
         *GROUP,
         Argument("--task", metavar="PATH", help="pause only the task with this dotted path, in a queue of jobs"),
     )
+
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        result = super().operate(options, **how)
+        # A task may be paused before the deployment that brings it.
+        warnings = (*result.warnings, *task_meant(options["task"])) if result.planned or result.changed else ()
+        return dataclasses.replace(result, warnings=warnings)

@@ -16,6 +16,7 @@ from django_mysqlqueue.management.operations import (
     OperationCommand,
     check_topics,
     moment,
+    task_meant,
 )
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
@@ -105,10 +106,12 @@ class Command(ScheduledCommand, ListCommand):
 
     def show(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         if not found:
-            text = "No messages are scheduled."
-            self.stdout.write(
-                text if self._task is None else f"No jobs of the task {visible(self._task)} are scheduled."
+            text = (
+                "No messages are scheduled."
+                if self._task is None
+                else f"No jobs of the task {self._task} are scheduled."
             )
+            self.stdout.write(visible(" ".join((text, *task_meant(self._task)))))
         for one in found:
             debounced = f"  debounced: {one.coalesce_key}" if one.coalesce_key else ""
             task = f"  {one.task}" if one.task else ""
