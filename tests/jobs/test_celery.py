@@ -719,6 +719,7 @@ def test_install_without_celery():
     found = {name: importlib.import_module(name) for name in MODULES}
     assert found["celery"].shared_task is shared_task
     assert found["celery"].chain is chain
+    assert isinstance(add, found["celery"].Task)
     assert found["celery.exceptions"].Retry is Retry
     assert found["celery.utils.log"].get_task_logger("a").name == "a"
     assert found["celery_once"].QueueOnce is QueueOnce
@@ -734,10 +735,17 @@ def test_install_without_celery():
 def test_install_beside_celery():
     """Signatures of Celery's own tasks stay with Celery."""
 
+    class OfCelery:
+        pass
+
+    class OfApplication(OfCelery):
+        pass
+
     class Lazy(types.ModuleType):
         def __getattr__(self, name):
             self.shared_task = self.Celery = self.group = self.chord = self.signature = None
             self.chain = lambda *tasks, **options: ("of Celery", tasks, options)
+            self.Task = OfCelery
             return vars(self)[name]
 
     sys.modules["celery"] = real = Lazy("celery")
@@ -764,6 +772,13 @@ def test_install_beside_celery():
     assert real.chain(add.s(1), add.s(2)) == chain(add.s(1), add.s(2))
     assert real.chain(add.si(number) for number in (1, 2)).stages == chain(add.si(1), add.si(2)).stages
     assert "celery.exceptions" not in sys.modules
+
+    class Own(real.Task):
+        pass
+
+    assert [isinstance(one, real.Task) for one in (add, OfApplication(), Own(), act)] == [True, True, True, False]
+    assert [isinstance(one, Own) for one in (add, OfApplication(), Own())] == [False, False, True]
+    shared_task(base=Own)(act)
 
 
 def test_settings_may_install_it():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -104,8 +105,8 @@ def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
 
     Call it in the settings, before any of these packages is imported. If Celery is not installed, modules ``celery``,
     ``celery.exceptions`` and ``celery.utils.log`` take its place, and so does ``celery_once`` that of celery-once. If
-    Celery is installed, its ``shared_task`` is replaced, and ``chain``, ``group``, ``chord`` and ``signature`` accept
-    these tasks, too; tasks of an application (``@app.task``) stay with Celery.
+    Celery is installed, its ``shared_task`` is replaced, ``chain``, ``group``, ``chord`` and ``signature`` accept these
+    tasks, too, and they are instances of its ``Task``; tasks of an application (``@app.task``) stay with Celery.
 
     Args:
         default_priority: the priority in Celery of calls that have none (``task_default_priority``). Their jobs have
@@ -119,11 +120,12 @@ def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
         for name in ("celery", "celery.exceptions", "celery.utils", "celery.utils.log"):
             _put(name)
     elif not getattr(sys.modules.get("celery"), "_is_mysqlqueue", False):
-        celery = import_module("celery")
+        celery: Any = import_module("celery")
         for name in ("shared_task", "chain", "group", "chord", "signature"):
             # Read first: Celery sets several of its names when one of them is read for the first time.
             of_celery = getattr(celery, name)
             setattr(celery, name, _shared_task if name == "shared_task" else _for_ours(name, of_celery))
+        celery.Task = _class_of_both(celery.Task)
     if "celery_once" not in sys.modules and find_spec("celery_once") is None:
         _put("celery_once")
 
@@ -165,6 +167,17 @@ def _for_ours(name: str, of_celery: Callable[..., Any]) -> Callable[..., Any]:
         return (_public("celery", name) if is_ours else of_celery)(*args, **options)
 
     return either
+
+
+def _class_of_both(of_celery: type) -> type:
+    """Return a class of tasks for Celery whose instances are those of both."""
+
+    def of_either(cls: type, other: type) -> Any:
+        return issubclass(other, (of_celery, Task)) if cls is both else NotImplemented
+
+    both = ABCMeta("Task", (of_celery,), {"abstract": True, "__subclasshook__": classmethod(of_either)})
+    both.__module__ = Task.__module__
+    return both
 
 
 def get_task_logger(name: str) -> logging.Logger:

@@ -154,7 +154,7 @@ class _Fields(AnyTask):
     expires_in: float | None = None
 
 
-class SharedTask(_Fields):
+class SharedTask(_Fields, Task):
     """A task with the methods of Celery's tasks, which tests may patch.
 
     Attributes:
@@ -546,7 +546,8 @@ def _once_of(name: str, base: Any) -> Mapping[str, Any] | None:
     for cls in base.__mro__:
         if cls.__module__ in known:
             return getattr(base, "once", None)
-        if more := sorted(one for one in vars(cls) if not one.startswith("__") and one not in ("abstract", "once")):
+        nothing = ("abstract", "once", "_abc_impl")
+        if more := sorted(one for one in vars(cls) if not one.startswith("__") and one not in nothing):
             raise InvalidTask(f"{name}: base={base.__qualname__} defines {more[0]}: a task is a function.")
     raise InvalidTask(f"{name}: base={base.__qualname__}: the only base classes of tasks are Task and QueueOnce.")
 
