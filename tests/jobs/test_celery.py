@@ -34,7 +34,7 @@ from django_mysqlqueue.contrib.celery import (
     tasks,
 )
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
-from django_mysqlqueue.contrib.celery.tasks import ABSENT, REFUSED
+from django_mysqlqueue.contrib.celery.tasks import ABSENT, ABSENT_IN_REQUESTS, REFUSED
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.operations import run_recurring
 from django_mysqlqueue.options import job_queues
@@ -121,6 +121,22 @@ def retries_at(self, *, has_zone):
 def retries_in(self, countdown):
     eta = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=50)
     raise self.retry(countdown=countdown, eta=eta)
+
+
+@shared_task(bind=True, max_retries=1)
+def does_not_count(self, *, fails=False):
+    log.append(self.request.retries)
+    if fails:
+        self.retry(countdown=1)
+    self.request.retries -= 1
+    self.retry(countdown=1)
+
+
+@shared_task(bind=True, name="shop.asks", priority=4)
+def asks(self):
+    request = self.request
+    log.append(dict(vars(request)))
+    return [request.get("properties"), request.get("stamps"), request.get("stamps", 3), request.is_eager]
 
 
 @shared_task(max_retries=2)
@@ -260,6 +276,7 @@ def test_priorities(monkeypatch, settings_of_install, of_job):
     monkeypatch.setattr(sys.modules[__name__], "perishable", declared)
     results = [add.delay(1), perishable.delay(), add.apply_async((1,), priority=9)]
     assert [stored(one).priority for one in results] == of_job
+    assert Priorities.of_celery(of_job[-1]) == 9
 
 
 def test_every_job_of_a_task_has_its_priority_and_its_expiry():
@@ -446,6 +463,41 @@ def test_retry_without_an_exception():
     more = retries_without_exception.delay(max_retries=9)
     run()
     assert outcome(more) == ("FAILED", [InvalidTask])
+
+
+def test_a_retry_does_not_count_whose_task_has_lowered_the_number_of_retries():
+    result = does_not_count.delay()
+    for second in range(5):
+        run(advance=2 * second)
+    assert len(log) >= 5
+    assert set(log) == {0}
+    assert outcome(result) == ("READY", [])
+
+
+def test_what_a_request_has(clock):
+    clock.stop()
+    result = asks.apply_async(queue="mail", countdown=60)
+    run(advance=61)
+    request = log[0]
+    assert outcome(result) == ("SUCCESSFUL", [])
+    assert result.return_value == [{"priority": 4}, None, 3, False]
+    assert request["delivery_info"] == {"routing_key": "mail", "priority": 4}
+    assert (request["root_id"], request["task"], request["hostname"]) == (result.id, "shop.asks", result.worker_ids[0])
+    assert datetime.datetime.fromisoformat(request["eta"]) == result.task.run_after
+    log.clear()
+    last = chain(asks.si(), asks.si()).delay()
+    run()
+    (root,) = {one["root_id"] for one in log}
+    assert last.id.startswith(root)
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT_IN_REQUESTS))
+def test_attributes_of_requests_without_counterpart_say_why(name):
+    with pytest.raises(AttributeError, match=name) as refused:
+        getattr(add.request, name)
+    assert str(refused.value).endswith(ABSENT_IN_REQUESTS[name])
+    with pytest.raises(AttributeError, match=r"'stamps': use get\('stamps'\)"):
+        _ = add.request.stamps
 
 
 def retry_after_an_error():
@@ -797,5 +849,5 @@ def test_the_page_has_all_names_and_whatever_is_refused():
     for name in package.__all__:
         assert getattr(package, name) is not None
         assert f"<!-- generated: django_mysqlqueue.contrib.celery.{name} -->" in page
-    for name in (*REFUSED, *ABSENT):
+    for name in (*REFUSED, *ABSENT, *ABSENT_IN_REQUESTS):
         assert f"`{name}" in page, name

@@ -99,6 +99,11 @@ class Priorities:
         """Return the priority of a job."""
         return celery - cls.default if cls.highest_first else cls.default - celery
 
+    @classmethod
+    def of_celery(cls, job: int) -> int:
+        """Return the priority of Celery whose calls have jobs with a priority."""
+        return cls.default + job if cls.highest_first else cls.default - job
+
 
 def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
     """Let ``from celery import shared_task`` in other packages return tasks whose jobs run in this queue.

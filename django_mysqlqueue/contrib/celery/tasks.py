@@ -30,6 +30,7 @@ from django_mysqlqueue.contrib.celery import (
 )
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
 from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.service.job_stages import chain_of
 from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.calls import Call, enqueue_chain, enqueue_many
@@ -88,28 +89,68 @@ ABSENT = {
     "update_state": "use self.request.context.progress(done, total, message)",
 }
 """Why tasks do not have some of the attributes of Celery's."""
+ABSENT_IN_REQUESTS = {
+    "callbacks": "use a chain",
+    "chain": "use context.previous_results()",
+    "chord": "use context.previous_results()",
+    "errbacks": "use a receiver of the signal task_finished",
+    "group": "use context.previous_results()",
+    "headers": "a job has arguments only",
+    "timelimit": "use context.stopping",
+}
+"""Why requests do not have some of the attributes of Celery's."""
 
 
 class Retried(RetryLater, Retry):
     """A task has called ``retry()``."""
 
-    def __init__(self, delay: float, exc: BaseException | None) -> None:
-        super().__init__(delay, reason="" if exc is None else repr(exc))
+    def __init__(self, delay: float, exc: BaseException | None, *, counts: bool) -> None:
+        super().__init__(delay, reason="" if exc is None else repr(exc), counts=counts)
         self.exc = exc
         self.when = delay
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
     """The attempt of a job that is running, or a direct call of the task."""
 
     id: str | None = None
     retries: int = 0
-    """The number of attempts that have failed."""
+    """The number of attempts that have failed. If the task makes it less, ``retry()`` does not count this attempt."""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     called_directly: bool = True
     context: JobContext | None = None
+    task: str | None = None
+    """The name of the task in Celery."""
+    root_id: str | None = None
+    """The id of the chain; without one, of the job."""
+    hostname: str | None = None
+    """The name of the subscriber."""
+    eta: str | None = None
+    """When the job was due, if its call had a time or a countdown."""
+    is_eager: bool = False
+    delivery_info: dict[str, Any] = field(default_factory=dict)
+    """``routing_key`` is the queue, and ``priority`` that of Celery."""
+    properties: dict[str, Any] = field(default_factory=dict)
+    """The same ``priority``."""
+
+    def __post_init__(self) -> None:
+        self._retries = self.retries
+
+    @property
+    def counts(self) -> bool:
+        """Whether ``retry()`` counts this attempt."""
+        return self.retries >= self._retries
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or a default for one that there is not."""
+        return getattr(self, name, default)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Name the reason why the request lacks an attribute."""
+        reason = ABSENT_IN_REQUESTS.get(name, f"use get({name!r})")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {reason}")
 
 
 _running: ContextVar[tuple[str, Request] | None] = ContextVar("request", default=None)
@@ -326,7 +367,7 @@ class SharedTask(_Fields, Task):
             return
         if given != (request.args, request.kwargs):
             raise InvalidTask(f"{self.name}: retry(args=…, kwargs=…): the arguments of a job stay. Pass throw=False.")
-        raise Retried(delay, exc) from exc
+        raise Retried(delay, exc, counts=request.counts) from exc
 
     @contextmanager
     def _requested(self, request: Request) -> Iterator[None]:
@@ -343,13 +384,21 @@ class SharedTask(_Fields, Task):
         if previous is not None:
             values = [decode(result.return_value) for result in context.previous_results()]
             args = [values if previous == ALL else values[0], *args]
+        result = context.task_result
+        due, priority = result.task.run_after, {"priority": Priorities.of_celery(result.task.priority)}
         request = Request(
-            id=context.task_result.id,
+            id=result.id,
             retries=retries + context.attempt - 1,
             args=args,
             kwargs=names,
             called_directly=False,
             context=context,
+            task=self.name,
+            root_id=chain_of(context._attempt.row.stage) or result.id,
+            hostname=result.worker_ids[-1],
+            eta=None if due is None else due.isoformat(),
+            delivery_info={"routing_key": result.task.queue_name, **priority},
+            properties=priority,
         )
         with self._requested(request):
             try:
